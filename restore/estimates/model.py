@@ -58,7 +58,7 @@ COSTS: Mapping[RestoreStep, StepCost] = {
 # With more changes than the driver folds, the fold starts Spark's workers, which the load has to do else.
 BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(2.0, 2e-6), RestoreStep.ROWS: StepCost(0.3, 8e-7)}
 # With more keys than it compares, too, all changes are shuffled. About so many fit into its memory.
-KEYS_MAX = 2_000_000
+KEYS_MAX = 4_000_000
 BY_ROWS = {**COSTS, RestoreStep.FOLD: StepCost(8.0, 3.6e-6), RestoreStep.ROWS: StepCost(1.0, 1.3e-6)}
 
 

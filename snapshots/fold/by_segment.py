@@ -17,7 +17,7 @@ from columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from columns.bytes_column import Flags, column_of, runs
 from fleet.progress import Silent
 from snapshots.fold import limits
-from snapshots.fold.changed_keys import BYTES_PER_KEY, KEYS_BYTES_MAX
+from snapshots.fold.changed_keys import BYTES_PER_KEY
 from snapshots.fold.local import last_changes
 from snapshots.fold.sources import SegmentSource, Sources, filter_effective, read_at_cut
 from snapshots.fold.superseding import last_of_every_key
@@ -67,7 +67,10 @@ class SegmentImages:
 
 @dataclass(frozen=True, slots=True)
 class ChosenChanges:
-    """The last change of every key (node, group, key, op), and by segment, named by its object, the images."""
+    """The last change of every key (node, group, key, op) of tables with base rows, and by segment the images.
+
+    A segment is named by its object.
+    """
 
     last: pa.Table
     images: Mapping[str, SegmentImages]
@@ -99,9 +102,22 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
             found = found.append_column(name, to_arrow(np.full(len(found), value, np.int32)))
         tables.append(found)
     last = last_changes(pa.concat_tables(tables))
-    if last is None or last["key"].nbytes + len(last) * BYTES_PER_KEY > KEYS_BYTES_MAX:
+    if last is None:
         return None
-    return ChosenChanges(last, _images_by_segment(last, segments), [])
+    in_base = last.filter(to_mask(_have_base_rows(last, sources)))
+    if in_base["key"].nbytes + len(in_base) * BYTES_PER_KEY > limits.CHOSEN_KEYS_BYTES_MAX:
+        return None
+    return ChosenChanges(in_base, _images_by_segment(last, segments), [])
+
+
+def _have_base_rows(changes: pa.Table, sources: Sources) -> Flags:
+    """Which of the changes are of tables that have rows in the base copies."""
+    node, group = to_numpy(changes["node"]), to_numpy(changes["group"])
+    has_rows = np.zeros(len(changes), np.bool_)
+    for number in np.unique(node):
+        groups = frozenset[int]().union(*(one.groups for one in sources.bases if one.source.number == number))
+        has_rows |= (node == number) & np.isin(group, list(groups))
+    return has_rows
 
 
 def find_last_changes(task: SegmentTask) -> SegmentReport:

@@ -62,8 +62,9 @@ class Fold:
     `segment_images` are by segment, named by its object, the images that were left there (snapshots.fold.by_segment).
 
     `changed` holds, by node number and group, the keys (in a group without a key: the lines) whose base rows are no
-    longer valid. If it is a filter, the unchanged rows that it also matches are among the images. `problems` are the
-    reports of objects that could not be read; the fold is complete if there are none.
+    longer valid; beside `segment_images` only those of groups with base rows. If it is a filter, the unchanged rows
+    that it also matches are among the images. `problems` are the reports of objects that could not be read; the fold is
+    complete if there are none.
     """
 
     images: DataFrame | None

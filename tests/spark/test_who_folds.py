@@ -19,7 +19,7 @@ from snapshots.fold.by_segment import unpack_flags
 from snapshots.fold.fold import IMAGE_COLUMNS, Fold, fold
 from snapshots.fold.long_lines import LONG_LINE_BYTES
 from snapshots.fold.overlay import KeySet
-from snapshots.fold.sources import SegmentSource, Source, Sources, read_at_cut
+from snapshots.fold.sources import BaseSource, SegmentSource, Source, Sources, read_at_cut
 from storage.location import StoreLocation
 from storage.open import open_store
 from tests.run.soak import SEED
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 INSERTED, UPDATED, DELETED, PARTIAL = (ord(letter) for letter in "IUDu")
 NODES, GROUPS, KEYS, SEGMENTS = ("a", "b"), (1, 2), 40, 4
+# What nobody reads here: groups 1 and 2 of the first node have base rows, of the second group 2 alone.
+BASES = (
+    BaseSource(Source("base-a", "a", 0, 1, ""), {1: 5, 2: 5}),
+    BaseSource(Source("base-b", "b", 1, 1, ""), {2: 5}),
+)
 Change = dict[str, Any]
 
 
@@ -54,7 +59,7 @@ def store_segments(folder: Path, changes: list[tuple[int, list[Change]]]) -> Sou
         segment = create_segment(store, f"wal-{number}", 1, place, tables).segment
         source = Source(segment.key, NODES[node], node, segment.size, segment.digest)
         held.append(SegmentSource(source, segment, Lsn(10_000), frozenset(), {}))
-    return Sources(NODES, (), tuple(held), frozenset({3}), {(0, 1): 2})
+    return Sources(NODES, BASES, tuple(held), frozenset({3}), {(0, 1): 2})
 
 
 def drawn_changes() -> list[tuple[int, list[Change]]]:
@@ -137,7 +142,8 @@ def test_the_driver_folds_what_spark_folds_and_both_what_the_changes_say(
     monkeypatch.setattr(snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
     by_segment = fold(spark, sources, location, for_loading=True)
     assert (by_segment.local, by_segment.images) == (None, None)
-    assert (chosen_rows(by_segment, sources, location), keys_of(by_segment)) == (expected, keys)
+    in_base = {0: keys[0], 1: {2: keys[1][2]}}
+    assert (chosen_rows(by_segment, sources, location), keys_of(by_segment)) == (expected, in_base)
     for folded in (fold(spark, sources, location), fold_by_rows(spark, sources, location, monkeypatch)):
         assert (folded.local, folded.segment_images) == (None, {})
         assert (rows_of(folded), keys_of(folded)) == (expected, keys)
@@ -191,7 +197,7 @@ def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
     folded.release()
     sources = store_segments(tmp_path, [(0, [ONE])])
     for module, name, value in (
-        (snapshots.fold.by_segment, "KEYS_BYTES_MAX", 0),
+        (snapshots.fold.limits, "CHOSEN_KEYS_BYTES_MAX", 0),
         (snapshots.fold.by_segment, "REPORTED_BYTES_MIN", 0),
         (snapshots.fold.limits, "CHANGES_PER_SEGMENT", 2),
     ):

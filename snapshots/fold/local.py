@@ -47,8 +47,10 @@ def last_changes(changes: pa.Table) -> pa.Table | None:
     """The last of the changes (node, group, key, lsn, seq and others) of every key; None if two keys have one hash."""
     last = [changes.slice(0, 0)]
     node = to_numpy(changes["node"])
-    for number in np.unique(node):
-        of_node = changes.filter(to_mask(node == number))
+    numbers = np.unique(node)
+    for number in numbers:
+        # Changes of one node are not copied.
+        of_node = changes.filter(to_mask(node == number)) if len(numbers) > 1 else changes
         group, lsn, seq = (to_numpy(of_node[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
         is_last = find_last(group, column_of(of_node["key"]), lsn, seq)
         if is_last is None:

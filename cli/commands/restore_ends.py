@@ -57,7 +57,10 @@ def check_ends(words: list[str], request: RestoreRequest, *, dry_run: bool) -> N
     is_resumed = words == [RESUME]
     if len(words) > 1 or request != alone or (dry_run and not is_resumed):
         options = "--to, --node and --dry-run" if is_resumed else "--to, --node and --yes"
-        raise UsageError(f"{words[0]} takes only {options}", hint="leave the others out")
+        hint = (
+            "snapshot list   shows what was put aside" if dry_run and DISCARD_OLD in words else "leave the others out"
+        )
+        raise UsageError(f"{words[0]} takes only {options}", hint=hint)
 
 
 def undo_restore(

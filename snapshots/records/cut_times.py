@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
+from fleet.record import Time
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
 from snapshots.records.commits import SnapshotMissingError
@@ -22,8 +23,12 @@ def chain_at(chain: Chain, moment: datetime) -> Chain:
     numbers = [commit.increment for commit in chain.commits if cut_time(commit) <= moment]
     if not numbers:
         raise SnapshotMissingError(
-            f"snapshot {chain.name} has no cut that was made by {moment.isoformat()}",
-            hint=f"its first one was made at {cut_time(chain.full).isoformat()}",
+            f"snapshot {chain.name} has no cut that was made by {_shown(moment)}",
+            hint=f"its first one was made at {_shown(cut_time(chain.full))}; for other snapshots: snapshot list",
             details={"snapshot": chain.name},
         )
     return replace(chain, increments=chain.increments[: numbers[-1]])
+
+
+def _shown(moment: datetime) -> str:
+    return Time.of(moment.astimezone(UTC))

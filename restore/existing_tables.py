@@ -6,7 +6,8 @@ changed before; sequences get their values after the decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import psycopg
@@ -27,7 +28,8 @@ from restore.data_only.checker import TablesUnfitError, named
 from restore.data_only.checks import WantedRows, check_tables, find_filled, find_views
 from restore.data_only.filled_tables import oids_of
 from restore.data_only.filling import Filling
-from restore.data_only.held_tables import await_writers, hold_tables
+from restore.data_only.held_tables import await_writers, hold_tables, in_use, refusing_waiting
+from restore.data_only.references import LOCK_SECONDS_MAX, verify_references
 from restore.data_only.sequences import find_used
 from restore.database_records import Phase
 from restore.ddl.ddl import SchemaLoadError, ending, set_sequences
@@ -117,7 +119,7 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
             if is_again := has_begun and run.records[target.shard].phase == Phase.CREATED:
                 # The tasks in its ledger are those of another version.
                 filling.start_again()
-            _hold(run, target, filling, has_begun=has_begun)
+            _hold(run, target, has_begun=has_begun)
             if is_again:
                 run.enter(target, Phase.LOADING, version=run.version, parts=0, rows=0)
             elif not has_begun:
@@ -133,7 +135,7 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
     return dict(zip(shards, in_parallel(open_one, targets, run.watch.end_all), strict=True))
 
 
-def _hold(run: RestoreRun, target: Target, filling: Filling, *, has_begun: bool) -> None:
+def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
     """Let nobody alter the tables until `run.release_tables`, and check again what was checked without the lock."""
     groups, obstacles = run.plan.groups[target.shard], Obstacles()
     run.held[target.shard] = session = connect(target.node)
@@ -147,13 +149,30 @@ def _hold(run: RestoreRun, target: Target, filling: Filling, *, has_begun: bool)
         )
         check_tables(target.node, session, wanted, obstacles)
         obstacles.raise_found()
-        if has_begun and set(oids_of(session, groups)) != filling.oids():
-            raise TablesUnfitError(
-                f"node {target.node.id}: tables of database {target.database} are not those that the restore has begun"
-                " to fill",
-                hint=f"undo it: {run.records[target.shard].command} --abandon",
-                details={"node": target.node.id, "database": target.database},
-            )
+        if not has_begun:
+            # Rows that they have written are seen only then, and a table with rows is not touched.
+            await_writers(target.node, session, groups)
+        if has_begun:
+            _check_same(run, target, session)
+
+
+def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[object]) -> None:
+    """Raise TablesUnfitError if other tables have the names of those that the restore has begun to fill."""
+    if set(oids_of(session, run.plan.groups[target.shard])) != run.filling(target).oids():
+        raise TablesUnfitError(
+            f"node {target.node.id}: tables of database {target.database} were replaced since the restore began to fill"
+            " them",
+            hint=f"undo it: {run.records[target.shard].command} --abandon",
+            details={"node": target.node.id, "database": target.database},
+        )
+
+
+@contextmanager
+def keeping_held(run: RestoreRun) -> Iterator[None]:
+    """While the block loads and verifies, end it when a session waits to alter the tables; raise TablesInUseError."""
+    held = [(one.node, run.held[one.shard]) for one in run.plan.targets if one.shard in run.held]
+    with refusing_waiting(held, run.watch.end_all) if held else nullcontext():
+        yield
 
 
 def verify_rows(run: RestoreRun, target: Target, database: LoadTarget) -> int:
@@ -161,16 +180,30 @@ def verify_rows(run: RestoreRun, target: Target, database: LoadTarget) -> int:
 
     Raises LoadError, TablesInUseError.
     """
-    with raising_unreachable(target.node), ending(run.watch, run.held[target.shard]):
-        await_writers(target.node, run.held[target.shard], database.groups.values())
-    return count_rows(database, run.watch)
-
-
-def analyze_rows(run: RestoreRun, target: Target, database: LoadTarget) -> list[str]:
-    """Collect the planner's statistics of the tables, in the session that holds their locks; see `analyze`."""
     session = run.held[target.shard]
     with raising_unreachable(target.node), ending(run.watch, session):
-        return analyze(target.node, session, database.groups.values())
+        await_writers(target.node, session, database.groups.values())
+    rows = count_rows(database, run.watch)
+    # A schema can get another name, whatever is locked: rows were loaded and counted by name.
+    with raising_unreachable(target.node), ending(run.watch, session):
+        _check_same(run, target, session)
+    return rows
+
+
+def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[str]:
+    """Verify the tables' foreign keys, and then let others alter them; collect the planner's statistics if wanted.
+
+    Returns what `analyze` does. Raises ForeignKeyViolatedError, and NodeUnreachableError if the locks were lost.
+    """
+    session = run.held[target.shard]
+    try:
+        verify_references(database, run.watch)
+    except psycopg.errors.LockNotAvailable as error:
+        why = f"others have had tables at the other ends of their foreign keys locked for {LOCK_SECONDS_MAX} s"
+        raise in_use(target.node, target.database, why) from error
+    with raising_unreachable(target.node), ending(run.watch, session):
+        session.execute("COMMIT")
+        return analyze(target.node, session, database.groups.values()) if run.plan.request.scope.analyze else []
 
 
 def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:

@@ -19,14 +19,13 @@ from restore.build import count_rows, create_tables, find_load_target, finish_da
 from restore.copies.choice import explain_damage
 from restore.copies.verifying import verify_copies
 from restore.crash_points import RestoreCrashPoint
-from restore.data_only.references import verify_references
 from restore.database_records import Phase
 from restore.databases import create_database
 from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import RestoreStep
 from restore.estimates.tally import indexes_tally, rows_tally, tallying
-from restore.existing_tables import analyze_rows, open_tables, verify_rows
+from restore.existing_tables import keeping_held, open_tables, verify_keys, verify_rows
 from restore.parts.role_changes import RoleChanges
 from restore.rehearsal import check_memberships, rehearse
 from restore.report import NodeReport
@@ -55,6 +54,14 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
         progress.step("create databases")
         run.report.roles_created = make_databases(run, missing, ddl)
         databases = create_all_tables(run, ddl)
+    with keeping_held(run):
+        _load_and_finish(run, databases, ddl, spark)
+
+
+def _load_and_finish(
+    run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: Mapping[str, Ddl], spark: SparkSource
+) -> None:
+    plan, progress = run.plan, run.progress
     began = time.monotonic()
     loaded: Mapping[str, float] = {}
     if run.shards_in(Phase.LOADING) and not plan.request.scope.schema_only:
@@ -94,7 +101,10 @@ def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
         yield
     except ObjectDamagedError as error:
         plan = run.plan
-        raise explain_damage(plan.store.open(), plan.chain, plan.wanted, error) from error
+        explained = explain_damage(plan.store.open(), plan.chain, plan.wanted, error)
+        if explained is error:
+            raise
+        raise explained from error
 
 
 def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
@@ -219,13 +229,14 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
     def finish(target: Target) -> list[str]:
         database, shard = databases[target.shard], target.shard
         began = time.monotonic()
-        if run.records[shard].phase == Phase.LOADING:
+        if (is_loading := run.records[shard].phase == Phase.LOADING) or scope.data_only:
+            # Existing tables may have been written to since another process has counted.
             rows = verify_rows(run, target, database) if scope.data_only else count_rows(database, watch)
             check_placed(run, target, rows)
-            run.enter(target, Phase.INDEXING, rows=rows)
+            if is_loading:
+                run.enter(target, Phase.INDEXING, rows=rows)
         if scope.data_only:
-            verify_references(database, watch)
-            problems = analyze_rows(run, target, database) if scope.analyze else []
+            problems = verify_keys(run, target, database)
         else:
             sequences = () if scope.schema_only else run.plan.sequences(target)
             moves = run.plan.moves(target)

@@ -30,6 +30,7 @@ from restore.preview import RestorePreview, check_restore, find_replaced
 from restore.publishing import clear_records, close_databases, end_published, open_databases, publish_database
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
+from restore.rows.ledger import TablesInUseError
 from restore.run import RestoreRun, running
 from restore.target import Target, lock_targets, naming_lost_nodes, place_of
 from restore.unfinished import (
@@ -175,6 +176,8 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
             run.pace
             and not is_resumed
             and not plan.intent.is_drill
+            # Verifying the copies has started Spark's workers.
+            and not plan.request.use_backup_copies
             and plan.request.is_with_all_rows
             and plan.topology is None
         ):
@@ -208,8 +211,8 @@ def _no_lease() -> Iterator[HeldLease]:
 def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[None]:
     """After an error in the block drop what was loaded, unless the restore can be resumed: the error's hint says how.
 
-    It can if a node or the store went away, if it is resumed already, and from the decision on. Databases that were
-    closed are opened in any case.
+    It can if a node or the store went away, or others use its tables, if it is resumed already, and from the decision
+    on. Databases that were closed are opened in any case.
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
@@ -221,7 +224,7 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
         if run.is_closing:
             open_databases(run.plan.targets, run.connections)
         if run.is_deciding or (
-            run.records and (is_resumed or isinstance(error, UnreachableError | IndeterminateError))
+            run.records and (is_resumed or isinstance(error, UnreachableError | IndeterminateError | TablesInUseError))
         ):
             _add_hint(run, error)
         elif _drop_all(run):

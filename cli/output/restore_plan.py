@@ -52,7 +52,8 @@ def _loaded_text(begun: BegunShard | None) -> str:
 
 def _time_line(preview: RestorePreview) -> str:
     estimate = preview.estimate
-    based = f"by what {estimate.basis} took" if estimate.basis else "roughly: no restore from this store is measured"
+    unmeasured = "roughly: no restore of all rows from this store is measured"
+    based = f"by what {estimate.basis} took" if estimate.basis else unmeasured
     return f"time: about {seconds_text(estimate.total)}, {based}"
 
 

@@ -230,7 +230,9 @@ def _forget_session() -> None:
 
 def _keep_text(error: BaseException | None) -> None:
     """Add the text of Spark's exceptions as notes: they would ask the JVM for it, which is about to end."""
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if type(error).__module__.startswith(("pyspark.", "py4j.")):
             with contextlib.suppress(Exception):
                 error.add_note(str(error))

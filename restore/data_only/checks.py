@@ -16,9 +16,9 @@ from fleet.nodes.privileges import quote, read_role
 from fleet.tables.groups import Group, Table, qualify, read_tables
 from fleet.tables.names import quote_identifier, table_name
 from restore.data_only.checker import Checker, named
-from restore.data_only.filled_tables import find_acting
+from restore.data_only.filled_tables import find_acting, find_oids
 from restore.data_only.filling import DELETED, REPLICA
-from restore.data_only.references import are_referred_to, find_temporal, find_unreadable
+from restore.data_only.references import delete_actions, find_temporal, find_unreadable, find_untrusted
 from restore.data_only.sequences import check_sequences
 from restore.obstacles.obstacles import Obstacles
 from restore.rows.partition_roots import find_roots
@@ -26,6 +26,8 @@ from snapshots.records.commit import Sequence as StoredSequence
 
 SET_PARAMETER_VERSION = 150000
 CHECKED_AT_ONCE = 100
+# ON DELETE CASCADE, SET NULL and SET DEFAULT.
+CHANGING_ACTIONS = frozenset("cnd")
 DATABASE_QUERY = """
 SELECT pg_encoding_to_char(encoding), has_database_privilege(oid, 'CREATE') FROM pg_database
  WHERE datname = current_database()
@@ -115,21 +117,24 @@ def check_tables(
             checker.add(
                 f"tables of {checker.label} are not empty: {named(filled)}",
                 "if their rows are not needed, empty them",
-                [_emptying(connection, [found[name] for name in filled])],
+                _emptying(connection, [found[name] for name in filled]),
             )
     check_sequences(checker, connection, role, wanted.sequences)
     return {name: one.oid for name, one in found.items()}
 
 
-def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> str:
-    """The statement that empties the tables."""
+def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> list[str]:
+    """The statement that empties the tables; none if it would change rows of others, by their foreign keys."""
     names = [f"ONLY {qualify(one.group)}" for one in tables]
-    if not are_referred_to(connection, [one.oid for one in tables]):
-        return f"TRUNCATE {', '.join(names)}"
+    actions = delete_actions(connection, [one.oid for one in tables])
+    if not actions:
+        return [f"TRUNCATE {', '.join(names)}"]
+    if actions & CHANGING_ACTIONS:
+        return []
     # In one statement: they may refer to each other.
     *others, last = names
     ctes = ", ".join(f"t{number} AS (DELETE FROM {name})" for number, name in enumerate(others))
-    return f"WITH {ctes} DELETE FROM {last}" if ctes else f"DELETE FROM {last}"
+    return [f"WITH {ctes} DELETE FROM {last}" if ctes else f"DELETE FROM {last}"]
 
 
 def find_filled(connection: psycopg.Connection[Any], groups: Sequence[Group]) -> list[str]:
@@ -220,7 +225,8 @@ def _check_constraints(
     checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
 ) -> None:
     oids = [one.oid for one in found.values()]
-    if acting := find_acting(connection, oids):
+    roots = set(find_roots(connection, (one for one in groups if one.name in found)).values())
+    if acting := find_acting(connection, [*oids, *find_oids(connection, roots)]):
         turn = {"A": "ENABLE", "R": "DISABLE"}
         checker.add(
             f"triggers or rules of {checker.label} would act on the rows, because they are ENABLE ALWAYS or REPLICA:"
@@ -235,11 +241,16 @@ def _check_constraints(
             "drop them, and add them again after the restore",
             [f"ALTER TABLE {table} DROP CONSTRAINT {quote(name)}" for table, name in deferrable],
         )
-    roots = set(find_roots(connection, (one for one in groups if one.name in found)).values())
     if others := [name for (name,) in connection.execute(LEAVES_QUERY, (list(roots), oids))]:
         checker.add(
             f"rows may get into other partitions, because an enum's labels decide: {named(others)}",
             "restore all partitions together",
+        )
+    if untrusted := find_untrusted(connection, oids):
+        checker.add(
+            f"foreign keys of {checker.label} can't be verified without running code of roles that own no restored"
+            f" table: {named(untrusted)}",
+            "drop them until the restore is done, or restore those tables, too",
         )
     if temporal := find_temporal(connection, oids):
         checker.add(

@@ -17,21 +17,28 @@ OWN = """own AS (
 OIDS_QUERY = "SELECT to_regclass(name)::oid::bigint FROM unnest(%s::text[]) AS given (name)"
 # Triggers and rules that act also where session_replication_role is replica.
 ACTING_QUERY = """
-SELECT format('%%I.%%I', n.nspname, c.relname), a.kind, a.name, a.enabled
-  FROM (SELECT tgrelid, 'TRIGGER', tgname, tgenabled::text FROM pg_trigger
-        UNION ALL SELECT ev_class, 'RULE', rulename, ev_enabled::text FROM pg_rewrite) AS a (relid, kind, name, enabled)
+SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), a.kind, a.name, a.enabled, a.on_delete, a.on_truncate
+  FROM (SELECT tgrelid, 'TRIGGER', tgname, tgenabled::text, tgtype & 8 <> 0, tgtype & 32 <> 0 FROM pg_trigger
+        UNION ALL SELECT ev_class, 'RULE', rulename, ev_enabled::text, ev_type = '4', false FROM pg_rewrite)
+       AS a (relid, kind, name, enabled, on_delete, on_truncate)
   JOIN pg_class c ON c.oid = a.relid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE a.relid = ANY (%s) AND a.enabled IN ('A', 'R') ORDER BY 1, 2, 3
+ WHERE a.relid = ANY (%s) AND a.enabled IN ('A', 'R') ORDER BY 2, 3, 4
 """
 
 
 class Acting(NamedTuple):
-    """A trigger or a rule that acts while rows are loaded or deleted; `table` is quoted, `enabled` is A or R."""
+    """A trigger or a rule that acts, and whether it does on DELETE and on TRUNCATE.
 
+    `oid` and `table`, quoted, are its table's; `enabled` is A or R.
+    """
+
+    oid: int
     table: str
     kind: str
     name: str
     enabled: str
+    on_delete: bool
+    on_truncate: bool
 
     @property
     def label(self) -> str:
@@ -41,8 +48,12 @@ class Acting(NamedTuple):
 
 def oids_of(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> list[int]:
     """The oids of those tables that the session's database has."""
-    names = [qualify(group) for group in groups]
-    return [oid for (oid,) in connection.execute(OIDS_QUERY, (names,)) if oid is not None]
+    return find_oids(connection, [qualify(group) for group in groups])
+
+
+def find_oids(connection: psycopg.Connection[Any], names: Iterable[str]) -> list[int]:
+    """The oids of the tables with these quoted names that the session's database has."""
+    return [oid for (oid,) in connection.execute(OIDS_QUERY, (list(names),)) if oid is not None]
 
 
 def find_acting(connection: psycopg.Connection[Any], oids: list[int]) -> list[Acting]:

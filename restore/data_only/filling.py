@@ -15,8 +15,8 @@ import psycopg
 from fleet.nodes.connections import refuse_views
 from fleet.tables.groups import Group, qualify
 from restore.data_only.filled_tables import find_acting
-from restore.data_only.references import find_orphan
-from restore.rows.ledger import create_ledger
+from restore.data_only.references import LOCK_SECONDS_MAX, find_orphan
+from restore.rows.ledger import TablesInUseError, create_ledger
 from storage.errors import RefusedError
 
 PREFIX = "cutline_restoring_"
@@ -34,7 +34,6 @@ SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM tr
 """
 # No trigger acts on what the transaction does, be it on a table or on DDL, and no foreign key is checked.
 REPLICA = "SET LOCAL session_replication_role = replica"
-LOCK_SECONDS_MAX = 60
 END_MILLISECONDS_MAX = 5000
 # The sessions that load rows: each has a lock on the ledger until it commits. Autovacuum, which has no user, gives way;
 # those that our role may not end are not of a restore that it may undo.
@@ -67,12 +66,8 @@ SELECT c.oid::bigint, t.name, to_regclass(t.name) IS NOT DISTINCT FROM c.oid,
 """
 
 
-class TablesInUseError(RefusedError):
-    """Sessions of others keep tables locked that a restore is to empty."""
-
-
 class TablesChangedError(RefusedError):
-    """Others have done something since with which the tables that a restore has filled can't be emptied."""
+    """Others have changed the tables that a restore has filled, so that they can't be emptied."""
 
 
 class _Filled(NamedTuple):
@@ -189,7 +184,10 @@ class Filling:
         """Lock the tables; raise TablesChangedError if they are not what they were when they were filled."""
         query = FILLED_QUERY.format(schema=self.schema).encode()
         for one in map(_Filled._make, self.connection.execute(query, ()).fetchall()):
-            self.connection.execute(f"LOCK TABLE ONLY {one.name} IN ACCESS EXCLUSIVE MODE".encode())
+            try:
+                self.connection.execute(f"LOCK TABLE ONLY {one.name} IN ACCESS EXCLUSIVE MODE".encode())
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                self._refuse(f"table {one.name} has just got another name, or is gone", "repeat the command")
         # Under the locks nobody changes them any more.
         tables = [_Filled(*row) for row in self.connection.execute(query, ()).fetchall()]
         for one in tables:
@@ -198,12 +196,14 @@ class Filling:
                     f"table {one.name} was {one.former_name} when it was filled",
                     "give it that name again, then repeat the command",
                 )
-        if acting := find_acting(self.connection, [one.oid for one in tables if one.is_deleted]):
-            self._refuse(f"{acting[0].label} would act", "disable it, then repeat the command")
+        deleted = {one.oid for one in tables if one.is_deleted}
+        for acting in find_acting(self.connection, [one.oid for one in tables]):
+            if acting.on_delete if acting.oid in deleted else acting.on_truncate:
+                self._refuse(f"{acting.label} would act", "disable it, then repeat the command")
         return tables
 
     def _check_orphans(self, tables: list[_Filled]) -> None:
-        if one := find_orphan(self.connection, [one.oid for one in tables]):
+        if one := find_orphan(self.node, self.connection, [one.oid for one in tables], only_into=True):
             self._refuse(
                 f"a row of {one.table} refers to one of {one.referenced}: ({one.columns}) = ({one.values}), by foreign"
                 f" key {one.name}",

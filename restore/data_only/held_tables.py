@@ -1,25 +1,34 @@
 """Keep others from altering the tables that are filled, and wait for those who write to them.
 
-The lock forbids DDL, and neither reading nor writing. Transactions that have written to the tables, or to those at the
-other end of their foreign keys, may end after the rows are loaded: what they have done is seen only then.
+The lock forbids DDL, and neither reading nor writing. But behind a session that waits to alter a table everybody else
+waits, the load too. Transactions that have written to the tables, or to those at the other end of their foreign keys,
+may end after the rows are loaded: what they have done is seen only then.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic, sleep
 from typing import Any
 
 import psycopg
 
 from fleet.config import Node
 from fleet.tables.groups import Group, qualify
+from restore.data_only.checker import TablesUnfitError
 from restore.data_only.filled_tables import oids_of
-from restore.data_only.filling import LOCK_SECONDS_MAX, TablesInUseError
-from restore.data_only.references import find_connected
+from restore.data_only.references import LOCK_SECONDS_MAX, find_connected
+from restore.rows.ledger import TablesInUseError
+from restore.rows.partition_roots import find_roots
 
+WRITERS_SECONDS_MAX = 60
+# A session that waits for a lock, such as that of a migration with a lock_timeout, may give up by itself.
+WAITING_SECONDS_MAX = 10
 LOCKED_AT_ONCE = 100
 POLL_SECONDS = 0.2
+LOOK_SECONDS = 1.0
 # The transactions that have written to the tables; the prepared ones have no session.
 WRITERS_QUERY = """
 SELECT DISTINCT virtualtransaction, coalesce(pid, 0) FROM pg_locks
@@ -27,38 +36,96 @@ SELECT DISTINCT virtualtransaction, coalesce(pid, 0) FROM pg_locks
    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
+# The sessions that wait for this one, and for which writers wait.
+WAITING_QUERY = """
+SELECT DISTINCT pid FROM pg_locks
+ WHERE locktype = 'relation' AND NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))
+   AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+"""
 
 
-def hold_tables(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
-    """Begin a transaction of the session that lets nobody alter the tables; raise TablesInUseError."""
-    names = [f"ONLY {qualify(group)}" for group in groups]
+def hold_tables(node: Node, connection: psycopg.Connection[Any], groups: Sequence[Group]) -> None:
+    """Begin a transaction of the session that lets nobody alter the tables, and those through which they are loaded.
+
+    Raises TablesInUseError, TablesUnfitError.
+    """
+    names = [*map(qualify, groups), *sorted(set(find_roots(connection, groups).values()))]
     connection.execute("BEGIN")
     connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
     try:
+        # A statement of thousands of names would be long.
         for start in range(0, len(names), LOCKED_AT_ONCE):
-            some = ", ".join(names[start : start + LOCKED_AT_ONCE])
-            connection.execute(f"LOCK TABLE {some} IN SHARE UPDATE EXCLUSIVE MODE".encode())
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise _in_use(
-            node, connection, f"others alter them, or have had them locked for {LOCK_SECONDS_MAX} s"
+            some = ", ONLY ".join(names[start : start + LOCKED_AT_ONCE])
+            connection.execute(f"LOCK TABLE ONLY {some} IN SHARE UPDATE EXCLUSIVE MODE".encode())
+    except psycopg.errors.DeadlockDetected as error:
+        raise in_use(node, connection.info.dbname, "others lock them in another order") from error
+    except psycopg.errors.LockNotAvailable as error:
+        why = f"others alter them, or have had them locked for {LOCK_SECONDS_MAX} s"
+        raise in_use(node, connection.info.dbname, why) from error
+    except psycopg.errors.OutOfMemory as error:
+        raise TablesUnfitError(
+            f"node {node.id}: the server has no room for a lock on each of {len(names)} tables",
+            hint="raise max_locks_per_transaction, or restore fewer tables at once with --group PATTERN",
+            details={"node": node.id},
         ) from error
+
+
+@contextmanager
+def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: Callable[[], object]) -> Iterator[None]:
+    """Run the block; `end` it, and raise TablesInUseError, when a session has waited long for the locks of `held`."""
+    found: list[TablesInUseError] = []
+    over = threading.Event()
+
+    def look() -> None:
+        since: dict[tuple[str, int], float] = {}
+        while not over.wait(LOOK_SECONDS):
+            now, waiting = monotonic(), set[tuple[str, int]]()
+            for node, connection in held:
+                # Whoever needs the session notices that it is lost.
+                with suppress(psycopg.Error):
+                    waiting |= {(node.id, pid) for (pid,) in connection.execute(WAITING_QUERY)}
+            since = {one: since.get(one, now) for one in waiting}
+            for node, connection in held:
+                late = [one for one, begun in since.items() if now - begun > WAITING_SECONDS_MAX]
+                pids = [pid for one, pid in late if one == node.id]
+                if pids and not found:
+                    what = f"{_sessions(pids)} wait to alter them, and everybody else waits for these"
+                    found.append(in_use(node, connection.info.dbname, what))
+            if found:
+                end()
+
+    thread = threading.Thread(target=look, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception as error:
+        if found:
+            raise found[0] from error
+        raise
+    finally:
+        over.set()
+        thread.join()
 
 
 def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
     """Wait until the transactions have ended that write to the tables now; raise TablesInUseError."""
     oids = find_connected(connection, oids_of(connection, groups))
     writers = set(connection.execute(WRITERS_QUERY, (oids,)).fetchall())
-    deadline = time.monotonic() + LOCK_SECONDS_MAX
+    deadline = monotonic() + WRITERS_SECONDS_MAX
     while writers := writers & set(connection.execute(WRITERS_QUERY, (oids,)).fetchall()):
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             pids = sorted(pid for _, pid in writers if pid)
-            who = f"sessions {', '.join(map(str, pids))}" if pids else "prepared transactions (see pg_prepared_xacts)"
-            raise _in_use(node, connection, f"{who} have written to them, and are not at an end")
-        time.sleep(POLL_SECONDS)
+            who = _sessions(pids) if pids else "prepared transactions (see pg_prepared_xacts)"
+            raise in_use(node, connection.info.dbname, f"{who} have open transactions that wrote to them")
+        sleep(POLL_SECONDS)
 
 
-def _in_use(node: Node, connection: psycopg.Connection[Any], why: str) -> TablesInUseError:
-    database = connection.info.dbname
+def _sessions(pids: Iterable[int]) -> str:
+    return f"sessions {', '.join(map(str, sorted(pids)))}"
+
+
+def in_use(node: Node, database: str, why: str) -> TablesInUseError:
+    """The error for tables that others use, and why that is in the way."""
     return TablesInUseError(
         f"node {node.id}: tables of database {database} are in use: {why}",
         hint="end the sessions that use them (see pg_locks), then repeat the command",

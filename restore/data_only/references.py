@@ -43,13 +43,27 @@ connected AS (
     UNION SELECT i.inhrelid FROM connected JOIN pg_inherits i ON i.inhparent = connected.relid)
 SELECT relid::bigint FROM connected
 """
-REFERRED_QUERY = """
-SELECT EXISTS (SELECT FROM pg_constraint
-                WHERE contype = 'f' AND confrelid = ANY (%(filled)s) AND conrelid <> ALL (%(filled)s))
+ACTIONS_QUERY = """
+SELECT DISTINCT confdeltype::text FROM pg_constraint
+ WHERE contype = 'f' AND confrelid = ANY (%(filled)s) AND conrelid <> ALL (%(filled)s)
+"""
+# Roles whose code may run as ours: superusers, our own, and those that own filled tables.
+TRUSTED = """
+trusted AS (
+    SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user
+    UNION SELECT c.relowner FROM own JOIN pg_class c ON c.oid = own.relid)
+"""
+UNTRUSTED_QUERY = f"""{KEYS}, {TRUSTED}
+SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname) || ', which belongs to '
+       || pg_get_userbyid(c.relowner)
+  FROM keys k JOIN pg_class c ON c.oid IN (k.conrelid, k.confrelid) JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
 # For each key a query that returns the values of one row that refers to none (as ri_triggers.c does).
-ORPHAN_QUERIES = f"""{KEYS}
+ORPHAN_QUERIES = f"""{KEYS}, {TRUSTED}
 SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relname, c.columns,
+       k.confrelid IN (SELECT relid FROM own),
+       fc.relowner IN (SELECT oid FROM trusted) AND pc.relowner IN (SELECT oid FROM trusted),
        format('SELECT concat_ws('', '', %%s) FROM %%s%%I.%%I f WHERE (%%s) AND NOT EXISTS'
               ' (SELECT FROM %%s%%I.%%I p WHERE %%s) LIMIT 1',
               c.shown, CASE WHEN fc.relkind = 'r' THEN 'ONLY ' ELSE '' END, fn.nspname, fc.relname, c.given,
@@ -75,8 +89,16 @@ SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relna
 """
 
 
+LOCK_SECONDS_MAX = 60
+UNTRUSTED = "its tables belong to different roles, and code of one that owns no restored table would run as ours"
+
+
 class ForeignKeyViolatedError(RefusedError):
     """The rows of a restore violate a foreign key of the tables that they were loaded into."""
+
+
+class KeyUntrustedError(RefusedError):
+    """A foreign key can't be verified: that would run code of a role which owns none of the filled tables, as ours."""
 
 
 class Orphan(NamedTuple):
@@ -90,18 +112,28 @@ class Orphan(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """A foreign key: its name, both tables, its columns, and the query for a violation."""
+    """A foreign key: its name, both tables, its columns, and the query for a violation.
+
+    `is_into`: whether it refers to one of the filled tables. `is_trusted`: whether the owners of both tables are.
+    """
 
     name: str
     table: str
     referenced: str
     columns: str
+    is_into: bool
+    is_trusted: bool
     query: str
 
 
 def find_unreadable(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
     """The tables at either end of the filled tables' foreign keys that our role may not read, quoted."""
     return [name for (name,) in connection.execute(OTHERS_QUERY, (oids,))]
+
+
+def find_untrusted(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
+    """The foreign keys, and the roles, not those of filled tables, that own tables at their other ends."""
+    return [name for (name,) in connection.execute(UNTRUSTED_QUERY, (oids,))]
 
 
 def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
@@ -114,7 +146,9 @@ def verify_references(target: LoadTarget, watch: Watch) -> None:
     node = target.node
     with raising_unreachable(node), connect(node) as connection, ending(watch, connection):
         oids = oids_of(connection, target.groups.values())
-        if one := find_orphan(connection, oids):
+        # Tables that are not filled may be locked by anybody.
+        connection.execute(f"SET lock_timeout = '{LOCK_SECONDS_MAX}s'")
+        if one := find_orphan(node.id, connection, oids):
             raise ForeignKeyViolatedError(
                 f"node {node.id}: foreign key {one.name} of table {one.table} is violated: the row with"
                 f" ({one.columns}) = ({one.values}) refers to none of {one.referenced}",
@@ -124,9 +158,23 @@ def verify_references(target: LoadTarget, watch: Watch) -> None:
             )
 
 
-def find_orphan(connection: psycopg.Connection[Any], oids: list[int]) -> Orphan | None:
-    """A row of these tables that refers to none, or a row that refers to none in them."""
-    for key in map(_Key._make, connection.execute(ORPHAN_QUERIES, (oids,)).fetchall()):
+def find_orphan(
+    node: str, connection: psycopg.Connection[Any], oids: list[int], *, only_into: bool = False
+) -> Orphan | None:
+    """A row that refers to none in these tables, or, unless `only_into`, a row of these that refers to none.
+
+    Raises KeyUntrustedError, before any table is read: types and operators of a key are its tables' owners'.
+    """
+    found = [_Key(*row) for row in connection.execute(ORPHAN_QUERIES, (oids,)).fetchall()]
+    keys = [key for key in found if key.is_into or not only_into]
+    if untrusted := [key for key in keys if not key.is_trusted]:
+        key = untrusted[0]
+        raise KeyUntrustedError(
+            f"node {node}: foreign key {key.name} of table {key.table} can't be verified: {UNTRUSTED}",
+            hint=f"drop it: ALTER TABLE {key.table} DROP CONSTRAINT {key.name}; then repeat the command",
+            details={"constraint": key.name, "table": key.table},
+        )
+    for key in keys:
         if row := connection.execute(key.query.encode()).fetchone():
             return Orphan(key.name, key.table, key.referenced, key.columns, row[0])
     return None
@@ -137,6 +185,6 @@ def find_connected(connection: psycopg.Connection[Any], oids: list[int]) -> list
     return [oid for (oid,) in connection.execute(CONNECTED_QUERY, (oids,))]
 
 
-def are_referred_to(connection: psycopg.Connection[Any], oids: list[int]) -> bool:
-    """Whether other tables refer to these: then they can't be truncated without those."""
-    return connection.execute(REFERRED_QUERY, {"filled": oids}).fetchone() == (True,)
+def delete_actions(connection: psycopg.Connection[Any], oids: list[int]) -> frozenset[str]:
+    """What other tables' foreign keys into these do on DELETE (pg_constraint, confdeltype); empty if there are none."""
+    return frozenset(action for (action,) in connection.execute(ACTIONS_QUERY, {"filled": oids}))

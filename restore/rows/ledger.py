@@ -21,6 +21,10 @@ class LoadError(RefusedError):
     """A target node refused rows, or holds another number of rows than were loaded; the restore drops its database."""
 
 
+class TablesInUseError(RefusedError):
+    """Sessions of others use tables that a restore fills or empties so that it can't go on; it may be resumed."""
+
+
 def create_ledger(connection: psycopg.Connection[Any], schema: str | None = None) -> str:
     """Create the ledger in the database, in the new schema of this name; return the table's qualified name.
 

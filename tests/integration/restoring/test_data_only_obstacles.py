@@ -92,6 +92,15 @@ def test_tables_with_rows_are_emptied_as_the_hint_says(place: Place) -> None:
         for node in place.target.primaries[:2]:
             execute(node.dsn, "INSERT INTO item (id, n) VALUES (1, 1)", "INSERT INTO account VALUES (1, 5)")
         execute(place.target.primaries[1].dsn, "DROP TABLE tag")
+        third = place.target.primaries[2].dsn
+        execute(third, "INSERT INTO item (id, n) VALUES (1, 1)")
+        execute(
+            third, "SET session_replication_role = replica; CREATE TABLE more (i int REFERENCES item ON DELETE CASCADE)"
+        )
+        # It would delete rows of a table that is not restored.
+        (cascading,) = [one["hint"] for one in refusals(place, place.target) if one["node"] == "s3"]
+        assert cascading == "if their rows are not needed, empty them"
+        execute(third, "DROP TABLE more", "DELETE FROM item")
         found = {one["node"]: one["hint"].split("\n")[1:] for one in refusals(place, place.target)}
         assert [lines[0].split()[0] for lines in found.values()] == ["WITH", "TRUNCATE"]
         for node in place.target.primaries[:2]:

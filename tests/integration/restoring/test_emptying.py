@@ -13,8 +13,9 @@ import pytest
 from fleet.config import GroupRules, Node
 from fleet.tables.groups import read_tables
 from restore.data_only.checks import WantedRows, check_tables
-from restore.data_only.filling import Filling, TablesInUseError
+from restore.data_only.filling import Filling
 from restore.obstacles.obstacles import Obstacles
+from restore.rows.ledger import TablesInUseError
 from storage.errors import SnapshotError
 from tests.integration.refusing import execute
 

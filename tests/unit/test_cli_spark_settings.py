@@ -12,6 +12,13 @@ from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import Java
 from cli.spark.protection import runs_on_this_machine
 from cli.spark.settings import cores_of, driver_memory_bytes, session_settings, with_retries
+from cli.spark.start import _keep_text
+
+
+def test_errors_that_cause_each_other_keep_their_text_without_end() -> None:
+    first, second = ValueError("1"), ValueError("2")
+    first.__cause__, second.__cause__ = second, first
+    _keep_text(first)
 
 
 @pytest.mark.parametrize(

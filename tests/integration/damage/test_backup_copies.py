@@ -112,6 +112,14 @@ def test_an_altered_object_is_refused_while_it_is_read_and_nothing_is_left(copie
     assert error.details["restorable"] == [0]
 
 
+def test_one_copy_that_is_altered_and_another_that_is_gone_are_named_once(copied: CopiedChain) -> None:
+    """The verification has said already what is lost; an error that was its own cause would have no end."""
+    copied.damage({copied.base("s1", 1): flip_byte, copied.base("s1-b1", 1): remove})
+    error = refused(copied)
+    assert error.details["lost"] == [{"shard": "s1", "what": "public.first", "partitions": 1}]
+    assert error.__cause__ is not error
+
+
 def test_damage_of_tables_that_are_not_restored_does_not_matter(copied: CopiedChain) -> None:
     copied.damage({copied.base("s1", 1): remove, copied.base("s1-b1", 1): remove})
     report = restore(copied, use_backup_copies=False, groups=("public.item", "public.log"))

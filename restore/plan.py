@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from msgspec import structs
 
@@ -27,7 +28,7 @@ from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Sequence
 from snapshots.records.commits import SnapshotMissingError, increment_label, read_chain
-from snapshots.records.cut_times import chain_at
+from snapshots.records.cut_times import chain_at, cut_time
 from snapshots.records.only_cut import check_has_rows
 from snapshots.records.operation_records import Intent
 from snapshots.records.store_identity import check_of_fleet, read_identity
@@ -42,6 +43,7 @@ class RestorePlan:
     """A restore before it begins: what is restored, from which store, into which targets, as which operation.
 
     `damage`: the store lacks objects that are needed, as a listing shows; so it is refused with all other obstacles.
+    `next_cut`: when the first cut after the moment asked for was made.
     """
 
     request: RestoreRequest
@@ -54,6 +56,7 @@ class RestorePlan:
     copies: CopyChoice = field(default_factory=CopyChoice)
     damage: ObjectDamagedError | None = None
     topology: Topology | None = None
+    next_cut: datetime | None = None
 
     @property
     def wanted(self) -> Wanted:
@@ -203,8 +206,9 @@ def plan_restore(
     own = resumed.operation if resumed else None
     open_operations = tuple(one for one in read_open_operations(store, request.name) if one.id != own)
     with naming_open_operations(open_operations):
-        chain = read_chain(store, request.name, request.increment)
-        chain = chain_at(chain, request.at) if request.at else chain
+        whole = read_chain(store, request.name, request.increment)
+        chain = chain_at(whole, request.at) if request.at else whole
+    later = whole.commits[len(chain.commits) :]
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
     chain.check_archive()
@@ -237,7 +241,10 @@ def plan_restore(
             damage = error
     if topology:
         damage = compare_sources(store, chain, shards, wanted) or damage
-    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
+    plan = RestorePlan(
+        request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology,
+        cut_time(later[0]) if request.at and later else None,
+    )  # fmt: skip
     _check_tables(plan)
     return plan
 

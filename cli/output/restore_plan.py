@@ -23,6 +23,9 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
         f"source: {chain.name} at {number}, from {plan.store.open().url}",
         f"cut: {time_text(made_at)}, {age_text(made_at, now=now)}",
     ]
+    if plan.next_cut:
+        after = chain.last.increment + 1
+        lines.append(f"not taken, because it is after --at: the cut of increment {after}, {time_text(plan.next_cut)}")
     where = "into the tables of" if plan.request.scope.data_only else "to"
     for target in plan.targets:
         begun = preview.begun.get(target.shard)
@@ -78,6 +81,7 @@ def plan_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
     return {
         "store": plan.store.open().url,
         "cut_at": time_text(made_at),
+        "next_cut_at": time_text(plan.next_cut) if plan.next_cut else None,
         "age_seconds": round((datetime.now(UTC) - made_at).total_seconds(), 3),
         "targets": [
             {

@@ -26,6 +26,7 @@ from restore.restore import restore_fleet
 from restore.target import lock_targets
 from snapshots.records.database_facts import DatabaseFacts
 from snapshots.records.operation_records import read_outcome
+from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready
 from tests.integration.refusing import execute
 from tests.integration.restoring.target_place import NAME, Place, open_restores
@@ -149,3 +150,14 @@ def test_an_estimate_is_based_on_what_the_newest_restore_took(place: Place) -> N
         for node in place.target.primaries:
             execute(with_database(node, "postgres").dsn, "DROP DATABASE IF EXISTS shop WITH (FORCE)")
     assert open_restores(place) == []
+
+
+def test_a_time_chooses_the_newest_cut_not_after_it_and_the_plan_names_the_next(place: Place) -> None:
+    full, increment = (cut["made_at"] for cut in run_here(place.fleet, "show", NAME)[1]["cuts"])
+    words = ["restore", NAME, "--to", str(place.target.path), "--dry-run", "--at"]
+    code, early = run_here(place.fleet, *words, full)
+    assert (code, early["increment"], early["plan"]["cut_at"], early["plan"]["next_cut_at"]) == (0, 0, full, increment)
+    code, text = run_and_capture(place.fleet, *words, full)
+    assert f"not taken, because it is after --at: the cut of increment 1, {increment}" in text
+    code, late = run_here(place.fleet, *words, increment)
+    assert (code, late["increment"], late["plan"]["next_cut_at"]) == (0, 1, None)

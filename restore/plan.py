@@ -28,7 +28,7 @@ from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Sequence
 from snapshots.records.commits import SnapshotMissingError, increment_label, read_chain
-from snapshots.records.cut_times import chain_at, cut_time
+from snapshots.records.cut_times import chain_at, next_cut_time
 from snapshots.records.only_cut import check_has_rows
 from snapshots.records.operation_records import Intent
 from snapshots.records.store_identity import check_of_fleet, read_identity
@@ -208,7 +208,6 @@ def plan_restore(
     with naming_open_operations(open_operations):
         whole = read_chain(store, request.name, request.increment)
         chain = chain_at(whole, request.at) if request.at else whole
-    later = whole.commits[len(chain.commits) :]
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
     chain.check_archive()
@@ -241,12 +240,9 @@ def plan_restore(
             damage = error
     if topology:
         damage = compare_sources(store, chain, shards, wanted) or damage
-    plan = RestorePlan(
-        request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology,
-        cut_time(later[0]) if request.at and later else None,
-    )  # fmt: skip
+    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
-    return plan
+    return replace(plan, next_cut=next_cut_time(whole, chain) if request.at else None)
 
 
 def check_routable(request: RestoreRequest, fleet: Fleet) -> None:

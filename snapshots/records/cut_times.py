@@ -30,5 +30,11 @@ def chain_at(chain: Chain, moment: datetime) -> Chain:
     return replace(chain, increments=chain.increments[: numbers[-1]])
 
 
+def next_cut_time(whole: Chain, chain: Chain) -> datetime | None:
+    """When the first cut of the whole chain after `chain`, which begins it, was made; None if there is none."""
+    later = whole.commits[len(chain.commits) :]
+    return cut_time(later[0]) if later else None
+
+
 def _shown(moment: datetime) -> str:
     return Time.of(moment.astimezone(UTC))

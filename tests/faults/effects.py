@@ -67,7 +67,7 @@ ONLY_READING = {
     "pg_get_replication_slots", "pg_relation_size", "pg_table_size", "pg_total_relation_size", "pg_database_size",
     "set_config",
     "pg_is_in_recovery", "pg_control_system", "pg_control_checkpoint", "pg_control_recovery",
-    "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "clock_timestamp",
+    "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "clock_timestamp", "pg_blocking_pids",
 }  # fmt: skip
 
 

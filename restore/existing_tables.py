@@ -7,7 +7,7 @@ changed before; sequences get their values after the decision.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import psycopg
@@ -149,11 +149,11 @@ def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
         )
         check_tables(target.node, session, wanted, obstacles)
         obstacles.raise_found()
-        if not has_begun:
-            # Rows that they have written are seen only then, and a table with rows is not touched.
-            await_writers(target.node, session, groups)
         if has_begun:
             _check_same(run, target, session)
+        else:
+            # Rows that they have written are seen only then, and a table with rows is not touched.
+            await_writers(target.node, session, groups)
 
 
 def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[object]) -> None:
@@ -171,7 +171,12 @@ def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[obj
 def keeping_held(run: RestoreRun) -> Iterator[None]:
     """While the block loads and verifies, end it when a session waits to alter the tables; raise TablesInUseError."""
     held = [(one.node, run.held[one.shard]) for one in run.plan.targets if one.shard in run.held]
-    with refusing_waiting(held, run.watch.end_all) if held else nullcontext():
+    with ExitStack() as stack:
+        for _, session in held:
+            # Of a node that falls silent no answer is waited for.
+            stack.enter_context(ending(run.watch, session))
+        if held:
+            stack.enter_context(refusing_waiting(held, run.watch.end_all))
         yield
 
 
@@ -181,11 +186,11 @@ def verify_rows(run: RestoreRun, target: Target, database: LoadTarget) -> int:
     Raises LoadError, TablesInUseError.
     """
     session = run.held[target.shard]
-    with raising_unreachable(target.node), ending(run.watch, session):
+    with raising_unreachable(target.node):
         await_writers(target.node, session, database.groups.values())
     rows = count_rows(database, run.watch)
     # A schema can get another name, whatever is locked: rows were loaded and counted by name.
-    with raising_unreachable(target.node), ending(run.watch, session):
+    with raising_unreachable(target.node):
         _check_same(run, target, session)
     return rows
 
@@ -201,7 +206,7 @@ def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[s
     except psycopg.errors.LockNotAvailable as error:
         why = f"others have had tables at the other ends of their foreign keys locked for {LOCK_SECONDS_MAX} s"
         raise in_use(target.node, target.database, why) from error
-    with raising_unreachable(target.node), ending(run.watch, session):
+    with raising_unreachable(target.node):
         session.execute("COMMIT")
         return analyze(target.node, session, database.groups.values()) if run.plan.request.scope.analyze else []
 

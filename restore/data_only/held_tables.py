@@ -28,7 +28,7 @@ WRITERS_SECONDS_MAX = 60
 WAITING_SECONDS_MAX = 10
 LOCKED_AT_ONCE = 100
 POLL_SECONDS = 0.2
-LOOK_SECONDS = 1.0
+LOOK_SECONDS, STOP_SECONDS_MAX = 1.0, 2.0
 # The transactions that have written to the tables; the prepared ones have no session.
 WRITERS_QUERY = """
 SELECT DISTINCT virtualtransaction, coalesce(pid, 0) FROM pg_locks
@@ -104,7 +104,8 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
         raise
     finally:
         over.set()
-        thread.join()
+        # A node may not answer.
+        thread.join(STOP_SECONDS_MAX)
 
 
 def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:

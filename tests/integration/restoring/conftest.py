@@ -36,3 +36,10 @@ def node(place: Place) -> Iterator[Node]:
     """A target with tables to fill, without the event trigger that would refuse other DDL."""
     with tables_to_fill(place, "DROP EVENT TRIGGER refuse"):
         yield place.target.primaries[0]
+
+
+@pytest.fixture
+def filled(place: Place) -> Iterator[Node]:
+    """The second target, where all have tables to fill."""
+    with tables_to_fill(place):
+        yield place.target.primaries[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg
@@ -67,6 +67,16 @@ def leave(place: Place, point: RestoreCrashPoint, count: int) -> NodeUnreachable
     with pytest.raises(NodeUnreachableError) as raised:
         load(place, Watching(then))
     return raised.value
+
+
+def acting_at(point: RestoreCrashPoint, act: Callable[[], object], count: int = 1) -> Watching:
+    """Act at the point."""
+
+    def then(reached: Reached) -> None:
+        if (reached.point, reached.count) == (str(point), count):
+            act()
+
+    return Watching(then)
 
 
 @contextmanager

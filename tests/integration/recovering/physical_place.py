@@ -103,9 +103,12 @@ class PhysicalPlace:
 
 
 @contextmanager
-def physical_place(folder: Path, spark: SparkSession) -> Iterator[PhysicalPlace]:
-    """Start the servers: one shard of the wheel's version and, where it is installed, one of PostgreSQL 15."""
-    programs = {"s2": POSTGRESQL_15} if POSTGRESQL_15.exists() else {}
+def physical_place(
+    folder: Path, spark: SparkSession, programs: Mapping[str, Path] | None = None
+) -> Iterator[PhysicalPlace]:
+    """Start two shards with these `programs`: the wheel's, and where it is installed PostgreSQL 15, unless given."""
+    if programs is None:
+        programs = {"s2": POSTGRESQL_15} if POSTGRESQL_15.exists() else {}
     directory = folder / "fleet"
     try:
         servers = start_fleet(directory, shards=2, backups=0, settings=ARCHIVING, programs=programs)

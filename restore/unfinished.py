@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from restore.target import Connections, Target, place_of, suffix_of
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import read_open_intents, record_outcome
 from snapshots.operations.restore_decisions import PUBLISH
-from snapshots.records.operation_records import DONE, FAILED, read_decision, read_outcome
+from snapshots.records.operation_records import DONE, FAILED, Intent, read_decision, read_outcome
 from storage.errors import IndeterminateError, RefusedError, UnreachableError, UsageError
 from storage.store import ObjectStore
 
@@ -185,20 +185,26 @@ def settle_recorded(
     The caller holds the targets' locks, so their processes are gone. Returns the ids of those that are done, and of
     those that made nothing.
     """
-    places = frozenset(place_of(target, connections[target.shard]) for target in targets)
     done: list[str] = []
     failed: list[str] = []
-    for intent in read_open_intents(store, skips_unreadable=True):
-        made = intent.targets if isinstance(intent.targets, tuple) else ()
-        if intent.kind != RESTORE or not made or not places.issuperset(made):
-            continue
-        decision = read_decision(store, intent.operation)
-        is_done = decision is not None and decision.decision == PUBLISH
+    for intent, is_done in list(find_recorded(store, targets, connections)):
         # A store that accepts no writes keeps it open.
         with suppress(UnreachableError, IndeterminateError):
             record_outcome(store, intent, DONE if is_done else FAILED, "found so on its targets")
             (done if is_done else failed).append(intent.operation)
     return done, failed
+
+
+def find_recorded(
+    store: ObjectStore, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+) -> Iterator[tuple[Intent, bool]]:
+    """The open restores into these targets of which the store knows, and whether they have decided to publish."""
+    places = frozenset(place_of(target, connections[target.shard]) for target in targets)
+    for intent in read_open_intents(store, skips_unreadable=True):
+        made = intent.targets if isinstance(intent.targets, tuple) else ()
+        if intent.kind == RESTORE and made and places.issuperset(made):
+            decision = read_decision(store, intent.operation)
+            yield intent, decision is not None and decision.decision == PUBLISH
 
 
 def check_no_unfinished(

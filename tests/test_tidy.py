@@ -38,7 +38,7 @@ FLOORS = (
     ("restore/rows", "restore/obstacles"),
     ("restore/topology", "restore/data_only"),
     ("restore", "check"),
-    ("restore/drill",),
+    ("restore/drill", "restore/undoing"),
     ("cli/folders",),
     ("cli/output", "cli/spark"),
     ("cli/commands", "cli"),

@@ -19,6 +19,8 @@ from cli.commands.restore_ends import (
     Confirmation,
     check_ends,
     drop_old_databases,
+    show_old_databases,
+    show_undo,
     undo_restore,
 )
 from cli.output.arguments import (
@@ -111,10 +113,10 @@ def restore(
         is_alone = drill and not any((to, yes, dry_run, ends))
         run_drill_command(context, source, request, junit, is_drill_alone=is_alone)
     elif ends:
-        check_ends(ends, request, dry_run=dry_run)
-        go_on = show_rest if dry_run else go_on_restore
-        commands = {RESUME: go_on, ABANDON: undo_restore, DISCARD_OLD: drop_old_databases}
-        commands[ends[0]](context, source, target, request, confirm)
+        check_ends(ends, request)
+        previews = {RESUME: show_rest, ABANDON: show_undo, DISCARD_OLD: show_old_databases}
+        commands = {RESUME: go_on_restore, ABANDON: undo_restore, DISCARD_OLD: drop_old_databases}
+        (previews if dry_run else commands)[ends[0]](context, source, target, request, confirm)
     else:
         (show_plan if dry_run else run_plan)(context, plan_restore(source, target, request), source, confirm)
 

@@ -11,13 +11,15 @@ from cli.output.results import emit, progress
 from fleet.config import Fleet
 from fleet.nodes.beside import OldDatabase
 from fleet.record import to_builtins
-from restore.abandoning import abandon_restore, discard_old
 from restore.parts.scope import RestoreScope
 from restore.request import RestoreRequest
+from restore.undoing.abandoning import AbandonReport, abandon_restore, preview_abandon
+from restore.undoing.old_databases import discard_old, find_old
 from storage.errors import RefusedError, UsageError
 
 RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
+NOT_CHANGED, NOTHING_ASIDE = "nothing was changed", "no database was put aside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +53,12 @@ class NotConfirmedError(RefusedError):
     """Somebody at a terminal has not confirmed what can't be undone."""
 
 
-def check_ends(words: list[str], request: RestoreRequest, *, dry_run: bool) -> None:
-    """Raise UsageError unless one of ENDS is given alone, or with --node; --resume also with --dry-run."""
+def check_ends(words: list[str], request: RestoreRequest) -> None:
+    """Raise UsageError unless one of ENDS is given alone, or with --node."""
     alone = RestoreRequest(request.name, scope=RestoreScope(nodes=request.scope.nodes))
-    is_resumed = words == [RESUME]
-    if len(words) > 1 or request != alone or (dry_run and not is_resumed):
-        options = "--to, --node and --dry-run" if is_resumed else "--to, --node and --yes"
-        hint = (
-            "snapshot list   shows what was put aside" if dry_run and DISCARD_OLD in words else "leave the others out"
-        )
-        raise UsageError(f"{words[0]} takes only {options}", hint=hint)
+    if len(words) > 1 or request != alone:
+        options = "--to, --node and --dry-run" + ("" if words == [RESUME] else ", and --yes")
+        raise UsageError(f"{words[0]} takes only {options}", hint="leave the others out")
 
 
 def undo_restore(
@@ -74,7 +72,26 @@ def undo_restore(
     lines += [f"previous database has its name again on {one}" for one in sorted(report.put_back)]
     lines += [f"dropped on {one}" for one in sorted(report.dropped)]
     lines += [f"emptied on {one}" for one in sorted(report.emptied)]
-    emit(context, {"schema": ABANDON_SCHEMA, **to_builtins(asdict(report))}, lines)
+    emit(context, _abandon_document(report), lines)
+
+
+def show_undo(
+    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, _confirm: Confirmation
+) -> None:
+    """Print what undoing an unfinished restore would do."""
+    with progress(context) as shown:
+        report, entered = preview_abandon(source, target, request.name, shown, request.scope.nodes)
+    lines = [f"restore {one} would be undone" for one in report.operations]
+    lines += [f"restore {one} has published all its databases, and would be recorded as done" for one in report.done]
+    lines += [f"previous database would get its name again on {one}" for one in sorted(report.put_back)]
+    lines += [f"to drop on {one}" for one in sorted(report.dropped)]
+    lines += [f"to empty on {one}" for one in sorted(report.emptied)]
+    lines += [f"to be confirmed with --yes: {line}" for line in entered]
+    emit(context, _abandon_document(report) | {"dry_run": True, "to_confirm": entered}, [*lines, NOT_CHANGED])
+
+
+def _abandon_document(report: AbandonReport) -> dict[str, object]:
+    return {"schema": ABANDON_SCHEMA, **to_builtins(asdict(report))}
 
 
 def drop_old_databases(
@@ -83,8 +100,18 @@ def drop_old_databases(
     """Drop what restores have put aside."""
     with progress(context) as shown:
         old = discard_old(source, target, request.name, confirm.dropping, shown, request.scope.nodes)
-    lines = [f"dropped: {old_text(one)}" for one in old] or ["no database was put aside"]
+    lines = [f"dropped: {old_text(one)}" for one in old] or [NOTHING_ASIDE]
     emit(context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(one) for one in old]}, lines)
+
+
+def show_old_databases(
+    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, _confirm: Confirmation
+) -> None:
+    """Print what restores have put aside."""
+    with progress(context) as shown:
+        old = find_old(source, target, request.name, shown, request.scope.nodes)
+    lines = [*(f"to drop: {old_text(one)}" for one in old), NOT_CHANGED] if old else [NOTHING_ASIDE]
+    emit(context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(one) for one in old], "dry_run": True}, lines)
 
 
 def old_text(one: OldDatabase) -> str:

@@ -108,6 +108,13 @@ class Filling:
         query = f"SELECT relid::oid::bigint FROM {self.schema}.tables"
         return {oid for (oid,) in self.connection.execute(query.encode())}
 
+    def names(self) -> list[str]:
+        """The quoted names that these tables had when it began; [] if it is removed."""
+        if not self.exists:
+            return []
+        query = f"SELECT name FROM {self.schema}.tables ORDER BY name"
+        return [name for (name,) in self.connection.execute(query.encode())]
+
     def begin(self, groups: Iterable[Group]) -> None:
         """Create the schema, in the caller's transaction; `groups` are the tables to fill, which are empty."""
         self.connection.execute(REPLICA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -21,12 +22,17 @@ PARTS = {
 }
 # Of these a reading says how much is done.
 COUNTED = (RestoreStep.ROWS, RestoreStep.INDEXES)
-# From this part of a step on, its own pace alone counts.
-OWN_PACE_SHARE = 0.5
+# A step's own pace counts by the square of the part that is done, from this part on in full; and by how long it was
+# seen: half of that after so many seconds. Readings come once a second, and phases of a step differ in pace.
+OWN_PACE_SHARE, SEEN_SECONDS = 0.5, 4.0
 # The part of the estimate that has to pass until the pace so far counts as much as the estimate.
 TRUST_SHARE = 0.15
+# Steps of one restore that take as long as estimated differ by about so much: this says nothing of those that follow.
+NOISE = 0.2
 # How much slower than expected the rest is thought to be, at most, because of one step of unknown progress.
 FACTOR_MAX = 5.0
+# Between two readings the time is counted down to this part of what it was.
+COUNTED_DOWN = 0.25
 
 
 @dataclass(slots=True)
@@ -48,6 +54,9 @@ class RestorePace:
     _step: str = ""
     _done: float = 0.0
     _idle: float = 0.0
+    # What was left, and when.
+    _left: float | None = None
+    _read: float = 0.0
     _began: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -59,6 +68,7 @@ class RestorePace:
                 self.seconds[self._step] = self.seconds.get(self._step, 0.0) + now - self._began
             self._step, self._done, self._idle, self._began = PARTS.get(name, name), 0.0, 0.0, now
             self._before = None if self.is_resumed else 0
+            self._left, self._read = self._estimate_left(now), now
         self.target.step(name, total=total, unit=unit)
         self.target.tell(Reading(0, total, unit, operation=self.operation, seconds_left=self.seconds_left()))
 
@@ -76,13 +86,23 @@ class RestorePace:
     def tell(self, reading: Reading) -> None:
         """Pass it on, with the operation, and how long the rest takes."""
         if reading.total and not reading.node and self._step in COUNTED:
-            if self._before is None:
-                self._before = reading.done
-            self._done = min((reading.done - self._before) / max(reading.total - self._before, 1), 1.0)
-            if self._done <= 0.0:
-                self._idle = time.monotonic() - self._began
+            with self._lock:
+                self._take(reading.done, reading.total)
         told = Reading(reading.done, reading.total, reading.unit, reading.node, self.operation, self.seconds_left())
         self.target.tell(told)
+
+    def _take(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._before is None:
+            self._before = done
+        share = min((done - self._before) / max(total - self._before, 1), 1.0)
+        if share <= 0.0:
+            self._idle = now - self._began
+        elif share == self._done and now - self._read < (self._left or 0.0):
+            # A phase of which the server tells nothing: what it takes is known at its end.
+            return
+        self._done = share
+        self._left, self._read = self._estimate_left(now), now
 
     def note(self, text: str) -> None:
         """Pass it on."""
@@ -95,27 +115,38 @@ class RestorePace:
     def seconds_left(self) -> float | None:
         """The seconds until the restore ends; None in a step that the estimate does not know."""
         with self._lock:
-            steps = [str(step) for step in self.estimate.seconds]
-            if self._step not in steps:
+            if self._left is None:
                 return None
-            expected = {str(step): seconds for step, seconds in self.estimate.seconds.items()}
-            elapsed, done, due = time.monotonic() - self._began, self._done, expected[self._step]
-            before = steps[: steps.index(self._step)]
-            after = sum(expected[step] for step in steps[steps.index(self._step) + 1 :])
-            # How the steps so far compare with their estimates.
-            trust = TRUST_SHARE * self.estimate.total
-            factor = (sum(self.seconds.get(step, 0.0) for step in before) + trust) / (
-                sum(expected[step] for step in before) + trust
-            )
-            if done <= 0.0:
-                # Nothing tells how far it is. What takes longer than expected says the same of the rest.
-                return max(due * factor - elapsed, 0.0) + after * max(factor, min(elapsed / max(due, 1.0), FACTOR_MAX))
-            weight = min(done / OWN_PACE_SHARE, 1.0)
-            # Its pace is that of the work; what is slow to begin is not slow to go on.
-            idle = min(self._idle, self.estimate.fixed.get(RestoreStep(self._step), 0.0))
-            left = (weight * (elapsed - idle) / done + (1 - weight) * max(due * factor - idle, 0.0)) * (1 - done)
-            whole = weight * (idle + (elapsed - idle) / done) + (1 - weight) * due * factor
-            return left + after * (weight * done * whole / max(due, 0.1) + (1 - weight * done) * factor)
+            return max(self._left - (time.monotonic() - self._read), COUNTED_DOWN * self._left)
+
+    def _estimate_left(self, now: float) -> float | None:
+        expected = {str(step): seconds for step, seconds in self.estimate.seconds.items()}
+        if self._step not in expected:
+            return None
+        elapsed, done, due = now - self._began, self._done, expected[self._step]
+        number = list(expected).index(self._step)
+        before, after = list(expected)[:number], sum(list(expected.values())[number + 1 :])
+        # How the steps so far compare with their estimates.
+        trust = TRUST_SHARE * self.estimate.total
+        factor = (sum(self.seconds.get(step, 0.0) for step in before) + trust) / (
+            sum(expected[step] for step in before) + trust
+        )
+        likely = due * _beyond_noise(factor)
+        if done <= 0.0:
+            # Nothing tells how far it is. What takes longer than expected says the same of the rest.
+            late = min(elapsed / max(due, 1.0), FACTOR_MAX)
+            return max(likely - elapsed, 0.0) + after * max(_beyond_noise(factor), late)
+        # Its pace is that of the work; what is slow to begin is not slow to go on.
+        fixed = self.estimate.fixed.get(RestoreStep(self._step), 0.0)
+        seen = elapsed - min(self._idle, fixed)
+        weight = min(done / OWN_PACE_SHARE, 1.0) ** 2 * seen / (seen + SEEN_SECONDS)
+        # By the estimate the time that has not passed is left, or half of the work that is not done.
+        left = weight * seen / done * (1 - done) + (1 - weight) * max(
+            likely - elapsed, (likely - fixed) * (1 - done) / 2, 0.0
+        )
+        share = weight * done
+        pace = share * (elapsed + left) / max(due, 0.1) + (1 - share) * factor
+        return left + after * _beyond_noise(pace)
 
     def end_node(self, node: str, rows: int, seconds: Mapping[RestoreStep, float]) -> None:
         """Keep what was measured of one node."""
@@ -137,3 +168,9 @@ class RestorePace:
             steps=steps,
             nodes=dict(self.nodes),
         )
+
+
+def _beyond_noise(factor: float) -> float:
+    """What a factor says of the steps that follow: nothing if it is near 1, all of it if it is far from it."""
+    exponent = math.log(factor)
+    return math.exp(exponent * exponent**2 / (exponent**2 + NOISE**2))

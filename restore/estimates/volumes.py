@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,8 +52,13 @@ class ShardVolume:
 
     @property
     def index_work(self) -> int:
-        """How many rows all indexes have together; an index of an empty table counts as one."""
-        return sum(count * (1 + self.rows.get(table, 0)) for table, count in self.indexes.items())
+        """How many comparisons sort all indexes, in those that a row takes in an index of a million.
+
+        An index of an empty table counts as one.
+        """
+        million = math.log2(1e6)
+        sorts = ((count, 1 + self.rows.get(table, 0)) for table, count in self.indexes.items())
+        return sum(count * max(round(rows * math.log2(rows) / million), 1) for count, rows in sorts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from restore.estimates.volumes import ShardVolume
 from snapshots.fold.limits import CHANGES_MAX
 from snapshots.records.restore_figures import RestoreFigures, StepFigures
 
-SECONDS = {RestoreStep.SPARK: 5.0, RestoreStep.FOLD: 5.0, RestoreStep.ROWS: 20.0, RestoreStep.INDEXES: 10.0}
+# Long ones: of a few seconds the pace says little.
+SECONDS = {RestoreStep.SPARK: 500.0, RestoreStep.FOLD: 500.0, RestoreStep.ROWS: 2000.0, RestoreStep.INDEXES: 1000.0}
 
 
 class Told(Silent):
@@ -58,30 +59,62 @@ def run_steps(clock: Clock, told: Told, factor: float) -> dict[str, tuple[float,
     return found
 
 
-@pytest.mark.parametrize(("is_resumed", "left"), [(True, 10.0), (False, 2.5)])
+@pytest.mark.parametrize(("is_resumed", "left"), [(True, 1000.0), (False, 250.0)])
 def test_what_was_loaded_before_does_not_count_for_the_pace_of_a_resumed_restore(
     clock: Clock, *, is_resumed: bool, left: float
 ) -> None:
-    """Of 1000 rows 600 are there; 200 take 10 seconds, and so do the others."""
+    """Of 1000 rows 600 are there; 200 take 1000 seconds, and so do the others."""
     told = Told()
-    resumed = RestorePace(told, Estimate({RestoreStep.ROWS: 20.0}), "op", is_resumed=is_resumed)
+    resumed = RestorePace(told, Estimate({RestoreStep.ROWS: 2000.0}), "op", is_resumed=is_resumed)
     resumed.step(RestoreStep.ROWS)
     resumed.tell(Reading(600, 1000, "rows"))
-    clock.now += 10.0
+    clock.now += 1000.0
     resumed.tell(Reading(800, 1000, "rows"))
-    assert told.last.seconds_left == pytest.approx(left)
+    assert told.last.seconds_left == pytest.approx(left, rel=0.02)
 
 
-@pytest.mark.parametrize(("fixed", "left"), [(5.0, 5.0), (2.0, 8.0), (9.0, 5.0)])
+@pytest.mark.parametrize(("fixed", "left"), [(500.0, 500.0), (200.0, 800.0), (900.0, 500.0)])
 def test_a_load_that_begins_slowly_goes_on_at_the_pace_of_its_rows(clock: Clock, fixed: float, left: float) -> None:
-    """For 5 seconds no row comes, then half of them within 5 seconds; up to `fixed` of the idle ones don't count."""
+    """For 500 seconds no row comes, then half of them within 500 seconds; `fixed` of the idle ones don't count."""
     told = Told()
-    running = RestorePace(told, Estimate({RestoreStep.ROWS: 20.0}, fixed={RestoreStep.ROWS: fixed}), "op")
+    running = RestorePace(told, Estimate({RestoreStep.ROWS: 2000.0}, fixed={RestoreStep.ROWS: fixed}), "op")
     running.step(RestoreStep.ROWS)
     for rows in (0, 500):
-        clock.now += 5.0
+        clock.now += 500.0
         running.tell(Reading(rows, 1000, "rows"))
-    assert told.last.seconds_left == pytest.approx(left)
+    assert told.last.seconds_left == pytest.approx(left, rel=0.02)
+
+
+def test_between_two_readings_the_time_is_counted_down_and_a_reading_of_one_node_changes_nothing(clock: Clock) -> None:
+    told = Told()
+    running = RestorePace(told, Estimate({RestoreStep.ROWS: 2000.0}), "op")
+    running.step(RestoreStep.ROWS)
+    clock.now += 1000.0
+    running.tell(Reading(500, 1000, "rows"))
+    for seconds in (10.0, 20.0):
+        clock.now += 10.0
+        running.tell(Reading(400, 500, "rows", "s1"))
+        assert told.last.seconds_left == pytest.approx(1000.0 - seconds, rel=0.01)
+    # Nor does one of a phase in which nothing is counted.
+    clock.now += 480.0
+    running.tell(Reading(500, 1000, "rows"))
+    assert told.last.seconds_left == pytest.approx(500.0, rel=0.01)
+    # It has stood still for longer than was left.
+    clock.now += 600.0
+    running.tell(Reading(500, 1000, "rows"))
+    assert told.last.seconds_left == pytest.approx(2100.0, rel=0.01)
+
+
+def test_steps_that_took_a_little_more_or_less_say_nothing_of_those_that_follow(clock: Clock) -> None:
+    for factor, least, most in ((0.8, 0.9, 1.0), (1.25, 1.0, 1.1), (4.0, 3.0, 4.0)):
+        told = Told()
+        running = RestorePace(told, Estimate(SECONDS), "op")
+        for step, seconds in list(SECONDS.items())[:3]:
+            running.step(step)
+            clock.now += factor * seconds
+        running.step(RestoreStep.INDEXES)
+        running.tell(Reading(0, 1000, "rows"))
+        assert least <= (told.last.seconds_left or 0.0) / SECONDS[RestoreStep.INDEXES] <= most, factor
 
 
 def test_what_takes_as_long_as_estimated_is_said_exactly(clock: Clock) -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.progress import Silent
-from restore.abandoning import AbandonReport, abandon_restore
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
+from restore.undoing.abandoning import AbandonReport, abandon_restore, preview_abandon
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.restoring.target_place import (
@@ -43,4 +43,16 @@ def resume(place: Place) -> list[str]:
 
 
 def abandon(place: Place) -> AbandonReport:
-    return abandon_restore(place.fleet, place.target, NAME, print, Silent())
+    """Undo the restore, as a dry run has said before, which has changed nothing."""
+    before = place.databases()
+    said, entered = preview_abandon(place.fleet, place.target, NAME, Silent())
+    assert place.databases() == before
+    confirmed: list[str] = []
+    report = abandon_restore(place.fleet, place.target, NAME, confirmed.extend, Silent())
+    assert sorted(confirmed) == sorted(entered)
+    for told, done in ((said.put_back, report.put_back), (said.emptied, report.emptied), (said.done, report.done)):
+        assert sorted(told) == sorted(done)
+    assert sorted(said.operations) == sorted(report.operations)
+    # A published database gets its former name before it is dropped.
+    assert [one.partition(":")[0] for one in said.dropped] == [one.partition(":")[0] for one in sorted(report.dropped)]
+    return report

@@ -10,10 +10,10 @@ from fleet.nodes.connections import with_database
 from fleet.nodes.lock import FleetBusyError, lock_fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from restore.abandoning import discard_old
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
 from restore.restore import restore_fleet
+from restore.undoing.old_databases import discard_old
 from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
@@ -80,6 +80,10 @@ def test_databases_that_were_put_aside_are_counted_until_they_are_dropped(place:
             (node.id, *names) for node in place.target.primaries
         ]
         assert all(one["bytes"] > 1_000_000 for one in listed["put_aside"])
+        discarding = ("restore", NAME, "--to", str(place.target.path), "--discard-old", "--dry-run")
+        code, shown = run_here(place.fleet, *discarding)
+        assert (code, shown["discarded"]) == (0, listed["put_aside"])
+        assert {name for name in place.databases() if name != DATABASE} == names
         with pytest.raises(NotConfirmedError):
             discard_old(place.fleet, place.target, NAME, Confirmation(is_given=False).dropping, Silent())
         dropped = discard_old(place.fleet, place.target, NAME, Confirmation(is_given=True).dropping, Silent())

@@ -10,13 +10,13 @@ import pytest
 
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.progress import Silent
-from restore.abandoning import abandon_restore
 from restore.crash_points import RestoreCrashPoint
 from restore.data_only.checker import TablesUnfitError
 from restore.data_only.filling import Filling
 from restore.request import RestoreRequest
 from restore.restore import resume_restore
 from restore.rows.ledger import LoadError
+from restore.undoing.abandoning import abandon_restore
 from restore.unfinished import UnfinishedRestoreError
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready

@@ -19,11 +19,11 @@ import storage.storing
 from embedded.fleet import start_fleet, stop_fleet
 from fleet.config import Fleet, load_fleet
 from fleet.progress import Silent
-from restore.abandoning import abandon_restore
 from restore.crash_points import PER_NODE, RestoreCrashPoint
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
+from restore.undoing.abandoning import abandon_restore
 from restore.unfinished import UnfinishedRestoreError
 from storage.errors import SnapshotError
 from tests.commands.snapshot_runs import Ready, configure_fleet, dropping_slots

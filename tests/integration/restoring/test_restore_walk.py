@@ -15,10 +15,10 @@ from contextlib import contextmanager
 import pytest
 
 from fleet.progress import Silent
-from restore.abandoning import abandon_restore
 from restore.crash_points import PER_NODE, RestoreCrashPoint
 from restore.request import RestoreRequest
 from restore.restore import resume_restore
+from restore.undoing.abandoning import abandon_restore
 from restore.unfinished import UnfinishedRestoreError
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Watching

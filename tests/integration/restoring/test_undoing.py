@@ -18,11 +18,11 @@ from fleet.nodes.beside import read_old
 from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.nodes.lock import FleetBusyError
 from fleet.progress import Silent
-from restore.abandoning import OldDatabaseMissingError, abandon_restore
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import RestoreAbandonedError, restore_fleet, resume_restore
+from restore.undoing.abandoning import OldDatabaseMissingError, abandon_restore
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest

@@ -10,13 +10,13 @@ from psycopg.conninfo import make_conninfo
 
 from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.progress import Silent
-from restore.abandoning import abandon_restore
 from restore.crash_points import RestoreCrashPoint
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from restore.target import TargetUnfitError
+from restore.undoing.abandoning import abandon_restore
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
 from tests.integration.routing.routed_place import SINGLE, RoutedPlace

@@ -1,16 +1,15 @@
-"""Undo a restore that ended unfinished, and drop what restores have put aside."""
+"""Undo a restore that ended unfinished."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.hints import restore_command
-from fleet.nodes.beside import OldDatabase, read_old
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
@@ -25,8 +24,8 @@ from restore.unfinished import (
     UnfinishedRestore,
     UnfinishedRestoreError,
     check_names_all,
-    check_no_unfinished,
     check_readable,
+    find_recorded,
     find_unfinished,
     settle_recorded,
 )
@@ -55,6 +54,38 @@ class AbandonReport:
     emptied: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Undoing:
+    """The unfinished restores of the targets' databases, each with its own targets, by suffix, and what holds them.
+
+    `inside` are sessions in the databases, if there are tables to empty.
+    """
+
+    store: ObjectStore
+    targets: tuple[Target, ...]
+    connections: Connections
+    inside: Connections
+    found: list[UnfinishedRestore]
+    own: Mapping[str, list[Target]]
+
+
+@contextmanager
+def _undoing(source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]) -> Iterator[_Undoing]:
+    """Hold the targets and find what can be undone there; raises what abandon_restore raises."""
+    progress.step("find unfinished restores")
+    targets, store = provisional_targets(target, nodes), source.store.open()
+    with lock_targets(targets) as connections, lock_target_fleet(target, targets, connections) as inside:
+        found = find_unfinished(store, targets, connections, progress)
+        own = {
+            one.suffix: [place.named(one.suffix) for place in targets if place.shard in one.databases] for one in found
+        }
+        for one in found:
+            _check_undoable(store, one, name)
+            check_names_all(one, targets)
+            _check_old_are_there(one, own[one.suffix], connections)
+        yield _Undoing(store, targets, connections, inside, found, own)
+
+
 def abandon_restore(
     source: Fleet,
     target: Fleet,
@@ -70,30 +101,57 @@ def abandon_restore(
     if one is of another snapshot than `name` or can't be undone any more; and OldDatabaseMissingError if a database
     can't be put back.
     """
-    progress.step("find unfinished restores")
-    targets, store, report = provisional_targets(target, nodes), source.store.open(), AbandonReport()
-    with lock_targets(targets) as connections, lock_target_fleet(target, targets, connections) as inside:
-        found = find_unfinished(store, targets, connections, progress)
-        own = {
-            one.suffix: [place.named(one.suffix) for place in targets if place.shard in one.databases] for one in found
-        }
-        for one in found:
-            _check_undoable(store, one, name)
-            check_names_all(one, targets)
-            _check_old_are_there(one, own[one.suffix], connections)
-        confirm([line for one in found for line in _find_entered(one, own[one.suffix])])
+    report = AbandonReport()
+    with _undoing(source, target, name, progress, nodes) as undoing:
+        store, own = undoing.store, undoing.own
+        confirm([line for one in undoing.found for line in _find_entered(one, own[one.suffix])])
         progress.step("undo")
         # The newest first: it may have replaced what an older one published.
-        for one in reversed(found):
+        for one in reversed(undoing.found):
             if one.is_filling:
-                _empty_filled(store, one, own[one.suffix], inside, progress, report)
+                _empty_filled(store, one, own[one.suffix], undoing.inside, progress, report)
             else:
-                _abandon(store, one, own[one.suffix], connections, progress, report)
-        report.done, made_nothing = settle_recorded(store, targets, connections)
+                _abandon(store, one, own[one.suffix], undoing.connections, progress, report)
+        report.done, made_nothing = settle_recorded(store, undoing.targets, undoing.connections)
         report.operations += made_nothing
+    return _checked(report)
+
+
+def preview_abandon(
+    source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...] = ()
+) -> tuple[AbandonReport, list[str]]:
+    """What `abandon_restore` would undo, and what would have to be confirmed; change nothing.
+
+    Raises what that raises, except for what only the undo itself meets: tables that others have changed or lock.
+    """
+    report, entered = AbandonReport(), list[str]()
+    with _undoing(source, target, name, progress, nodes) as undoing:
+        for one in reversed(undoing.found):
+            own = undoing.own[one.suffix]
+            entered += _find_entered(one, own)
+            report.operations.append(_label_of(one))
+            for place in own:
+                if one.is_filling:
+                    filling = Filling(place.node.id, undoing.inside[place.shard], one.suffix)
+                    report.emptied += [f"{place.node.id}: {table}" for table in filling.names()]
+                    continue
+                report.dropped.append(f"{place.node.id}: {one.databases[place.shard]}")
+                if place.aside in list_databases(undoing.connections[place.shard]):
+                    report.put_back.append(f"{place.node.id}: {place.database}")
+        for intent, is_done in find_recorded(undoing.store, undoing.targets, undoing.connections):
+            if intent.operation not in report.operations:
+                (report.done if is_done else report.operations).append(intent.operation)
+    return _checked(report), entered
+
+
+def _checked(report: AbandonReport) -> AbandonReport:
     if not report.operations and not report.done:
         raise UnfinishedRestoreError("no restore into these databases is unfinished", hint="run: snapshot list")
     return report
+
+
+def _label_of(found: UnfinishedRestore) -> str:
+    return found.record.operation if found.record else f"…{found.suffix}"
 
 
 def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> None:
@@ -199,7 +257,7 @@ def _abandon(
         in_parallel(work, targets)
     if intent is not None and is_open(store, operation):
         record_outcome(store, intent, "failed", "abandoned")
-    report.operations.append(operation or f"…{found.suffix}")
+    report.operations.append(_label_of(found))
 
 
 def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:
@@ -214,31 +272,3 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
                 hint=f"to finish the restore instead: {record.command} --resume",
                 details={"node": target.node.id, "database": target.aside},
             )
-
-
-def discard_old(
-    source: Fleet,
-    target: Fleet,
-    name: str,
-    confirm: Callable[[list[OldDatabase]], None],
-    progress: Progress,
-    nodes: tuple[str, ...] = (),
-) -> list[OldDatabase]:
-    """Drop the databases that restores have put aside on the target's primaries; return them.
-
-    `confirm` is given them before, and may raise. Raises UnfinishedRestoreError: an unfinished restore may need them.
-    """
-    progress.step("find databases put aside")
-    targets = provisional_targets(target, nodes)
-    with lock_targets(targets) as connections:
-        check_no_unfinished(source.store.open(), name, targets, connections, progress)
-        found = {one: read_old(one.node, connections[one.shard]) for one in targets}
-        confirm([old for databases in found.values() for old in databases])
-        progress.step("drop databases")
-
-        def drop(one: Target) -> None:
-            for old in found[one]:
-                drop_database(one, connections[one.shard], old.database)
-
-        in_parallel(drop, targets)
-    return [old for databases in found.values() for old in databases]

@@ -94,10 +94,12 @@ def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
     lines += [f"node {node}: retained WAL is not known: {why}" for node, why in listing.answers.not_asked.items()]
     lines += [one.text for one in listing.open_operations]
+    # Any snapshot's name will do.
+    name = next((entry.name for entry in reversed(listing.entries) if entry.chain), "NAME")
     lines += [
         f"node {one.node}: database {one.database}, put aside by a restore"
         + (f", takes {size_text(one.bytes)}" if one.bytes is not None else "")
-        + "; to drop it: snapshot restore NAME --discard-old"
+        + f"; to drop it: snapshot restore {name} --discard-old"
         for one in listing.answers.old
     ]
     if not listing.entries:

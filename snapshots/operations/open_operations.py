@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.hints import restore_command
+from fleet.some_names import list_some
 from snapshots.operations.deciding import has_committed
 from snapshots.operations.operation import open_operation_ids
 from snapshots.records.commits import SnapshotMissingError, increment_label
@@ -20,6 +21,7 @@ from snapshots.records.operation_records import Intent, read_intent, read_outcom
 from storage.store import ObjectMissingError, ObjectStore
 
 CREATE, RESTORE = "create", "restore"
+SHOWN_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,11 @@ class OpenOperation:
         one = self.operation
         if one is None:
             return f"operation {self.id} has no known result: {self.problem}"
-        what = f"operation {self.id} ({one.kind} {one.snapshot}, begun {one.began_at}) has no"
+        made = one.targets if isinstance(one.targets, tuple) else ()
+        # Each is a server's identifier and a database's name.
+        databases = sorted({place.partition("/")[2] for place in made})
+        into = f" into database {list_some(databases, SHOWN_MAX)}" if databases else ""
+        what = f"operation {self.id} ({one.kind} {one.snapshot}{into}, begun {one.began_at}) has no"
         if self.problem:
             return f"{what} known result: {self.problem}"
         what += " outcome"

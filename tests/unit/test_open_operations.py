@@ -47,6 +47,19 @@ def test_an_open_operation_without_a_commit_is_named_without_alarm() -> None:
     assert store.list("") == before
 
 
+def test_an_open_restore_is_named_with_the_databases_that_it_makes() -> None:
+    store = memory()
+    one = structs.replace(leave_open(store, kind="restore"), operation="op-r", targets=("7/bank", "8/bank", "8/till"))
+    with pytest.raises(IndeterminateError), record_operation(store, Operation(one)):
+        raise IndeterminateError("it died")
+    texts = [found.text for found in read_open_operations(store)]
+    began = "begun 2026-11-20T11:00:00.000Z) has no outcome: it is running, or ended unfinished; to end it: snapshot"
+    assert texts[0].startswith(f"operation op-daily-0-restore (restore daily, {began} restore daily --resume")
+    assert texts[1].startswith(
+        f"operation op-r (restore daily into database bank, till, {began} restore daily --resume"
+    )
+
+
 def test_the_snapshot_of_an_open_operation_with_a_commit_exists() -> None:
     store = memory()
     one = leave_open(store)

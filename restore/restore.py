@@ -229,6 +229,7 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
             _add_hint(run, error)
         elif _drop_all(run):
             lease.stays_open = False
+            _say_undone(run, error)
         else:
             _add_hint(run, error)
         raise
@@ -247,6 +248,22 @@ def _add_hint(run: RestoreRun, error: BaseException) -> None:
         error.details["unfinished"] = run.operation
     else:
         run.progress.note("; ".join(["the restore ended unfinished", *lines]))
+
+
+def _say_undone(run: RestoreRun, error: BaseException) -> None:
+    """Say that nothing of the restore is left, if there was something."""
+    if not run.created:
+        return
+    what = (
+        "the tables that it filled are empty again"
+        if run.plan.request.scope.data_only
+        else "the databases that it made are dropped"
+    )
+    line = f"nothing of this restore is left: {what}"
+    if isinstance(error, SnapshotError):
+        error.hint = "\n".join(filter(None, [error.hint, line]))
+    else:
+        run.progress.note(line)
 
 
 def _drop_all(run: RestoreRun) -> bool:

@@ -109,11 +109,8 @@ class Filling:
         return {oid for (oid,) in self.connection.execute(query.encode())}
 
     def names(self) -> list[str]:
-        """The quoted names that these tables had when it began; [] if it is removed."""
-        if not self.exists:
-            return []
-        query = f"SELECT name FROM {self.schema}.tables ORDER BY name"
-        return [name for (name,) in self.connection.execute(query.encode())]
+        """The quoted names of the tables that `undo` would empty; [] if it is removed."""
+        return [one.name for one in self._find_tables()] if self.exists else []
 
     def begin(self, groups: Iterable[Group]) -> None:
         """Create the schema, in the caller's transaction; `groups` are the tables to fill, which are empty."""
@@ -187,16 +184,19 @@ class Filling:
             ) from error
         return tables
 
+    def _find_tables(self) -> list[_Filled]:
+        query = FILLED_QUERY.format(schema=self.schema).encode()
+        return [_Filled._make(row) for row in self.connection.execute(query, ()).fetchall()]
+
     def _lock_tables(self) -> list[_Filled]:
         """Lock the tables; raise TablesChangedError if they are not what they were when they were filled."""
-        query = FILLED_QUERY.format(schema=self.schema).encode()
-        for one in map(_Filled._make, self.connection.execute(query, ()).fetchall()):
+        for one in self._find_tables():
             try:
                 self.connection.execute(f"LOCK TABLE ONLY {one.name} IN ACCESS EXCLUSIVE MODE".encode())
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                 self._refuse(f"table {one.name} has just got another name, or is gone", "repeat the command")
         # Under the locks nobody changes them any more.
-        tables = [_Filled(*row) for row in self.connection.execute(query, ()).fetchall()]
+        tables = self._find_tables()
         for one in tables:
             if not one.has_name:
                 self._refuse(

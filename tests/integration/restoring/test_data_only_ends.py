@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import random
 from collections import Counter
 
@@ -75,7 +76,8 @@ def test_a_killed_one_is_named_and_goes_on_or_is_undone(
         for again in ("--data-only", "--replace", "--schema-only"):
             code, refused = run_here(place.fleet, *words(place, again))
             assert (code, refused["error"]) == (3, "unfinished-restore"), refused
-            assert "rows in tables of database shop on s1" in refused["message"]
+            # Of nodes that work side by side any may have begun.
+            assert re.search(r"rows in tables of database shop on s\d", refused["message"]), refused
             assert f"to go on with it: snapshot restore {NAME} --resume" in refused["hint"]
             assert f"to undo it: snapshot restore {NAME} --abandon" in refused["hint"]
         code, done = run_here(place.fleet, *words(place, end), spark=place.spark)
@@ -84,7 +86,7 @@ def test_a_killed_one_is_named_and_goes_on_or_is_undone(
             assert (done["resumed"], done["scope"]["data_only"]) == (True, True)
             assert_filled(place)
         else:
-            assert "s1: public.item" in done["emptied"]
+            assert "public.item" in {one.partition(": ")[2] for one in done["emptied"]}
             assert_empty(place)
 
 

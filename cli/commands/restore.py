@@ -19,6 +19,7 @@ from cli.commands.restore_ends import (
     Confirmation,
     check_ends,
     drop_old_databases,
+    naming_target,
     show_old_databases,
     show_undo,
     undo_restore,
@@ -109,16 +110,17 @@ def restore(
     check_options(request)
     confirm = Confirmation(is_given=yes or not sys.stdin.isatty())
     ends = [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]
-    if drill or junit is not None:
-        is_alone = drill and not any((to, yes, dry_run, ends))
-        run_drill_command(context, source, request, junit, is_drill_alone=is_alone)
-    elif ends:
-        check_ends(ends, request)
-        previews = {RESUME: show_rest, ABANDON: show_undo, DISCARD_OLD: show_old_databases}
-        commands = {RESUME: go_on_restore, ABANDON: undo_restore, DISCARD_OLD: drop_old_databases}
-        (previews if dry_run else commands)[ends[0]](context, source, target, request, confirm)
-    else:
-        (show_plan if dry_run else run_plan)(context, plan_restore(source, target, request), source, confirm)
+    with naming_target(to):
+        if drill or junit is not None:
+            is_alone = drill and not any((to, yes, dry_run, ends))
+            run_drill_command(context, source, request, junit, is_drill_alone=is_alone)
+        elif ends:
+            check_ends(ends, request)
+            previews = {RESUME: show_rest, ABANDON: show_undo, DISCARD_OLD: show_old_databases}
+            commands = {RESUME: go_on_restore, ABANDON: undo_restore, DISCARD_OLD: drop_old_databases}
+            (previews if dry_run else commands)[ends[0]](context, source, target, request, confirm)
+        else:
+            (show_plan if dry_run else run_plan)(context, plan_restore(source, target, request), source, confirm)
 
 
 def run_plan(context: typer.Context, plan: RestorePlan, source: Fleet, confirm: Confirmation) -> None:

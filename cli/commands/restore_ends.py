@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import typer
 
 from cli.output.format import size_text
 from cli.output.results import emit, progress
 from fleet.config import Fleet
+from fleet.hints import SAME_TARGET
 from fleet.nodes.beside import OldDatabase
 from fleet.record import to_builtins
 from restore.parts.scope import RestoreScope
 from restore.request import RestoreRequest
 from restore.undoing.abandoning import AbandonReport, abandon_restore, preview_abandon
 from restore.undoing.old_databases import discard_old, find_old
-from storage.errors import RefusedError, UsageError
+from storage.errors import RefusedError, SnapshotError, UsageError
 
 RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
+# The last command of a hint's line; one with `or:` can't take another word at its end.
+RESTORE_COMMAND = re.compile(r"snapshot restore \S+(?: (?!or:)\S+)*$")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
 NOT_CHANGED, NOTHING_ASIDE = "nothing was changed", "no database was put aside"
 
@@ -51,6 +59,20 @@ class Confirmation:
 
 class NotConfirmedError(RefusedError):
     """Somebody at a terminal has not confirmed what can't be undone."""
+
+
+@contextmanager
+def naming_target(to: Path | None) -> Iterator[None]:
+    """Let the hints of an error name the target as it was given."""
+    try:
+        yield
+    except SnapshotError as error:
+        lines = error.hint.split("\n")
+        if SAME_TARGET in lines:
+            given = f" --to {shlex.quote(str(to))}" if to else ""
+            commands = [f"{line}{given}" if RESTORE_COMMAND.search(line) else line for line in lines]
+            error.hint = "\n".join(line for line in commands if line != SAME_TARGET)
+        raise
 
 
 def check_ends(words: list[str], request: RestoreRequest) -> None:

@@ -79,7 +79,7 @@ def test_a_killed_one_is_named_and_goes_on_or_is_undone(
             # Of nodes that work side by side any may have begun.
             assert re.search(r"rows in tables of database shop on s\d", refused["message"]), refused
             assert f"to go on with it: snapshot restore {NAME} --resume" in refused["hint"]
-            assert f"to undo it: snapshot restore {NAME} --abandon" in refused["hint"]
+            assert refused["hint"].endswith(f"to undo it: snapshot restore {NAME} --abandon --to {place.target.path}")
         code, done = run_here(place.fleet, *words(place, end), spark=place.spark)
         assert code == 0, done
         if end == "--resume":

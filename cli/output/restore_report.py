@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
 import typer
 
 from cli.output.borrowed import borrowed_document, borrowed_lines
+from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
 from cli.output.restore_plan import plan_document, plan_lines
-from cli.output.results import show_preview
+from cli.output.results import show_preview, write_document
 from fleet.hints import NEW_CHAIN
 from fleet.record import to_builtins
 from restore.plan import RestorePlan
@@ -134,8 +136,10 @@ def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
 def announce_plan(
     context: typer.Context, announced: dict[str, Any], plan: RestorePlan, preview: RestorePreview
 ) -> None:
-    """Show what will be done, and keep it for the command's JSON."""
+    """Show what will be done, and keep it for the command's JSON; with `--json` it is a line of stderr at once."""
     announced["plan"] = plan_document(plan, preview)
+    if command_context(context).json and not command_context(context).quiet:
+        write_document(preview_document(plan, preview), sys.stderr)
     # Progress shows the warnings, and what --replace ends.
     show_preview(context, preview_lines(plan, replace(preview, warnings=[])))
 

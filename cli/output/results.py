@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from cli.output.context import command_context
 from cli.output.format import printable, time_text
@@ -56,9 +56,9 @@ def show_preview(context: typer.Context, lines: Iterable[str | RenderableType]) 
         emit(context, {}, lines)
 
 
-def write_document(document: Mapping[str, object]) -> None:
-    """Write one JSON document as one line."""
-    sys.stdout.write(json.dumps(document, default=_json_value, allow_nan=False) + "\n")
+def write_document(document: Mapping[str, object], stream: TextIO | None = None) -> None:
+    """Write one JSON document as one line, to stdout unless told otherwise."""
+    (stream or sys.stdout).write(json.dumps(document, default=_json_value, allow_nan=False) + "\n")
 
 
 def discard_stdout() -> None:

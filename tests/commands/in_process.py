@@ -51,8 +51,15 @@ def shared_session(spark: SparkSession | None) -> Iterator[None]:
 
 def run_and_capture(fleet: Fleet, *words: str, spark: SparkSession | None = None) -> tuple[int, str]:
     """Run the command line; return its exit code and stdout, which must not be empty."""
-    out, err = io.StringIO(), io.StringIO()
+    err = io.StringIO()
+    code, out = run_with_stderr(err, fleet, *words, spark=spark)
+    assert out, err.getvalue()
+    return code, out
+
+
+def run_with_stderr(err: io.StringIO, fleet: Fleet, *words: str, spark: SparkSession | None = None) -> tuple[int, str]:
+    """Run the command line, and write its stderr to `err`; return its exit code and stdout."""
+    out = io.StringIO()
     with shared_session(spark), redirect_stdout(out), redirect_stderr(err):
         code = run(["--fleet", str(fleet.path), *words])
-    assert out.getvalue(), err.getvalue()
     return code, out.getvalue()

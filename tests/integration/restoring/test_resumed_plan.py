@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
@@ -16,7 +17,7 @@ from restore.plan import RestorePlan
 from restore.preview import RestorePreview
 from restore.request import RestoreRequest
 from restore.restore import resume_restore
-from tests.commands.in_process import run_and_capture, run_here
+from tests.commands.in_process import run_and_capture, run_here, run_with_stderr
 from tests.commands.snapshot_runs import Ready
 from tests.integration.restoring.ending import restore_left
 from tests.integration.restoring.target_place import NAME, SHARDS, Place, assert_restored, old_databases
@@ -84,9 +85,17 @@ def test_what_is_left_is_shown_without_a_change(place: Place, monkeypatch: pytes
             code, again = run_here(place.fleet, *words, "--dry-run")
         assert loading_of(again) == [("created", 0)] * SHARDS
         assert place.comments() == before
-        code, done = run_here(place.fleet, *words, spark=place.spark)
-        assert (code, done["plan"]["targets"]) == (0, planned["plan"]["targets"])
+        said = io.StringIO()
+        code, out = run_with_stderr(said, place.fleet, *words, "--json", spark=place.spark)
+        assert (code, json.loads(out)["plan"]["targets"]) == (0, planned["plan"]["targets"])
         assert_restored(place)
+        lines = [json.loads(line) for line in said.getvalue().splitlines()]
+        schemas = [line["schema"] for line in lines]
+        assert schemas.count(planned["schema"]) == 1
+        # Before the first step that changes something.
+        number = schemas.index(planned["schema"])
+        assert lines[number]["plan"]["targets"] == planned["plan"]["targets"]
+        assert {line["step"] for line in lines[:number]} == {"check targets"}
         code, none = run_here(place.fleet, *words, "--dry-run")
         assert (code, none["error"]) == (3, "unfinished-restore")
 

@@ -229,7 +229,7 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
             _add_hint(run, error)
         elif _drop_all(run):
             lease.stays_open = False
-            _say_undone(run, error)
+            _say_undone(run)
         else:
             _add_hint(run, error)
         raise
@@ -250,20 +250,12 @@ def _add_hint(run: RestoreRun, error: BaseException) -> None:
         run.progress.note("; ".join(["the restore ended unfinished", *lines]))
 
 
-def _say_undone(run: RestoreRun, error: BaseException) -> None:
+def _say_undone(run: RestoreRun) -> None:
     """Say that nothing of the restore is left, if there was something."""
-    if not run.created:
-        return
-    what = (
-        "the tables that it filled are empty again"
-        if run.plan.request.scope.data_only
-        else "the databases that it made are dropped"
-    )
-    line = f"nothing of this restore is left: {what}"
-    if isinstance(error, SnapshotError):
-        error.hint = "\n".join(filter(None, [error.hint, line]))
-    else:
-        run.progress.note(line)
+    if run.created:
+        is_filling = run.plan.request.scope.data_only
+        what = "the tables that it filled are empty again" if is_filling else "the databases that it made are dropped"
+        run.progress.note(f"nothing of this restore is left: {what}")
 
 
 def _drop_all(run: RestoreRun) -> bool:

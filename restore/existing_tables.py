@@ -72,7 +72,8 @@ def check_existing(
         with obstacles.collecting(node.id), raising_unreachable(node), _enter(plan, target, connection) as session:
             has_begun = Filling(node.id, session, suffix_of(plan.intent.operation)).exists
             wanted = WantedRows(groups, _sequences_of(plan, target, session), source.encoding, has_begun)
-            check_tables(node, session, wanted, obstacles)
+            with limiting_locks(node, session):
+                check_tables(node, session, wanted, obstacles)
             views = find_views(session)
             left_out += [f"rows of materialized view {name} on {target.shard}: it is not refreshed" for name in views]
     return left_out
@@ -98,6 +99,20 @@ def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[obj
                 f"node {node.id}: {problems[0].problem}", hint=problems[0].remedy, details={"database": name}
             ) from error
         raise
+
+
+@contextmanager
+def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[None]:
+    """Raise TablesInUseError when a lock is waited for in the block for LOCK_SECONDS_MAX."""
+    session.execute(f"SET lock_timeout = '{LOCK_SECONDS_MAX}s'")
+    try:
+        yield
+        session.execute("SET lock_timeout = 0")
+    except (psycopg.errors.LockNotAvailable, SchemaLoadError) as error:
+        if not any(isinstance(one, psycopg.errors.LockNotAvailable) for one in (error, error.__cause__)):
+            raise
+        why = f"others have had them, or sequences, locked for {LOCK_SECONDS_MAX} s"
+        raise in_use(node, session.info.dbname, why) from error
 
 
 def _sequences_of(plan: RestorePlan, target: Target, session: psycopg.Connection[object]) -> list[Sequence]:
@@ -241,7 +256,7 @@ def publish_rows(run: RestoreRun) -> None:
     def set_values(target: Target) -> None:
         session = run.inside[target.shard]
         try:
-            with raising_unreachable(target.node):
+            with raising_unreachable(target.node), ending(run.watch, session), limiting_locks(target.node, session):
                 set_sequences(session, _sequences_of(run.plan, target, session))
         except SchemaLoadError as error:
             raise TablesUnfitError(

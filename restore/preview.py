@@ -37,9 +37,9 @@ from restore.obstacles.server import check_locales
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.request import RestoreRequest
 from restore.roles import missing_roles
-from restore.run import running
+from restore.run import RestoreRun, running
 from restore.target import Target, check_apart, check_target, check_xml, find_xml_columns, lock_targets
-from restore.unfinished import check_names_all, check_no_unfinished, find_resumable
+from restore.unfinished import check_names_all, check_no_unfinished, find_closed, find_resumable
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.large_objects import count_by_node
@@ -80,7 +80,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         reached = [target for target in plan.targets if target.shard in connections]
         check_no_unfinished(plan.store.open(), plan.request.name, reached, connections, progress)
         preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
-        return replace(preview, replaces=find_replaced(plan, connections))
+        return replace(preview, replaces=find_replaced(plan, connections, plan.targets))
 
 
 def preview_resumed(
@@ -92,7 +92,7 @@ def preview_resumed(
     """
     provisional = provisional_targets(target, request.scope.nodes)
     with lock_targets(provisional) as locked:
-        found = find_resumable(source.store.open(), request.name, provisional, locked, progress)
+        found = find_resumable(source.store.open(), request.name, provisional, locked, progress, settles=False)
         check_names_all(found, provisional)
         plan = plan_resumed(source, target, found.last_record)
         with running(plan, progress, locked) as run:
@@ -102,7 +102,16 @@ def preview_resumed(
             done = plan.targets if found.is_published else run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
             left = [one for one in plan.targets if one not in done]
             preview = check_restore(plan, left, run.connections, run.folder, run.obstacles, run.find_begun())
+            preview = with_replaced(preview, run)
     return plan, preview
+
+
+def with_replaced(preview: RestorePreview, run: RestoreRun) -> RestorePreview:
+    """The preview of a restore that is resumed, with what it still replaces, and what is closed until it ends."""
+    unnamed = [one for one in run.plan.targets if not run.is_renamed(one)]
+    closed = [f"nobody can connect to {one} until it is ended" for one in find_closed(unnamed, run.connections)]
+    replaces = find_replaced(run.plan, run.connections, unnamed)
+    return replace(preview, replaces=replaces, warnings=[*preview.warnings, *closed])
 
 
 def check_restore(
@@ -216,12 +225,14 @@ def left_rows(plan: RestorePlan) -> list[str]:
     return rows + [f"{counts[one]} large objects on {one}" for one in plan.sources if counts.get(one)]
 
 
-def find_replaced(plan: RestorePlan, connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
+def find_replaced(
+    plan: RestorePlan, connections: Mapping[str, psycopg.Connection[Any]], targets: Iterable[Target]
+) -> list[str]:
     """What `--replace` ends, a line each: the databases that it puts aside, and the chains that go on in them."""
     lines: list[str] = []
     chains: set[str] = set()
     owners = read_slot_owners(plan.store.open())
-    for target in plan.targets:
+    for target in targets:
         connection = connections[target.shard]
         if plan.request.scope.data_only or target.database not in list_databases(connection):
             continue

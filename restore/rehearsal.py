@@ -91,7 +91,7 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
     ]
     raise TargetUnfitError(
         f"node {target.node.id}: {'; '.join(problems)}",
-        hint=["restore as a superuser"] if superusers else script,
+        hint=["restore as a superuser, or give all of it to your role: --no-owner"] if superusers else script,
         details={"node": target.node.id, "superusers": superusers, "grants": list(grants)},
     )
 

@@ -26,7 +26,7 @@ from restore.estimates.pace import RestorePace
 from restore.existing_tables import publish_rows, remove_fillings
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
-from restore.preview import RestorePreview, check_restore, find_replaced
+from restore.preview import RestorePreview, check_restore, find_replaced, with_replaced
 from restore.publishing import clear_records, close_databases, end_published, open_databases, publish_database
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
@@ -70,7 +70,7 @@ def restore_fleet(
         check_no_unfinished(store, plan.request.name, reached, run.connections, progress)
         preview = check_restore(plan, plan.targets, run.connections, run.folder, run.obstacles)
         settle_recorded(store, plan.targets, run.connections)
-        replaced = find_replaced(plan, run.connections)
+        replaced = find_replaced(plan, run.connections, plan.targets)
         if announce:
             announce(preview)
         if confirm:
@@ -103,7 +103,7 @@ def resume_restore(
     store = source.store.open()
     with ExitStack() as stack:
         locked = stack.enter_context(lock_targets(provisional))
-        found = find_resumable(store, request.name, provisional, locked, progress)
+        found = find_resumable(store, request.name, provisional, locked, progress, settles=True)
         check_names_all(found, provisional)
         if found.is_published:
             planned: RestoreReport | None = None
@@ -126,10 +126,11 @@ def resume_restore(
         for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
             run.end_loading(one)
         preview = check_restore(plan, chosen, run.connections, run.folder, run.obstacles, run.find_begun())
+        preview = with_replaced(preview, run)
         if announce:
             announce(plan, preview)
-        for warning in preview.warnings:
-            progress.note(warning)
+        for line in (*preview.warnings, *preview.replaces):
+            progress.note(line)
         run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation, is_resumed=True)
         _restore(run, preview, spark, is_resumed=True)
     run.report.seconds = time.monotonic() - began

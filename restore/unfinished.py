@@ -228,20 +228,41 @@ def check_no_unfinished(
         ends = [f"to undo it: {command} --abandon"] if found.may_be_undone(store) else []
         if found.record is not None and not found.is_abandoned:
             ends.insert(0, f"to go on with it: {command} --resume")
+        closed = find_closed(targets, connections)
+        until = f"; nobody can connect to {', '.join(closed)} until it is ended" if closed else ""
         raise UnfinishedRestoreError(
-            f"{found.label()} ended unfinished: it left {where}",
+            f"{found.label()} ended unfinished: it left {where}{until}",
             hint=[*ends, SAME_TARGET],
             details={"operation": found.record.operation if found.record else None, "databases": found.databases},
         )
 
 
+def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
+    """The targets' databases that accept no connections, as a restore that publishes leaves them if it is killed."""
+    return [
+        f"database {one.database} on {one.node.id}"
+        for one in targets
+        if (found := list_databases(connections[one.shard]).get(one.database)) and not found.is_open
+    ]
+
+
 def find_resumable(
-    store: ObjectStore, name: str, targets: Sequence[Target], connections: Connections, progress: Progress
+    store: ObjectStore,
+    name: str,
+    targets: Sequence[Target],
+    connections: Connections,
+    progress: Progress,
+    *,
+    settles: bool,
 ) -> UnfinishedRestore:
-    """The only unfinished restore, of snapshot `name`; raise UnfinishedRestoreError if it can't be resumed."""
+    """The only unfinished restore, of snapshot `name`; raise UnfinishedRestoreError if it can't be resumed.
+
+    If it `settles`, the outcome of those that have left nothing is recorded.
+    """
     unfinished = find_unfinished(store, targets, connections, progress)
     if not unfinished:
-        settle_recorded(store, targets, connections)
+        if settles:
+            settle_recorded(store, targets, connections)
         raise UnfinishedRestoreError(
             "no restore into these databases is unfinished",
             hint="see: snapshot list   If it had --to FILE, give the same; one that has ended needs no --resume",

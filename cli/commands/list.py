@@ -124,7 +124,7 @@ def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
             table.add_row(
                 entry.name if commit.increment == 0 else "",
                 str(commit.increment) if commit.increment else "only cut" if entry.chain.full.only_cut else "full",
-                f"{commit.created_at[:19].replace('T', ' ')} ({age_text(then, now=now)})",
+                f"{commit.created_at[:19].replace('T', ' ')}Z ({age_text(then, now=now)})",
                 _state(entry, commit),
                 count_text(commit.counts["changes"]),
                 count_text(commit.counts["transactions"]),

@@ -79,8 +79,7 @@ def check_ends(words: list[str], request: RestoreRequest) -> None:
     """Raise UsageError unless one of ENDS is given alone, or with --node."""
     alone = RestoreRequest(request.name, scope=RestoreScope(nodes=request.scope.nodes))
     if len(words) > 1 or request != alone:
-        options = "--to, --node and --dry-run" + ("" if words == [RESUME] else ", and --yes")
-        raise UsageError(f"{words[0]} takes only {options}", hint="leave the others out")
+        raise UsageError(f"{words[0]} takes only --to, --node, --dry-run and --yes", hint="leave the others out")
 
 
 def undo_restore(
@@ -94,6 +93,7 @@ def undo_restore(
     lines += [f"previous database has its name again on {one}" for one in sorted(report.put_back)]
     lines += [f"dropped on {one}" for one in sorted(report.dropped)]
     lines += [f"emptied on {one}" for one in sorted(report.emptied)]
+    lines += [f"{one} accepts connections again" for one in report.opened]
     emit(context, _abandon_document(report), lines)
 
 
@@ -108,6 +108,7 @@ def show_undo(
     lines += [f"previous database would get its name again on {one}" for one in sorted(report.put_back)]
     lines += [f"to drop on {one}" for one in sorted(report.dropped)]
     lines += [f"to empty on {one}" for one in sorted(report.emptied)]
+    lines += [f"{one} would accept connections again" for one in report.opened]
     lines += [f"to be confirmed with --yes: {line}" for line in entered]
     emit(context, _abandon_document(report) | {"dry_run": True, "to_confirm": entered}, [*lines, NOT_CHANGED])
 

@@ -80,15 +80,17 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show t
 
 def parse_moment(option: str, text: str) -> datetime:
     """The moment that an option's value names; raise UsageError."""
+    why = ""
     try:
         moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            raise ValueError("it does not say how far it is from UTC")
-        return moment.astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(
-            f"{option} {text!r} is no time: {error}", hint="write it as 2026-11-20T10:00Z or 2026-11-20T11:00+01:00"
-        ) from error
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+        why = ": it does not say how far it is from UTC"
+    except (ValueError, OverflowError):
+        pass
+    raise UsageError(
+        f"{option} {text!r} is no time{why}", hint="write it as 2026-11-20T10:00Z or 2026-11-20T11:00+01:00"
+    )
 
 
 def parse_at(at: str | None, increment: int | None) -> datetime | None:

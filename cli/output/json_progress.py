@@ -81,7 +81,9 @@ class JsonProgress:
             if self._step is not None:
                 if reading.unit or reading.node:
                     self._step.readings[reading.node] = reading
-                    self._step.first.setdefault(reading.node, (reading.done, time.monotonic()))
+                    if not self._step.first.get(reading.node, (0, 0.0))[0]:
+                        # What takes long to begin is not slow to go on.
+                        self._step.first[reading.node] = (reading.done, time.monotonic())
                     self._step.pending[reading.node] = None
                 self._show_sometimes(self._step, reading.node)
 

@@ -23,6 +23,8 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
         f"source: {chain.name} at {number}, from {plan.store.open().url}",
         f"cut: {time_text(made_at)}, {age_text(made_at, now=now)}",
     ]
+    if plan.request.at and plan.request.at > datetime.now(UTC):
+        lines.append("warning: --at is in the future, so the newest cut is taken; see its offset from UTC")
     if plan.next_cut:
         after = chain.last.increment + 1
         lines.append(f"not taken, because it is after --at: the cut of increment {after}, {time_text(plan.next_cut)}")

@@ -141,7 +141,7 @@ def announce_plan(
     if command_context(context).json and not command_context(context).quiet:
         write_document(preview_document(plan, preview), sys.stderr)
     # Progress shows the warnings, and what --replace ends.
-    show_preview(context, preview_lines(plan, replace(preview, warnings=[])))
+    show_preview(context, preview_lines(plan, replace(preview, warnings=[], replaces=[])))
 
 
 def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:

@@ -16,6 +16,8 @@ from fleet.nodes.connections import database_name
 
 NAME_BYTES_MAX = 63
 LOADING, ASIDE = "_restoring_", "_before_"
+# The schema of a restore into tables that exist begins with this, and ends with the restore's suffix.
+FILLING = "cutline_restoring_"
 # The random part of an operation's id.
 SUFFIX_LENGTH = 10
 SUFFIX = re.compile(rf"[0-9a-f]{{{SUFFIX_LENGTH}}}")

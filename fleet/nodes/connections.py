@@ -221,7 +221,8 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     lines = [line for line in lines if line and line not in LIBPQ_GUESSES and not line.startswith(FROM_FILE)]
     hint = "check that the server runs, and that the dsn in fleet.toml and your password file are right"
     if refuses_database(node, error):
-        hint += f"; {UNFINISHED_RESTORE}"
+        # It runs, and has answered.
+        hint = f"{UNFINISHED_RESTORE}; else check the name of the database in fleet.toml"
     return NodeUnreachableError(
         f"node {node.id}: {lines[-1] if lines else type(error).__name__}{missing_files(node.dsn)}",
         hint=hint,

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
+from fleet.nodes.beside import FILLING, SUFFIX_LENGTH
 from fleet.nodes.encodings import RAW, UTF8, encoding_of, find_inconvertible
 from fleet.nodes.privileges import (
     STANDBY_FUNCTIONS,
@@ -52,6 +53,11 @@ SELECT kind, name FROM (
 ) AS every (kind, name) WHERE encode(name, 'escape') ~ '\\\\[23][0-7][0-7]'
 """
 NAMES_SHOWN_MAX = 8
+# Those of superusers and our own: anybody who may create a schema may make one of such a name.
+FILLINGS_QUERY = f"""
+SELECT n.nspname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+ WHERE n.nspname ~ '^{FILLING}[0-9a-f]{{{SUFFIX_LENGTH}}}$' AND (r.rolsuper OR r.rolname = current_user) ORDER BY 1
+"""
 
 
 def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[NodeProblem]:
@@ -84,6 +90,20 @@ def check_decoding(sessions: Sessions) -> None:
         problems += find_decoding_problems(node, read_role(node, connection))
         problems += _find_level_problems(node, connection)
     refuse_unfit(problems)
+
+
+def find_fillings(sessions: Sessions) -> list[NodeProblem]:
+    """The databases into which a restore has loaded rows and not ended: a copy would have half of its rows."""
+    problems: list[NodeProblem] = []
+    for node, connection in sessions.primaries.items():
+        for (schema,) in connection.execute(FILLINGS_QUERY):
+            what = f"schema {schema} is of a restore into existing tables that has not ended"
+            remedy = (
+                "end it as snapshot list   says; if it came with a copy of another database:"
+                f" DROP SCHEMA {schema} CASCADE"
+            )
+            problems.append(NodeProblem(node, what, remedy))
+    return problems
 
 
 def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:

@@ -18,7 +18,13 @@ from fleet.tables.names import quote_identifier, table_name
 from restore.data_only.checker import Checker, named
 from restore.data_only.filled_tables import find_acting, find_oids
 from restore.data_only.filling import DELETED, REPLICA
-from restore.data_only.references import delete_actions, find_temporal, find_unreadable, find_untrusted
+from restore.data_only.references import (
+    delete_actions,
+    find_code_of_others,
+    find_temporal,
+    find_unreadable,
+    find_untrusted,
+)
 from restore.data_only.sequences import check_sequences
 from restore.obstacles.obstacles import Obstacles
 from restore.rows.partition_roots import find_roots
@@ -251,6 +257,12 @@ def _check_constraints(
             f"foreign keys of {checker.label} can't be verified without running code of roles that own no restored"
             f" table: {named(untrusted)}",
             "drop them until the restore is done, or restore those tables, too",
+        )
+    if code := find_code_of_others(connection, oids):
+        checker.add(
+            f"loading rows into tables of {checker.label} would run code of roles that own no restored table:"
+            f" {named(code)}",
+            "give these to an owner of the tables: ALTER TYPE, DOMAIN or FUNCTION … OWNER TO …",
         )
     if temporal := find_temporal(connection, oids):
         checker.add(

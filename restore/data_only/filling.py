@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import psycopg
 
+from fleet.nodes.beside import FILLING
 from fleet.nodes.connections import refuse_views
 from fleet.tables.groups import Group, qualify
 from restore.data_only.filled_tables import find_acting
@@ -19,7 +20,10 @@ from restore.data_only.references import LOCK_SECONDS_MAX, find_orphan
 from restore.rows.ledger import TablesInUseError, create_ledger
 from storage.errors import RefusedError
 
-PREFIX = "cutline_restoring_"
+# Which database the session is in: a copy of a database has a copy of what a restore kept in it.
+PLACE = """
+(SELECT system_identifier || '/' || d.oid FROM pg_control_system(), pg_database d WHERE d.datname = current_database())
+"""
 RELATIONS = ("record", "tables", "ledger")
 # The schemas of such names, their owners, and whether all in them that is read belongs to our role or to a superuser.
 # Anybody may make one who has CREATE on the database, and what is read of a view runs as our role.
@@ -30,7 +34,7 @@ SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM tr
         WHERE c.relnamespace = n.oid AND c.relname = ANY (%s) AND c.relkind = 'r' AND c.relpersistence = 'p'
           AND c.relowner IN (SELECT oid FROM trusted) AND NOT c.relhasrules AND NOT c.relrowsecurity
           AND NOT EXISTS (SELECT FROM pg_inherits i WHERE c.oid IN (i.inhparent, i.inhrelid))) = {len(RELATIONS)}
-  FROM pg_namespace n WHERE n.nspname ~ '^{PREFIX}[0-9a-f]{{10}}$' ORDER BY 1
+  FROM pg_namespace n WHERE n.nspname ~ '^{FILLING}[0-9a-f]{{10}}$' ORDER BY 1
 """
 # No trigger acts on what the transaction does, be it on a table or on DDL, and no foreign key is checked.
 REPLICA = "SET LOCAL session_replication_role = replica"
@@ -91,7 +95,7 @@ class Filling:
     @property
     def schema(self) -> str:
         """The schema that it keeps."""
-        return f"{PREFIX}{self.suffix}"
+        return f"{FILLING}{self.suffix}"
 
     @property
     def ledger(self) -> str:
@@ -117,7 +121,7 @@ class Filling:
         self.connection.execute(REPLICA)
         create_ledger(self.connection, self.schema)
         for definition in (
-            "record (one boolean PRIMARY KEY DEFAULT true CHECK (one), text text NOT NULL)",
+            "record (one boolean PRIMARY KEY DEFAULT true CHECK (one), text text NOT NULL, place text NOT NULL)",
             "tables (relid regclass PRIMARY KEY, name text NOT NULL)",
         ):
             self.connection.execute(f"CREATE TABLE {self.schema}.{definition}".encode())
@@ -126,7 +130,10 @@ class Filling:
 
     def write(self, text: str) -> None:
         """Write the restore's record; raise psycopg.errors.UndefinedTable if the filling was removed."""
-        statement = f"INSERT INTO {self.schema}.record (text) VALUES (%s) ON CONFLICT (one) DO UPDATE SET text = %s"
+        statement = (
+            f"INSERT INTO {self.schema}.record (text, place) VALUES (%s, {PLACE})"
+            " ON CONFLICT (one) DO UPDATE SET text = %s"
+        )
         with self.connection.transaction():
             self.connection.execute(REPLICA)
             self.connection.execute(statement.encode(), (text, text))
@@ -239,8 +246,12 @@ def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], 
             connection.execute(f"LOCK TABLE {schema}.record IN ACCESS SHARE MODE".encode())
             # Under the lock it can't be exchanged any more.
             if schema in _find_schemas(connection)[0]:
-                (text,) = connection.execute(f"SELECT text FROM ONLY {schema}.record".encode()).fetchone() or ("",)
-                found[schema.removeprefix(PREFIX)] = text
+                query = f"SELECT text, place = {PLACE} FROM ONLY {schema}.record"
+                text, is_here = connection.execute(query.encode()).fetchone() or ("", True)
+                if is_here:
+                    found[schema.removeprefix(FILLING)] = text
+                else:
+                    others.append(f"schema {schema}, which came with a copy of another database")
     return found, others
 
 

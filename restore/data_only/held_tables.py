@@ -11,17 +11,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
 from fleet.config import Node
+from fleet.nodes.connections import connect
 from fleet.tables.groups import Group, qualify
 from restore.data_only.checker import TablesUnfitError
 from restore.data_only.filled_tables import oids_of
 from restore.data_only.references import LOCK_SECONDS_MAX, find_connected
 from restore.rows.ledger import TablesInUseError
 from restore.rows.partition_roots import find_roots
+from storage.errors import SnapshotError
 
 WRITERS_SECONDS_MAX = 60
 # A session that waits for a lock, such as that of a migration with a lock_timeout, may give up by itself.
@@ -42,6 +44,24 @@ SELECT DISTINCT pid FROM pg_locks
  WHERE locktype = 'relation' AND NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))
    AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
+# The sessions of others for which ours wait that load rows: one whose transaction has inserted the same key, say.
+BLOCKING_QUERY = """
+WITH ours AS (
+    SELECT pid, wait_event_type FROM pg_stat_activity
+     WHERE datname = current_database() AND usename = current_user AND starts_with(application_name, 'cutline'))
+SELECT DISTINCT blocker FROM ours CROSS JOIN LATERAL unnest(pg_blocking_pids(pid)) AS blocker
+ WHERE wait_event_type = 'Lock' AND blocker NOT IN (SELECT pid FROM ours)
+"""
+# Spark ends a task, but not what the server does for it.
+END_QUERY = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE datname = current_database() AND usename = current_user AND starts_with(application_name, 'cutline')
+   AND starts_with(query, 'COPY ') AND wait_event_type = 'Lock'
+"""
+ALTERING = "wait to alter them, and everybody else waits for these"
+BLOCKING = f"have kept rows from being loaded for {LOCK_SECONDS_MAX} s: their transactions are open"
+WAITS = ((WAITING_QUERY, ALTERING), (BLOCKING_QUERY, BLOCKING))
+SECONDS_MAX = {ALTERING: WAITING_SECONDS_MAX, BLOCKING: LOCK_SECONDS_MAX}
 
 
 def hold_tables(node: Node, connection: psycopg.Connection[Any], groups: Sequence[Group]) -> None:
@@ -70,29 +90,44 @@ def hold_tables(node: Node, connection: psycopg.Connection[Any], groups: Sequenc
         ) from error
 
 
+class _Waiting(NamedTuple):
+    """A session of a node that is in the way, and why."""
+
+    node: str
+    pid: int
+    why: str
+
+
 @contextmanager
 def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: Callable[[], object]) -> Iterator[None]:
-    """Run the block; `end` it, and raise TablesInUseError, when a session has waited long for the locks of `held`."""
+    """Run the block; `end` it, and raise TablesInUseError, when a session has waited long for the locks of `held`.
+
+    The same when others have long kept our sessions from loading rows.
+    """
     found: list[TablesInUseError] = []
     over = threading.Event()
 
     def look() -> None:
-        since: dict[tuple[str, int], float] = {}
+        since: dict[_Waiting, float] = {}
         while not over.wait(LOOK_SECONDS):
-            now, waiting = monotonic(), set[tuple[str, int]]()
+            now, waiting = monotonic(), set[_Waiting]()
             for node, connection in held:
                 # Whoever needs the session notices that it is lost.
                 with suppress(psycopg.Error):
-                    waiting |= {(node.id, pid) for (pid,) in connection.execute(WAITING_QUERY)}
+                    # Within a transaction the server shows sessions as they were at the first look.
+                    connection.execute("SELECT pg_stat_clear_snapshot()")
+                    for query, why in WAITS:
+                        waiting |= {_Waiting(node.id, pid, why) for (pid,) in connection.execute(query)}
             since = {one: since.get(one, now) for one in waiting}
+            late = [one for one, begun in since.items() if now - begun > SECONDS_MAX[one.why]]
             for node, connection in held:
-                late = [one for one, begun in since.items() if now - begun > WAITING_SECONDS_MAX]
-                pids = [pid for one, pid in late if one == node.id]
-                if pids and not found:
-                    what = f"{_sessions(pids)} wait to alter them, and everybody else waits for these"
-                    found.append(in_use(node, connection.info.dbname, what))
+                for _, why in WAITS:
+                    pids = [one.pid for one in late if (one.node, one.why) == (node.id, why)]
+                    if pids and not found:
+                        found.append(in_use(node, connection.info.dbname, f"{_who(pids)} {why}"))
             if found:
                 end()
+                _end_waiting(node for node, _ in held)
 
     thread = threading.Thread(target=look, name="waiting", daemon=True)
     thread.start()
@@ -108,6 +143,12 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
         thread.join(STOP_SECONDS_MAX)
 
 
+def _end_waiting(nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        with suppress(psycopg.Error, SnapshotError), connect(node) as connection:
+            connection.execute(END_QUERY)
+
+
 def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
     """Wait until the transactions have ended that write to the tables now; raise TablesInUseError."""
     oids = find_connected(connection, oids_of(connection, groups))
@@ -115,14 +156,15 @@ def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Itera
     deadline = monotonic() + WRITERS_SECONDS_MAX
     while writers := writers & set(connection.execute(WRITERS_QUERY, (oids,)).fetchall()):
         if monotonic() > deadline:
-            pids = sorted(pid for _, pid in writers if pid)
-            who = _sessions(pids) if pids else "prepared transactions (see pg_prepared_xacts)"
+            who = _who(pid for _, pid in writers)
             raise in_use(node, connection.info.dbname, f"{who} have open transactions that wrote to them")
         sleep(POLL_SECONDS)
 
 
-def _sessions(pids: Iterable[int]) -> str:
-    return f"sessions {', '.join(map(str, sorted(pids)))}"
+def _who(pids: Iterable[int]) -> str:
+    """The sessions; a prepared transaction has none, and 0 as its process."""
+    sessions = sorted(pid for pid in pids if pid)
+    return f"sessions {', '.join(map(str, sessions))}" if sessions else "prepared transactions (see pg_prepared_xacts)"
 
 
 def in_use(node: Node, database: str, why: str) -> TablesInUseError:

@@ -59,6 +59,32 @@ SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname) || ', whic
   FROM keys k JOIN pg_class c ON c.oid IN (k.conrelid, k.confrelid) JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
+# The tables' types, what these consist of, and the functions that defaults, constraints, indexes and types call: what
+# loading a row runs. Of a function's own calls the server does not know.
+CODE_QUERY = f"""
+WITH RECURSIVE {OWN}, {TRUSTED},
+types AS (
+    SELECT a.atttypid AS oid FROM own JOIN pg_attribute a ON a.attrelid = own.relid
+     WHERE a.attnum > 0 AND NOT a.attisdropped
+    UNION SELECT part.oid FROM types JOIN pg_type t ON t.oid = types.oid CROSS JOIN LATERAL (
+          SELECT t.typbasetype UNION ALL SELECT t.typelem
+          UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+          UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0
+                       AND NOT a.attisdropped) AS part (oid) WHERE part.oid <> 0),
+objects (classid, objid) AS (
+    SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint k
+     WHERE k.conrelid IN (SELECT relid FROM own) OR k.contypid IN (SELECT oid FROM types)
+    UNION ALL SELECT 'pg_attrdef'::regclass, d.oid FROM pg_attrdef d WHERE d.adrelid IN (SELECT relid FROM own)
+    UNION ALL SELECT 'pg_class'::regclass, i.indexrelid FROM pg_index i WHERE i.indrelid IN (SELECT relid FROM own)
+    UNION ALL SELECT 'pg_type'::regclass, oid FROM types)
+SELECT 'type ' || format_type(t.oid, NULL) || ' of ' || pg_get_userbyid(t.typowner)
+  FROM types JOIN pg_type t ON t.oid = types.oid WHERE t.typowner NOT IN (SELECT oid FROM trusted)
+UNION SELECT 'function ' || p.oid::regprocedure || ' of ' || pg_get_userbyid(p.proowner)
+  FROM objects JOIN pg_depend d ON (d.classid, d.objid) = (objects.classid, objects.objid)
+  LEFT JOIN pg_operator o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
+  JOIN pg_proc p ON p.oid = CASE WHEN d.refclassid = 'pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END
+ WHERE p.proowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
+"""
 # For each key a query that returns the values of one row that refers to none (as ri_triggers.c does).
 ORPHAN_QUERIES = f"""{KEYS}, {TRUSTED}
 SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relname, c.columns,
@@ -134,6 +160,11 @@ def find_unreadable(connection: psycopg.Connection[Any], oids: list[int]) -> lis
 def find_untrusted(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
     """The foreign keys, and the roles, not those of filled tables, that own tables at their other ends."""
     return [name for (name,) in connection.execute(UNTRUSTED_QUERY, (oids,))]
+
+
+def find_code_of_others(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
+    """The types and functions that loading rows would run, of roles that own no filled table, with these roles."""
+    return [name for (name,) in connection.execute(CODE_QUERY, (oids,))]
 
 
 def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:

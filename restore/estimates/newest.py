@@ -9,7 +9,7 @@ from storage.store import ObjectStore
 
 # Only restores store a decision, and those that end well an outcome with figures.
 DECISION = "/decision.json"
-READ_MAX = 5
+READ_MAX = 50
 
 
 def read_newest_figures(store: ObjectStore) -> tuple[str, RestoreFigures] | None:

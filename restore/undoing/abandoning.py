@@ -25,6 +25,7 @@ from restore.unfinished import (
     UnfinishedRestoreError,
     check_names_all,
     check_readable,
+    find_closed,
     find_recorded,
     find_unfinished,
     settle_recorded,
@@ -45,6 +46,7 @@ class AbandonReport:
     """What was undone: operations, databases that were dropped and that were put back, as `node: name`.
 
     `done`: operations that had ended well, and of which nobody had recorded it. `emptied`: tables, as `node: table`.
+    `opened`: databases to which nobody could connect until it was undone, as text.
     """
 
     operations: list[str] = field(default_factory=list)
@@ -52,6 +54,7 @@ class AbandonReport:
     dropped: list[str] = field(default_factory=list)
     put_back: list[str] = field(default_factory=list)
     emptied: list[str] = field(default_factory=list)
+    opened: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ def abandon_restore(
     with _undoing(source, target, name, progress, nodes) as undoing:
         store, own = undoing.store, undoing.own
         confirm([line for one in undoing.found for line in _find_entered(one, own[one.suffix])])
+        closed = find_closed(undoing.targets, undoing.connections)
         progress.step("undo")
         # The newest first: it may have replaced what an older one published.
         for one in reversed(undoing.found):
@@ -114,6 +118,8 @@ def abandon_restore(
                 _abandon(store, one, own[one.suffix], undoing.connections, progress, report)
         report.done, made_nothing = settle_recorded(store, undoing.targets, undoing.connections)
         report.operations += made_nothing
+        left = find_closed(undoing.targets, undoing.connections)
+        report.opened = [one for one in closed if one not in left]
     return _checked(report)
 
 
@@ -126,6 +132,7 @@ def preview_abandon(
     """
     report, entered = AbandonReport(), list[str]()
     with _undoing(source, target, name, progress, nodes) as undoing:
+        report.opened = find_closed(undoing.targets, undoing.connections)
         for one in reversed(undoing.found):
             own = undoing.own[one.suffix]
             entered += _find_entered(one, own)

@@ -17,7 +17,7 @@ from fleet.hints import NEW_CHAIN
 from fleet.lsn import Lsn
 from fleet.nodes.baseline import BaselineChangedError, check_baseline, check_presence
 from fleet.nodes.connections import raising_unreachable
-from fleet.nodes.preconditions import check_decoding
+from fleet.nodes.preconditions import check_decoding, find_fillings
 from fleet.nodes.problems import refuse_unfit
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.tables.privileges import find_table_problems
@@ -90,7 +90,7 @@ def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> d
     in_parallel(lambda node: _check_node(store, sessions.connections[node.id], chain, node), sessions.nodes)
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)
-    refuse_unfit(find_table_problems(sessions, rules, chain.full.fleet_id))
+    refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
     node_tables = read_fleet_tables(sessions, TableSelection(chain.full.fleet_id, rules))
     states = states_to_compare(plan_next(chain, node_tables), known_tables(chain))
     check_append_only(sessions, states, last_commit_label(chain))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from fleet.config import Fleet, GroupRules, Node
-from fleet.nodes.preconditions import find_node_problems
+from fleet.nodes.preconditions import find_fillings, find_node_problems
 from fleet.nodes.problems import refuse_unfit
 from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.programs.clients import check_programs
@@ -71,7 +71,11 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     if increment_numbers(store, request.name):
         raise commit_missing_error(request.name, 0)
     selection = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
-    refuse_unfit(find_node_problems(sessions) + find_table_problems(sessions, selection.rules, identity.fleet_id))
+    refuse_unfit(
+        find_node_problems(sessions)
+        + find_fillings(sessions)
+        + find_table_problems(sessions, selection.rules, identity.fleet_id)
+    )
     check_programs(sessions)
     node_tables = read_fleet_tables(sessions, selection)
     groups = {node: [table.group for table in listed.tables] for node, listed in node_tables.items()}

@@ -59,7 +59,7 @@ class OpenOperation:
             again = f"{restore_command(one.snapshot, one.nodes if one.only_nodes is True else ())} --resume"
             return (
                 f"{what}: it is running, or ended unfinished; to end it: {again}   or: --abandon  "
-                " (with the same --to FILE, if it had one)"
+                " (with the same --to FILE, if it had one); until then these databases may accept no connections"
             )
         if one.kind != CREATE:
             again = f"snapshot delete {one.snapshot}" if one.kind == "delete" else f"snapshot {one.kind} --yes"

@@ -74,7 +74,8 @@ def test_an_unfinished_restore_is_named_with_what_ends_it() -> None:
     leave_open(store, "restore")
     (found,) = read_open_operations(store, "daily")
     assert found.text.endswith(
-        "to end it: snapshot restore daily --resume   or: --abandon   (with the same --to FILE, if it had one)"
+        "to end it: snapshot restore daily --resume   or: --abandon   (with the same --to FILE, if it had one);"
+        " until then these databases may accept no connections"
     )
     assert found.to_json()["committed"] is None
 

@@ -17,7 +17,13 @@ from fleet.config import Node
 from fleet.nodes.connections import NodeUnreachableError
 from restore.crash_points import RestoreCrashPoint
 from restore.data_only.checker import TablesUnfitError
-from restore.data_only.held_tables import LOOK_SECONDS, STOP_SECONDS_MAX, refusing_waiting
+from restore.data_only.held_tables import (
+    ALTERING,
+    LOOK_SECONDS,
+    SECONDS_MAX,
+    STOP_SECONDS_MAX,
+    refusing_waiting,
+)
 from restore.data_only.references import ForeignKeyViolatedError
 from restore.rows.ledger import LoadError, TablesInUseError
 from tests.commands.watching import Watching
@@ -147,7 +153,7 @@ def test_a_session_that_waits_to_alter_a_table_does_not_stop_everybody(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind it the load waits, too, for which it waits itself."""
-    monkeypatch.setattr("restore.data_only.held_tables.WAITING_SECONDS_MAX", 2)
+    monkeypatch.setitem(SECONDS_MAX, ALTERING, 2)
     altering = threading.Thread(target=execute, args=(filled.dsn, "ALTER TABLE log ADD CHECK (true)"))
     with pytest.raises(TablesInUseError, match=r"node s2: .*sessions [0-9]+ wait to alter them") as raised:
         load(place, acting_at(RestoreCrashPoint.LOADING, altering.start, SHARDS))

@@ -1,0 +1,141 @@
+"""What others prepare against `restore --data-only`: their code, their locks, and copies of what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from fleet.config import Node
+from fleet.progress import Silent
+from restore.crash_points import RestoreCrashPoint
+from restore.data_only.filling import find_fillings
+from restore.data_only.held_tables import BLOCKING, SECONDS_MAX
+from restore.plan import plan_restore
+from restore.preview import preview_restore
+from restore.rows.ledger import TablesInUseError
+from restore.undoing.abandoning import abandon_restore
+from storage.errors import SnapshotError
+from tests.commands.in_process import run_here
+from tests.integration.refusing import execute
+from tests.integration.restoring.ending import abandon, resume
+from tests.integration.restoring.filled import REQUEST, acting_at, assert_empty, assert_filled, leave, load
+from tests.integration.restoring.target_place import (
+    NAME,
+    SHARDS,
+    Place,
+    await_sessions_over,
+    drop_databases,
+    restore_killed,
+)
+
+FUNCTION = "CREATE FUNCTION theirs({}) RETURNS bool LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN true; END'"
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (
+            [FUNCTION.format("int"), "CREATE DOMAIN counted AS int CHECK (theirs(VALUE))", "RESET ROLE",
+             "ALTER TABLE item ADD more_of_it counted[]"],
+            ["function public.theirs(integer) of guest", "type public.counted of guest",
+             "type public.counted[] of guest"],
+        ),
+        (
+            [FUNCTION.format("text"), "RESET ROLE", "ALTER TABLE log ADD CHECK (theirs(what))"],
+            ["function public.theirs(text) of guest"],
+        ),
+    ],
+    ids=["domain", "function"],
+)  # fmt: skip
+def test_code_of_a_role_that_owns_no_restored_table_is_not_run(
+    place: Place, filled: Node, made: list[str], said: list[str]
+) -> None:
+    """Whoever owns them may have them do anything at any time."""
+    execute(filled.dsn, "CREATE ROLE guest", "GRANT CREATE ON SCHEMA public TO guest")
+    try:
+        execute(filled.dsn, "SET ROLE guest", *made)
+        with pytest.raises(SnapshotError) as raised:
+            preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
+        assert f"code of roles that own no restored table: {', '.join(said)}" in raised.value.message
+        execute(filled.dsn, "REASSIGN OWNED BY guest TO postgres")
+        preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
+    finally:
+        drop_databases(place)
+        execute(filled.dsn.replace("/shop", "/postgres"), "DROP OWNED BY guest", "DROP ROLE guest")
+
+
+def test_who_keeps_rows_from_being_loaded_is_named(place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """COPY waits for a transaction that has inserted the same key."""
+    monkeypatch.setitem(SECONDS_MAX, BLOCKING, 2)
+    with psycopg.connect(filled.dsn) as other:
+        statement = "INSERT INTO account SELECT id, 1 FROM generate_series(10001, 20000) AS id"
+        who = f"node s2: .*sessions {other.info.backend_pid} have kept rows from being loaded"
+        with pytest.raises(TablesInUseError, match=who) as raised:
+            load(place, acting_at(RestoreCrashPoint.LOADING, lambda: other.execute(statement), SHARDS))
+        other.rollback()
+    assert f"snapshot restore {NAME} --resume" in raised.value.hint
+    resume(place)
+    assert_filled(place)
+
+
+def test_a_locked_sequence_is_not_waited_for_without_end(
+    place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("restore.existing_tables.LOCK_SECONDS_MAX", 1)
+    with psycopg.connect(filled.dsn) as other:
+        lock: Callable[[], object] = lambda: other.execute("ALTER SEQUENCE numbers CYCLE")  # noqa: E731
+        with pytest.raises(TablesInUseError, match=r"node s2: .*or sequences, locked for 1 s") as raised:
+            load(place, acting_at(RestoreCrashPoint.DECIDED, lock))
+        other.rollback()
+    assert "--abandon" not in raised.value.hint
+    resume(place)
+    assert_filled(place)
+
+
+def test_a_locked_table_does_not_stop_a_dry_run(place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("restore.existing_tables.LOCK_SECONDS_MAX", 1)
+    with psycopg.connect(filled.dsn) as other:
+        other.execute("LOCK TABLE account")
+        with pytest.raises(TablesInUseError, match=r"node s2: .*locked for 1 s"):
+            preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
+
+
+def test_what_came_with_a_copy_of_another_database_is_not_acted_on(place: Place, filled: Node) -> None:
+    leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
+    # As a copy of the database would have it.
+    with psycopg.connect(filled.dsn, autocommit=True) as connection:
+        ((suffix, _),) = find_fillings(connection)[0].items()
+        for node in place.target.primaries:
+            execute(node.dsn, f"UPDATE cutline_restoring_{suffix}.record SET place = '7/7'")
+        assert find_fillings(connection) == (
+            {}, [f"schema cutline_restoring_{suffix}, which came with a copy of another database"],
+        )  # fmt: skip
+        report = abandon_restore(place.fleet, place.target, NAME, print, Silent())
+        # That the restore has left nothing here is recorded.
+        assert (len(report.operations), report.emptied) == (1, [])
+        assert connection.execute("SELECT count(*) > 0 FROM account").fetchone() == (True,)
+
+
+def test_no_snapshot_is_taken_of_tables_that_are_half_filled(place: Place, filled: Node) -> None:
+    leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
+    code, refused = run_here(place.target, "create", "half", "--dry-run")
+    assert (code, refused["error"]) == (3, "node-unfit"), refused
+    assert "is of a restore into existing tables that has not ended" in refused["message"]
+    assert "snapshot list" in refused["hint"]
+    abandon(place)
+    assert_empty(place)
+
+
+def test_a_dry_run_of_resume_changes_nothing(place: Place, filled: Node) -> None:
+    """Also where nothing is left of a restore, and the store still has it open."""
+    restore_killed(place, RestoreCrashPoint.INTENT_STORED, 1, "--data-only")
+    await_sessions_over(place)
+    before = place.fleet.store.open().list("operations")
+    code, refused = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume", "--dry-run")
+    assert (code, refused["error"]) == (3, "unfinished-restore")
+    assert place.fleet.store.open().list("operations") == before
+    code, _ = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume")
+    assert code == 3
+    assert len(place.fleet.store.open().list("operations")) == len(before) + 1

@@ -50,8 +50,8 @@ def abandon(place: Place) -> AbandonReport:
     confirmed: list[str] = []
     report = abandon_restore(place.fleet, place.target, NAME, confirmed.extend, Silent())
     assert sorted(confirmed) == sorted(entered)
-    for told, done in ((said.put_back, report.put_back), (said.emptied, report.emptied), (said.done, report.done)):
-        assert sorted(told) == sorted(done)
+    for name in ("put_back", "emptied", "done", "opened"):
+        assert sorted(getattr(said, name)) == sorted(getattr(report, name)), name
     assert sorted(said.operations) == sorted(report.operations)
     # A published database gets its former name before it is dropped.
     assert [one.partition(":")[0] for one in said.dropped] == [one.partition(":")[0] for one in sorted(report.dropped)]

@@ -27,6 +27,21 @@ RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
 # The last command of a hint's line; one with `or:` can't take another word at its end.
 RESTORE_COMMAND = re.compile(r"snapshot restore \S+(?: (?!or:)\S+)*$")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
+# By field of the report: what has been done, and what would be.
+ABANDON_LINES = {
+    "operations": ("restore {} is undone", "restore {} would be undone"),
+    "done": (
+        "restore {} had published all its databases, and is recorded as done",
+        "restore {} has published all its databases, and would be recorded as done",
+    ),
+    "put_back": (
+        "previous database has its name again on {}",
+        "previous database would get its name again on {}",
+    ),
+    "dropped": ("dropped on {}", "to drop on {}"),
+    "emptied": ("emptied on {}", "to empty on {}"),
+    "opened": ("{} accepts connections again", "{} would accept connections again"),
+}
 NOT_CHANGED, NOTHING_ASIDE = "nothing was changed", "no database was put aside"
 
 
@@ -88,13 +103,7 @@ def undo_restore(
     """Undo an unfinished restore."""
     with progress(context) as shown:
         report = abandon_restore(source, target, request.name, confirm.abandoning, shown, request.scope.nodes)
-    lines = [f"restore {one} is undone" for one in report.operations]
-    lines += [f"restore {one} had published all its databases, and is recorded as done" for one in report.done]
-    lines += [f"previous database has its name again on {one}" for one in sorted(report.put_back)]
-    lines += [f"dropped on {one}" for one in sorted(report.dropped)]
-    lines += [f"emptied on {one}" for one in sorted(report.emptied)]
-    lines += [f"{one} accepts connections again" for one in report.opened]
-    emit(context, _abandon_document(report), lines)
+    emit(context, _abandon_document(report), _abandon_lines(report, is_done=True))
 
 
 def show_undo(
@@ -103,14 +112,17 @@ def show_undo(
     """Print what undoing an unfinished restore would do."""
     with progress(context) as shown:
         report, entered = preview_abandon(source, target, request.name, shown, request.scope.nodes)
-    lines = [f"restore {one} would be undone" for one in report.operations]
-    lines += [f"restore {one} has published all its databases, and would be recorded as done" for one in report.done]
-    lines += [f"previous database would get its name again on {one}" for one in sorted(report.put_back)]
-    lines += [f"to drop on {one}" for one in sorted(report.dropped)]
-    lines += [f"to empty on {one}" for one in sorted(report.emptied)]
-    lines += [f"{one} would accept connections again" for one in report.opened]
+    lines = _abandon_lines(report, is_done=False)
     lines += [f"to be confirmed with --yes: {line}" for line in entered]
     emit(context, _abandon_document(report) | {"dry_run": True, "to_confirm": entered}, [*lines, NOT_CHANGED])
+
+
+def _abandon_lines(report: AbandonReport, *, is_done: bool) -> list[str]:
+    return [
+        (done if is_done else planned).format(one)
+        for name, (done, planned) in ABANDON_LINES.items()
+        for one in sorted(getattr(report, name))
+    ]
 
 
 def _abandon_document(report: AbandonReport) -> dict[str, object]:

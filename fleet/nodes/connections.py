@@ -222,7 +222,7 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     hint = "check that the server runs, and that the dsn in fleet.toml and your password file are right"
     if refuses_database(node, error):
         # It runs, and has answered.
-        hint = f"{UNFINISHED_RESTORE}; else check the name of the database in fleet.toml"
+        hint = f"check the name of the database in fleet.toml; {UNFINISHED_RESTORE}"
     return NodeUnreachableError(
         f"node {node.id}: {lines[-1] if lines else type(error).__name__}{missing_files(node.dsn)}",
         hint=hint,

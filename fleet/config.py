@@ -33,6 +33,7 @@ from storage.encryption.key_source import KeySource
 from storage.errors import UsageError
 from storage.location import StoreLocation, with_environment
 
+NO_FILE_HINT = "name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot demo up demo-fleet"
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
 
@@ -113,15 +114,15 @@ class Fleet:
         raise KeyError(node_id)
 
 
-def load_fleet(path: Path) -> Fleet:
-    """Read and validate fleet.toml; raise FleetFileError naming the file and the invalid key."""
+def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
+    """Read and validate fleet.toml; raise FleetFileError naming the file and the invalid key.
+
+    `hint` says what to do if there is no such file.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise FleetFileError(
-            f"no fleet file at {path}",
-            hint="name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot demo up demo-fleet",
-        ) from None
+        raise FleetFileError(f"no fleet file at {path}", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise FleetFileError(f"{path}: {error}", hint="correct the file, then repeat the command") from error
     try:
@@ -138,7 +139,6 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     nodes = tuple(_node(entry, file.wal, file.tools) for entry in file.node)
     _check_nodes(nodes)
     _check_global_id(file.cut.global_id)
-    _check_drill(file.drill, nodes)
     retention, spark = file.retention, expand_all("spark", file.spark)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
     master = spark.pop("master", "local[*]")
@@ -207,11 +207,15 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
             raise ValueError(f"node {node.id}: backup_of names {node.backup_of}, which is not a primary in this file")
 
 
-def _check_drill(assertions: tuple[DrillTable, ...], nodes: tuple[Node, ...]) -> None:
-    primaries = {node.id for node in nodes if node.backup_of is None}
-    for number, one in enumerate(assertions, start=1):
+def check_drill(fleet: Fleet) -> None:
+    """Raise FleetFileError if an assertion names a node that is no primary. Only a drill needs them to be right."""
+    primaries = [node.id for node in fleet.primaries]
+    for number, one in enumerate(fleet.drill, start=1):
         if one.node not in primaries:
-            raise ValueError(f"drill {number}: node names {one.node}, which is not a primary in this file")
+            raise FleetFileError(
+                f"{fleet.path}: drill {number}: node names {one.node}, which is not a primary in this file",
+                hint=f"name one of: {', '.join(primaries)}",
+            )
 
 
 def _check_global_id(rule: str) -> None:

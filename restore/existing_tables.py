@@ -25,11 +25,11 @@ from fleet.nodes.sessions import in_parallel
 from restore.build import analyze, count_rows
 from restore.crash_points import RestoreCrashPoint
 from restore.data_only.checker import TablesUnfitError, named
-from restore.data_only.checks import WantedRows, check_tables, find_filled, find_views
-from restore.data_only.filled_tables import oids_of
+from restore.data_only.checks import WantedRows, check_tables, find_views
+from restore.data_only.filled_tables import find_filled, oids_of
 from restore.data_only.filling import Filling
 from restore.data_only.held_tables import await_writers, hold_tables, in_use, refusing_waiting
-from restore.data_only.references import LOCK_SECONDS_MAX, verify_references
+from restore.data_only.references import LOCK_SECONDS_MAX, find_empty_referenced, verify_references
 from restore.data_only.sequences import find_used
 from restore.database_records import Phase
 from restore.ddl.ddl import SchemaLoadError, ending, set_sequences
@@ -73,7 +73,12 @@ def check_existing(
             has_begun = Filling(node.id, session, suffix_of(plan.intent.operation)).exists
             wanted = WantedRows(groups, _sequences_of(plan, target, session), source.encoding, has_begun)
             with limiting_locks(node, session):
-                check_tables(node, session, wanted, obstacles)
+                oids = list(check_tables(node, session, wanted, obstacles).values())
+                if empty := find_empty_referenced(session, oids):
+                    obstacles.warnings.append(
+                        f"{node.id}: foreign keys refer to tables that are empty and not restored, so a row that has"
+                        f" such a key fails the restore once all are loaded: {named(empty)}"
+                    )
             views = find_views(session)
             left_out += [f"rows of materialized view {name} on {target.shard}: it is not refreshed" for name in views]
     return left_out

@@ -38,7 +38,7 @@ from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.run import RestoreRun, running
-from restore.target import Target, check_apart, check_target, check_xml, find_xml_columns, lock_targets
+from restore.target import Target, check_apart, check_target, check_xml, find_xml_columns, lock_targets, server_of
 from restore.unfinished import check_names_all, check_no_unfinished, find_closed, find_resumable
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
@@ -146,7 +146,7 @@ def check_restore(
     disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
     obstacles.raise_found()
     untried = [target.node.id for target in targets if isinstance(checked.ddl.get(target.shard), AdaptedDdl)]
-    servers = {one.shard: _server_of(connections[one.shard]) for one in targets}
+    servers = {one.shard: server_of(connections[one.shard]) for one in targets}
     basis, figures = read_newest_figures(store) or ("", None)
     return RestorePreview(
         roles_missing=missing,
@@ -184,11 +184,6 @@ def _space_of(target: Target, connection: psycopg.Connection[Any], volume: Shard
     """What a target's database needs besides what an earlier process has loaded of it, which this one goes on with."""
     (loaded,) = connection.execute(LOADED_QUERY, (target.loading,)).fetchone() or (0,)
     return DatabaseSpace(target.node, connection, max(volume.size_bytes - loaded, 0), volume.is_rough)
-
-
-def _server_of(connection: psycopg.Connection[Any]) -> str:
-    """The server that was reached, as host (or folder of the socket) and port."""
-    return f"{connection.info.host}:{connection.info.port}"
 
 
 def check_targets(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-import psycopg
 from msgspec import structs
 
 from fleet.config import Fleet
@@ -32,7 +31,7 @@ from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.rows.ledger import TablesInUseError
 from restore.run import RestoreRun, running
-from restore.target import Target, lock_targets, naming_lost_nodes, place_of
+from restore.target import Target, lock_targets, naming_lost_nodes
 from restore.unfinished import (
     check_names_all,
     check_no_unfinished,
@@ -143,9 +142,11 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
     run.volumes = preview.volumes
     # Where the decision is does not change.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
-    places = tuple(place_of(target, run.connections[target.shard]) for target in plan.targets)
-    intent = structs.replace(plan.intent, targets=places)
-    with hold_lease(store, intent, run.progress, is_resumed=is_resumed) if in_store else _no_lease() as lease:
+    with (
+        hold_lease(store, run.placed_intent(), run.progress, is_resumed=is_resumed)
+        if in_store
+        else _no_lease() as lease
+    ):
         run.in_store = in_store if is_resumed else lease.is_stored
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with _undoing(run, lease, is_resumed=is_resumed):
@@ -228,9 +229,8 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
             run.records and (is_resumed or isinstance(error, UnreachableError | IndeterminateError | TablesInUseError))
         ):
             _add_hint(run, error)
-        elif _drop_all(run):
+        elif run.undo_created():
             lease.stays_open = False
-            _say_undone(run)
         else:
             _add_hint(run, error)
         raise
@@ -249,27 +249,6 @@ def _add_hint(run: RestoreRun, error: BaseException) -> None:
         error.details["unfinished"] = run.operation
     else:
         run.progress.note("; ".join(["the restore ended unfinished", *lines]))
-
-
-def _say_undone(run: RestoreRun) -> None:
-    """Say that nothing of the restore is left, if there was something."""
-    if run.created:
-        is_filling = run.plan.request.scope.data_only
-        what = "the tables that it filled are empty again" if is_filling else "the databases that it made are dropped"
-        run.progress.note(f"nothing of this restore is left: {what}")
-
-
-def _drop_all(run: RestoreRun) -> bool:
-    """Undo what this process has created; return whether nothing is left.
-
-    Where the session that holds the lock is lost, another process may have gone on: there nothing is dropped.
-    """
-    try:
-        in_parallel(run.undo, [target for target in run.plan.targets if target.shard in run.created])
-    except (SnapshotError, psycopg.Error) as error:
-        run.progress.note(f"the restore could not be undone: {error}")
-        return False
-    return True
 
 
 def _decide(run: RestoreRun) -> None:

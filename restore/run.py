@@ -17,6 +17,7 @@ from fleet.config import Fleet, Node
 from fleet.label import own_label
 from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
 from fleet.nodes.lock import lock_key, take_lock
+from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
@@ -37,7 +38,9 @@ from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
 from restore.publishing import end_sessions, is_restored
 from restore.report import RestoreReport
-from restore.target import Target, lock_targets, suffix_of
+from restore.target import Target, lock_targets, place_of, server_of, suffix_of
+from snapshots.records.operation_records import Intent
+from storage.errors import SnapshotError
 
 
 @dataclass(slots=True)
@@ -121,12 +124,30 @@ class RestoreRun:
         else:
             end_sessions(self.connections[target.shard], target.loading)
 
-    def undo(self, target: Target) -> None:
+    def _undo(self, target: Target) -> None:
         """Drop a target's database, or empty the tables that are filled."""
         if self.plan.request.scope.data_only:
             self.filling(target).undo()
         else:
             drop_database(target, self.connections[target.shard], target.loading)
+
+    def undo_created(self) -> bool:
+        """Undo what this process has created, and say so; return whether nothing is left.
+
+        Where the session that holds the lock is lost, another process may have gone on: there nothing is dropped.
+        """
+        try:
+            in_parallel(self._undo, [target for target in self.plan.targets if target.shard in self.created])
+        except (SnapshotError, psycopg.Error) as error:
+            self.progress.note(f"the restore could not be undone: {error}")
+            return False
+        if self.created:
+            is_filling = self.plan.request.scope.data_only
+            what = (
+                "the tables that it filled are empty again" if is_filling else "the databases that it made are dropped"
+            )
+            self.progress.note(f"nothing of this restore is left: {what}")
+        return True
 
     def is_renamed(self, target: Target) -> bool:
         """Whether the restored database has its real name."""
@@ -143,6 +164,12 @@ class RestoreRun:
             for one in self.shards_in(Phase.LOADING, Phase.INDEXING)
             if self.records[one.shard].version != self.version
         ]
+
+    def placed_intent(self) -> Intent:
+        """The intent, with the databases that the restore makes, and their servers."""
+        targets = [(target, self.connections[target.shard]) for target in self.plan.targets]
+        places = tuple(place_of(target, connection) for target, connection in targets)
+        return structs.replace(self.plan.intent, targets=places, servers=tuple(server_of(one) for _, one in targets))
 
     def find_begun(self) -> dict[str, BegunShard]:
         """What earlier processes have done, by shard."""

@@ -229,6 +229,11 @@ def place_of(target: Target, connection: psycopg.Connection[Any]) -> str:
     return f"{system}/{target.database}"
 
 
+def server_of(connection: psycopg.Connection[Any]) -> str:
+    """The server that was reached, as host (or folder of the socket) and port."""
+    return f"{connection.info.host}:{connection.info.port}"
+
+
 def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> None:
     """Raise TargetUnfitError unless our role may put the existing database aside, and end the sessions in it."""
     role = read_role(target.node, connection)

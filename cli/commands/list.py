@@ -104,7 +104,8 @@ def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
     ]
     if not listing.entries:
         return ["the store has no snapshot; take one: snapshot create NAME", *lines]
-    return [_table(listing.entries, now), *lines]
+    remarks = [f"snapshot {one.name}: {one.remark}" for one in listing.entries if one.chain and one.remark]
+    return [_table(listing.entries, now), *remarks, *lines]
 
 
 def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
@@ -131,8 +132,6 @@ def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
                 size_text(commit.counts["bytes"]),
                 shortened(commit.comment),
             )
-        if entry.remark:
-            table.add_row("", "", "", entry.remark)
     return table
 
 

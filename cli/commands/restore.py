@@ -67,6 +67,8 @@ from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
 from snapshots.listing.name_templates import newest_name
 
+NO_TARGET_HINT = "--to names the file that describes the target; docs/fleet-file.md lists every key"
+
 
 def restore(
     context: typer.Context,
@@ -98,7 +100,7 @@ def restore(
     """Restore the fleet's databases as they were at an increment."""
     source = command_context(context).load_fleet()
     check_protection(source.spark_master, source.spark_settings)
-    target = load_fleet(to) if to else source
+    target = load_fleet(to, hint=NO_TARGET_HINT) if to else source
     (groups, moves), routes = parse_groups(group or ()), parse_routes(route or ())
     nodes, schemas, roles = tuple(node or ()), tuple(schema or ()), parse_role_map(role_map or ())
     scope = RestoreScope(

@@ -100,11 +100,16 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         for stored in chain.base_objects(shard):
             for number, count in stored.rows.items():
                 rows[number] = rows.get(number, 0) + count
+        successions = chain.successions(shard)
         for group in found:
+            # A table that was altered goes on with the rows that were copied under its first definition.
+            number = group.number
+            while number not in rows and number in successions:
+                number = successions[number]
             key = ", ".join(column.name for column in group.columns[: group.key_width])
             groups.add_row(
                 shard, group.name, group.identity, key or "none", str(group.partitions),
-                count_text(rows.get(group.number, 0)),
+                count_text(rows.get(number, 0)),
             )  # fmt: skip
     return [
         *lines,

@@ -16,7 +16,7 @@ from fleet.nodes.privileges import quote, read_role
 from fleet.tables.groups import Group, Table, qualify, read_tables
 from fleet.tables.names import quote_identifier, table_name
 from restore.data_only.checker import Checker, named
-from restore.data_only.filled_tables import find_acting, find_oids
+from restore.data_only.filled_tables import find_acting, find_filled, find_oids
 from restore.data_only.filling import DELETED, REPLICA
 from restore.data_only.references import (
     delete_actions,
@@ -31,7 +31,6 @@ from restore.rows.partition_roots import find_roots
 from snapshots.records.commit import Sequence as StoredSequence
 
 SET_PARAMETER_VERSION = 150000
-CHECKED_AT_ONCE = 100
 # ON DELETE CASCADE, SET NULL and SET DEFAULT.
 CHANGING_ACTIONS = frozenset("cnd")
 DATABASE_QUERY = """
@@ -141,17 +140,6 @@ def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> l
     *others, last = names
     ctes = ", ".join(f"t{number} AS (DELETE FROM {name})" for number, name in enumerate(others))
     return [f"WITH {ctes} DELETE FROM {last}" if ctes else f"DELETE FROM {last}"]
-
-
-def find_filled(connection: psycopg.Connection[Any], groups: Sequence[Group]) -> list[str]:
-    """The tables that have rows of their own."""
-    filled: list[str] = []
-    for start in range(0, len(groups), CHECKED_AT_ONCE):
-        some = groups[start : start + CHECKED_AT_ONCE]
-        columns = ", ".join(f"EXISTS (SELECT FROM ONLY {qualify(group)})" for group in some)
-        row = connection.execute(f"SELECT {columns}".encode()).fetchone() or ()
-        filled += [group.name for group, has_rows in zip(some, row, strict=True) if has_rows]
-    return filled
 
 
 def find_views(connection: psycopg.Connection[Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -14,6 +14,7 @@ OWN = """own AS (
     SELECT relid FROM unnest(%s::oid[]) AS filled (relid)
     UNION SELECT i.inhparent FROM own JOIN pg_inherits i ON i.inhrelid = own.relid
       JOIN pg_class c ON c.oid = i.inhparent AND c.relkind = 'p')"""
+CHECKED_AT_ONCE = 100
 OIDS_QUERY = "SELECT to_regclass(name)::oid::bigint FROM unnest(%s::text[]) AS given (name)"
 # Triggers and rules that act also where session_replication_role is replica.
 ACTING_QUERY = """
@@ -59,3 +60,14 @@ def find_oids(connection: psycopg.Connection[Any], names: Iterable[str]) -> list
 def find_acting(connection: psycopg.Connection[Any], oids: list[int]) -> list[Acting]:
     """The triggers and rules of these tables that act although our sessions are replicas."""
     return [Acting(*row) for row in connection.execute(ACTING_QUERY, (oids,)).fetchall()]
+
+
+def find_filled(connection: psycopg.Connection[Any], groups: Sequence[Group]) -> list[str]:
+    """The tables that have rows of their own."""
+    filled: list[str] = []
+    for start in range(0, len(groups), CHECKED_AT_ONCE):
+        some = groups[start : start + CHECKED_AT_ONCE]
+        columns = ", ".join(f"EXISTS (SELECT FROM ONLY {qualify(group)})" for group in some)
+        row = connection.execute(f"SELECT {columns}".encode()).fetchone() or ()
+        filled += [group.name for group, has_rows in zip(some, row, strict=True) if has_rows]
+    return filled

@@ -85,6 +85,17 @@ UNION SELECT 'function ' || p.oid::regprocedure || ' of ' || pg_get_userbyid(p.p
   JOIN pg_proc p ON p.oid = CASE WHEN d.refclassid = 'pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END
  WHERE p.proowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
+# The tables that keys of these tables refer to and that get no rows themselves.
+REFERENCED_QUERY = f"""{KEYS}
+SELECT DISTINCT k.conname || ' of ' || format('%%I.%%I', fn.nspname, fc.relname),
+       format('%%I.%%I', n.nspname, c.relname)
+  FROM keys k
+  JOIN pg_class fc ON fc.oid = k.conrelid JOIN pg_namespace fn ON fn.oid = fc.relnamespace
+  JOIN pg_class c ON c.oid = k.confrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND k.confrelid NOT IN (SELECT relid FROM own)
+   AND has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
+ ORDER BY 1
+"""
 # For each key a query that returns the values of one row that refers to none (as ri_triggers.c does).
 ORPHAN_QUERIES = f"""{KEYS}, {TRUSTED}
 SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relname, c.columns,
@@ -165,6 +176,15 @@ def find_untrusted(connection: psycopg.Connection[Any], oids: list[int]) -> list
 def find_code_of_others(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
     """The types and functions that loading rows would run, of roles that own no filled table, with these roles."""
     return [name for (name,) in connection.execute(CODE_QUERY, (oids,))]
+
+
+def find_empty_referenced(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
+    """The foreign keys of these tables to others that have no rows: any row that has such a key violates it."""
+    return [
+        f"{key} to {table}"
+        for key, table in connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
+        if connection.execute(f"SELECT EXISTS (SELECT FROM {table})".encode()).fetchone() == (False,)
+    ]
 
 
 def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:

@@ -30,7 +30,9 @@ from snapshots.ddl.archive import (
     BEFORE_ROWS,
     FOREIGN_KEY,
     ArchiveEntry,
+    Contents,
     NewEntry,
+    extract,
     read_contents,
     renumber,
     rewrite,
@@ -53,14 +55,14 @@ MARK = "CUTLINE MARK"
 
 @dataclass(frozen=True, slots=True)
 class ArchiveDdl:
-    """A shard's archive, a file in a private folder, and the entries that are restored; `writer` is pg_dump's version.
+    """A shard's archive, a file in a private folder, its contents, and the entries that are restored.
 
     `side_by_side` are those that pg_restore may run at once. The first entries drop what every new database has and the
     source had not.
     """
 
     path: Path
-    writer: int
+    contents: Contents
     entries: tuple[ArchiveEntry, ...]
     side_by_side: frozenset[int]
     search_path: str | None
@@ -89,8 +91,7 @@ class ArchiveDdl:
 
     def with_roles(self, changes: RoleChanges) -> tuple[ArchiveDdl, ChangedRoles]:
         """The DDL with other roles, in the archive itself; and what is left out, and which roles it named."""
-        body = self.path.read_bytes()
-        contents = read_contents(body)
+        body, contents = self.path.read_bytes(), self.contents
         work = RoleStatements(changes)
         statements = {
             entry.number: work.change(entry, statements_of_entry(body, entry))
@@ -135,7 +136,7 @@ class ArchiveDdl:
 
     def run_before_rows(self, node: Node, watch: Watch) -> None:
         """Run what precedes the rows."""
-        run_part(ArchivePart(self.path, PRE_DATA, self._of(PRE_DATA)), self.writer, node, watch)
+        run_part(ArchivePart(self.path, PRE_DATA, _numbers(self._of(PRE_DATA))), self.contents.writer, node, watch)
 
     def run_after_rows(self, node: Node, ledger: str, watch: Watch) -> None:
         """Run what follows the rows: side by side what does not exist yet, then what the ledger has no marks of.
@@ -153,12 +154,11 @@ class ArchiveDdl:
             existing, sizes = read_existing(connection), read_table_sizes(connection)
         tables = {entry.number: entry for entry in self.entries if entry.kind == "TABLE"}
         due = [one for one in entries if one.number in self.side_by_side and _find_object(one, tables) not in existing]
-        run_part(self._largest_first(body, due, sizes), self.writer, node, watch)
-        path, marks = self._with_first(body, POST_DATA, [NewEntry(MARK, name, mark(ledger, name)) for name in names])
-        for name, marking, chunk in zip(names, marks, chunks, strict=True):
+        run_part(self._largest_first(body, due, sizes), self.contents.writer, node, watch)
+        for name, chunk in zip(names, chunks, strict=True):
             if name not in done:
-                part = ArchivePart(path, POST_DATA, [marking, *chunk], Manner.ONE_TRANSACTION)
-                run_part(part, self.writer, node, watch)
+                part = self._part_alone(body, POST_DATA, NewEntry(MARK, name, mark(ledger, name)), chunk)
+                run_part(part, self.contents.writer, node, watch)
 
     def _largest_first(
         self, body: bytes, due: Iterable[ArchiveEntry], sizes: Mapping[tuple[str, str], int]
@@ -171,31 +171,28 @@ class ArchiveDdl:
 
         numbers = [one.number for one in sorted(due, key=lambda one: (-size(one), one.number))]
         path = self.path.with_name(f"{self.path.name}-largest-first")
-        ordered = renumber(body, read_contents(body), numbers)
-        path.write_bytes(ordered)
-        chosen = {one.number: one for one in _with_sections(read_contents(ordered).entries)}
-        return ArchivePart(path, POST_DATA, [chosen[number] for number in sorted(numbers)], Manner.SIDE_BY_SIDE)
+        path.write_bytes(renumber(body, self.contents, numbers))
+        return ArchivePart(path, POST_DATA, sorted(numbers), Manner.SIDE_BY_SIDE)
 
     def run_last(self, node: Node, ledger: str, watch: Watch, first: str = "") -> None:
         """Run the statements `first`, drop the ledger and create event triggers, in one transaction."""
         drop = NewEntry(MARK, EVENT_TRIGGERS, first + drop_statement(ledger))
-        path, added = self._with_first(self.path.read_bytes(), EVENT_TRIGGERS, [drop])
-        entries = [*added, *self._of(EVENT_TRIGGERS)]
-        run_part(ArchivePart(path, EVENT_TRIGGERS, entries, Manner.ONE_TRANSACTION), self.writer, node, watch)
+        part = self._part_alone(self.path.read_bytes(), EVENT_TRIGGERS, drop, self._of(EVENT_TRIGGERS))
+        run_part(part, self.contents.writer, node, watch)
 
-    def _with_first(self, body: bytes, section: str, first: list[NewEntry]) -> tuple[Path, tuple[ArchiveEntry, ...]]:
-        """Write the archive with new entries before all others; return its file and these."""
-        path = self.path.with_name(f"{self.path.name}-{section}-marked")
-        marked = rewrite(body, read_contents(body), {}, first)
-        path.write_bytes(marked)
-        return path, read_contents(marked).entries[: len(first)]
+    def _part_alone(self, body: bytes, section: str, first: NewEntry, entries: Iterable[ArchiveEntry]) -> ArchivePart:
+        """Write an archive of a new entry and these, which are run in one transaction."""
+        path = self.path.with_name(f"{self.path.name}-{section}-alone")
+        alone, numbers = extract(body, self.contents, entries, [first])
+        path.write_bytes(alone)
+        return ArchivePart(path, section, numbers, Manner.ONE_TRANSACTION)
 
     def write_scripts(self, node: Node) -> dict[str, str]:
         """The statements of all sections as scripts (raw text), as pg_restore writes them, by section."""
         with raising_unreachable(node), connect(node) as connection:
-            programs, _ = restoring_programs(node, connection, self.writer)
+            programs, _ = restoring_programs(node, connection, self.contents.writer)
         scripts = {
-            section: write_script(ArchivePart(self.path, section, self._of(section)), programs)
+            section: write_script(ArchivePart(self.path, section, _numbers(self._of(section))), programs)
             for section in (PRE_DATA, POST_DATA, EVENT_TRIGGERS)
         }
         return scripts | {REFRESH: "".join(f"REFRESH MATERIALIZED VIEW {view};\n" for view in self.views)}
@@ -210,7 +207,7 @@ def read_archive(body: bytes, path: Path) -> ArchiveDdl:
     contents = read_contents(body)
     search_path = next((entry.name for entry in contents.entries if entry.kind == SEARCH_PATH), None)
     entries = tuple(entry for entry in _with_sections(contents.entries) if not _is_omitted(entry))
-    return ArchiveDdl(path, contents.writer, entries, find_side_by_side(body, entries), search_path)
+    return ArchiveDdl(path, contents, entries, find_side_by_side(body, entries), search_path)
 
 
 def _is_omitted(entry: ArchiveEntry) -> bool:
@@ -222,7 +219,11 @@ def _with_sections(entries: Iterable[ArchiveEntry]) -> Iterator[ArchiveEntry]:
     section = BEFORE_ROWS
     for entry in entries:
         section = entry.section if entry.section in (BEFORE_ROWS, AFTER_ROWS) else section
-        yield replace(entry, section=section)
+        yield entry if entry.section == section else replace(entry, section=section)
+
+
+def _numbers(entries: Iterable[ArchiveEntry]) -> list[int]:
+    return [entry.number for entry in entries]
 
 
 def _section_of(entry: ArchiveEntry) -> str:

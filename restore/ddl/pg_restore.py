@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -21,7 +21,7 @@ from fleet.programs.clients import ClientPrograms, restoring_programs
 from fleet.programs.wheel import ProgramFailedError, run_group, run_tool
 from restore.ddl.ddl import refused_error, show_name
 from restore.ddl.scripts import run_script, run_whole
-from snapshots.ddl.archive import ArchiveEntry, statements_of_entry
+from snapshots.ddl.archive import read_contents, statements_of_entry
 from storage.errors import SnapshotError
 
 # How many entries one pg_restore runs side by side, and how many objects it creates in one transaction otherwise: each
@@ -47,17 +47,17 @@ class Manner(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ArchivePart:
-    """Entries of the archive in the file `path`, which belong to one section."""
+    """The entries with these numbers of the archive in the file `path`; they belong to one section."""
 
     path: Path
     section: str
-    entries: Sequence[ArchiveEntry]
+    numbers: Collection[int]
     manner: Manner = Manner.TRANSACTIONS
 
     def which(self) -> list[str]:
         """The words that make pg_restore take these entries: a file lists them."""
         listed = self.path.with_name(f"{self.path.name}-{self.section}")
-        listed.write_text("".join(f"{entry.number};\n" for entry in self.entries))
+        listed.write_text("".join(f"{number};\n" for number in self.numbers))
         return [f"--use-list={listed}", str(self.path)]
 
 
@@ -66,7 +66,7 @@ def run_part(part: ArchivePart, writer: int, node: Node, watch: Watch) -> None:
 
     Raises SchemaLoadError with the server's message and the statement, ProgramFailedError, NodeUnreachableError.
     """
-    if not part.entries:
+    if not part.numbers:
         return
     with raising_unreachable(node), connect(node) as connection:
         building = replace(node, dsn=_with_options(node.dsn, connection))
@@ -86,7 +86,7 @@ def run_part(part: ArchivePart, writer: int, node: Node, watch: Watch) -> None:
 
 def write_script(part: ArchivePart, programs: ClientPrograms) -> str:
     """The script that pg_restore writes of the entries, as raw text, without the lines of psql's restrict mode."""
-    if not part.entries:
+    if not part.numbers:
         return ""
     guard, script = secrets.token_hex(16), part.path.with_name(f"{part.path.name}-{part.section}.sql")
     run_tool(
@@ -133,7 +133,10 @@ def _failure(part: ArchivePart, node: Node, ended: subprocess.CompletedProcess[s
 def _find_refused(part: ArchivePart, begin: str) -> tuple[str, str]:
     """The object and the whole text of the statement of which pg_restore shows the beginning."""
     body, shown = part.path.read_bytes(), begin.removesuffix(CUT_OFF)
-    for entry in part.entries if shown else ():
+    numbers = frozenset(part.numbers)
+    for entry in read_contents(body).entries if shown else ():
+        if entry.number not in numbers:
+            continue
         statements = show_name(statements_of_entry(body, entry)).strip()
         if statements.startswith(shown):
             return show_name(f"{entry.kind} {f'{entry.schema}.' if entry.schema else ''}{entry.name}"), statements

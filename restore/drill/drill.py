@@ -11,7 +11,7 @@ from functools import partial
 
 from msgspec import structs
 
-from fleet.config import Fleet
+from fleet.config import Fleet, check_drill
 from fleet.label import own_label
 from fleet.progress import Progress
 from restore.drill.assertions import AssertionResult, ask, make_reader
@@ -58,9 +58,10 @@ def run_drill(
     """Restore into servers made for it, ask every assertion of fleet.toml, and remove the servers.
 
     `announce` is given what will be done, before that is done. Raises DrillUnfitError if the embedded servers can't
-    hold the snapshot, and what a restore raises.
+    hold the snapshot, and what check_drill and a restore raise.
     """
     began = time.monotonic()
+    check_drill(source)
     store = source.store.open()
     settle_dead_drills(store, datetime.now(UTC))
     check_not_deleted(store, request.name)

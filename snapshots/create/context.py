@@ -21,7 +21,7 @@ from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.operation import Operation, new_operation
-from snapshots.operations.settling import settle_operations
+from snapshots.operations.settling import note_restores, settle_operations
 from snapshots.operations.slot_guard import guard_nodes
 from snapshots.records.commits import free_turn
 from snapshots.records.tombstones import check_not_deleted
@@ -59,7 +59,7 @@ def begin_full(
     """
     with exclusive(sessions, store, "create", request.name) as lock:
         progress.reached(CrashPoint.LOCKED)
-        settle_operations(store, sessions.fleet, progress)
+        note_restores(settle_operations(store, sessions.fleet, progress), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         check_not_deleted(store, request.name)
         guard_nodes(store, sessions, progress)

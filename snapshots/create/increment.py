@@ -31,7 +31,7 @@ from snapshots.ddl.table_changes import known_tables, report_changes
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.operation import Operation, new_operation, record_operation
-from snapshots.operations.settling import settle_operations
+from snapshots.operations.settling import note_restores, settle_operations
 from snapshots.operations.slot_guard import guard_nodes, preview_guard
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.commit import Commit
@@ -69,7 +69,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         exclusive(sessions, store, "create", request.name) as lock,
     ):
         progress.reached(CrashPoint.LOCKED)
-        settle_operations(store, fleet, progress)
+        note_restores(settle_operations(store, fleet, progress), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         # Read again under the lock: from here on no other command adds an increment.
         chain = read_chain(store, request.name)

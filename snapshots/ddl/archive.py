@@ -22,6 +22,8 @@ ENTRY_BYTES_MIN = 16 * INTEGER.size + 2 + 1 + OFFSET_BYTES
 # PostgreSQL 12, 16 and 17 began these versions of the format.
 VERSIONS = _, WITH_ALGORITHM, WITH_RELATION_KIND = (1, 14), (1, 15), (1, 16)
 DATE_PARTS = 7
+# What pg_restore reads of an archive whatever is run of it.
+SETTINGS = ("ENCODING", "STDSTRINGS", "SEARCHPATH")
 FOREIGN_KEY = "FK CONSTRAINT"
 # Sections, and that an entry has no data.
 BEFORE_ROWS, AFTER_ROWS, NO_DATA = 2, 4, 3
@@ -37,8 +39,8 @@ class ArchiveEntry:
 
     `catalog` and `oid` identify the object on the source. `tablespace` is "" for the database's own. `section` is
     BEFORE_ROWS or AFTER_ROWS, or another number if it is that of the entry before. `begin` and `end` are where the
-    archive has its statements, `owner_begin` and `owner_end` its owner; "" is none. `number_begin` is where its number
-    is, and `needs_begin` and `needs_end` its dependencies.
+    archive has its statements, `owner_begin` and `owner_end` its owner; "" is none. It begins with its number, at
+    `number_begin`, and ends at `entry_end`; `needs_begin` and `needs_end` are where its dependencies are.
     """
 
     number: int
@@ -59,6 +61,7 @@ class ArchiveEntry:
     number_begin: int = 0
     needs_begin: int = 0
     needs_end: int = 0
+    entry_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,9 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     reader.take(1 + OFFSET_BYTES)
     places = begin, end, owner, owner_begin, owner_end
     settings = tablespace, access, number_begin, needs_begin, needs_end
-    return ArchiveEntry(number, kind, name, schema, catalog, oid, section, tuple(dependencies), *places, *settings)
+    return ArchiveEntry(
+        number, kind, name, schema, catalog, oid, section, tuple(dependencies), *places, *settings, reader.offset
+    )  # fmt: skip
 
 
 def statements_of_entry(body: bytes, entry: ArchiveEntry) -> str:
@@ -170,6 +175,22 @@ def rewrite(
             pieces += [body[done : entry.owner_begin], _string(owners[entry.number])]
             done = entry.owner_end
     return b"".join([*pieces, body[done:]])
+
+
+def extract(
+    body: bytes, contents: Contents, entries: Iterable[ArchiveEntry], first: Sequence[NewEntry]
+) -> tuple[bytes, list[int]]:
+    """An archive of the `first` new entries and then of these of `contents`, in their order, with nothing else to run.
+
+    Returns it, and the numbers of all of them. pg_restore reads a whole archive, however little of it is run.
+    """
+    number = max((entry.number for entry in contents.entries), default=0)
+    added = range(number + 1, number + 1 + len(first))
+    pieces = [_new_entry(one, entry, contents.version) for one, entry in zip(added, first, strict=True)]
+    settings, chosen = (entry for entry in contents.entries if entry.kind in SETTINGS), list(entries)
+    pieces += [body[entry.number_begin : entry.entry_end] for entry in (*settings, *chosen)]
+    whole = b"".join([body[: contents.count_at], _integer(len(pieces)), *pieces])
+    return whole, [*added, *(entry.number for entry in chosen)]
 
 
 def renumber(body: bytes, contents: Contents, numbers: Sequence[int]) -> bytes:

@@ -18,7 +18,7 @@ from storage.store import ObjectStore
 from wal.slots.retained import Retained, RetainedAnswers, RetainedQuery
 from wal.slots.slots import slot_name
 
-COMPLETE, BROKEN, LOST, ONLY_FULL = "complete", "broken", "lost", "only-full"
+COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended", "only-full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,9 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """Complete; broken: a commit is missing or unreadable; lost or only-full: it can't get further increments.
+        """Complete; broken: a commit is missing or unreadable; the others can't get further increments.
+
+        Lost: a node kept too much WAL for it; ended: a restore put its database aside; only-full: it was pruned.
 
         The objects that the commits list are read by `check` alone.
         """
@@ -46,7 +48,9 @@ class Entry:
             return BROKEN
         if self.is_only_full:
             return ONLY_FULL
-        return LOST if self.lost else COMPLETE
+        if self.lost:
+            return ENDED if self.lost.restore else LOST
+        return COMPLETE
 
     @property
     def remark(self) -> str:

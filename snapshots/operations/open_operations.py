@@ -42,11 +42,7 @@ class OpenOperation:
         one = self.operation
         if one is None:
             return f"operation {self.id} has no known result: {self.problem}"
-        made = one.targets if isinstance(one.targets, tuple) else ()
-        # Each is a server's identifier and a database's name.
-        databases = sorted({place.partition("/")[2] for place in made})
-        into = f" into database {list_some(databases, SHOWN_MAX)}" if databases else ""
-        what = f"operation {self.id} ({one.kind} {one.snapshot}{into}, begun {one.began_at}) has no"
+        what = f"operation {self.id} ({one.kind} {one.snapshot}{_into(one)}, begun {one.began_at}) has no"
         if self.problem:
             return f"{what} known result: {self.problem}"
         what += " outcome"
@@ -93,6 +89,17 @@ class OpenOperation:
             "committed": self.committed if one and one.kind == CREATE and not self.problem else None,
             "problem": self.problem or None,
         }
+
+
+def _into(intent: Intent) -> str:
+    """The databases that a restore makes, and their servers; "" if the intent does not say it."""
+    if not isinstance(intent.targets, tuple) or not intent.targets:
+        return ""
+    # Each is a server's identifier and a database's name.
+    databases = sorted({place.partition("/")[2] for place in intent.targets})
+    servers = sorted(set(intent.servers)) if isinstance(intent.servers, tuple) else []
+    on = f" on {list_some(servers, SHOWN_MAX)}" if servers else ""
+    return f" into database {list_some(databases, SHOWN_MAX)}{on}"
 
 
 def read_open_operations(store: ObjectStore, name: str | None = None) -> tuple[OpenOperation, ...]:

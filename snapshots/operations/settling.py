@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fleet.config import Fleet, Node
+from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import undo_freeze
 from snapshots.operations.deciding import decide
+from snapshots.operations.open_operations import RESTORE, OpenOperation
 from snapshots.operations.operation import open_operation_ids, record_outcome
 from snapshots.operations.slot_owners import is_foreign, read_slot_owners
 from snapshots.records.commits import increment_label
@@ -19,8 +23,10 @@ from wal.slots.slots import copy_slot_name, drop_slots, slot_name
 MARKS = {"delete": tombstone_key, "prune": only_full_key}
 
 
-def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> None:
+def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> list[Intent]:
     """Record an outcome for every open create, and for every removal that ended before its mark.
+
+    Returns the open restores: what becomes of them is up to who began them.
 
     A create is done if its commit exists. Otherwise its slots are dropped, the fleet is made writable again, and it has
     failed. That holds for good, however late the operation's own put arrives. An operation stays open, for the next
@@ -29,11 +35,15 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
     UndecidedError.
     """
     fleet_nodes = {node.id: node for node in fleet.nodes}
+    restores: list[Intent] = []
     for operation_id in open_operation_ids(store):
         try:
             operation = read_intent(store, operation_id)
             # No outcome can be stored where something else is.
             read_outcome(store, operation_id)
+            if operation.kind == RESTORE:
+                restores.append(operation)
+                continue
             if operation.kind != "create":
                 _settle_removal(store, operation, progress)
                 continue
@@ -63,6 +73,18 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
         is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
         if is_writable and _drop_slots(store, operation, nodes, progress):
             record_outcome(store, operation, "failed", "found without a commit")
+    return restores
+
+
+def note_restores(restores: Iterable[Intent], sessions: Sessions, progress: Progress) -> None:
+    """Note the open restores into the sessions' databases: what is taken now is of the databases before them."""
+    places = {f"{one.system_identifier}/{one.database}" for one in sessions.identities.values()}
+    for intent in restores:
+        if isinstance(intent.targets, tuple) and not places.isdisjoint(intent.targets):
+            progress.note(
+                f"{OpenOperation(intent.operation, intent).text}; what is taken now is of the databases before it, and"
+                " if it replaces them, their chains end"
+            )
 
 
 def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progress: Progress) -> bool:

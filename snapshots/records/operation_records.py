@@ -32,8 +32,8 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes, or one that an
     older version made. `terminal`: the operation may leave the fleet read-only. Only creates have `fleet_id`, that of
     the store, and only restores `expires_at`, when the lease first expires, `by`, the label of the command
-    (fleet.label), `targets`, the databases that it makes, as `system identifier/name`, and `only_nodes`: it was asked
-    for `nodes` alone.
+    (fleet.label), `targets`, the databases that it makes, as `system identifier/name`, `servers`, where these are, as
+    `host:port`, and `only_nodes`: it was asked for `nodes` alone.
     """
 
     operation: str
@@ -49,6 +49,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     expires_at: Time | UnsetType = UNSET
     by: str | UnsetType = UNSET
     targets: tuple[str, ...] | UnsetType = UNSET
+    servers: tuple[str, ...] | UnsetType = UNSET
     only_nodes: bool | UnsetType = UNSET
 
     @property

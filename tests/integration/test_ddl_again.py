@@ -112,10 +112,10 @@ def test_what_follows_the_rows_goes_on_after_every_transaction(
             ledger = create_ledger(connection)
         if isinstance(ddl, ArchiveDdl):
             # Some of what is run side by side was done.
-            long = [entry for entry in ddl.entries if entry.number in ddl.side_by_side]
+            long = [entry.number for entry in ddl.entries if entry.number in ddl.side_by_side]
             assert len(long) > 10
             some = ArchivePart(ddl.path, POST_DATA, long[::2], Manner.SIDE_BY_SIDE)
-            run_part(some, ddl.writer, again, watch)
+            run_part(some, ddl.contents.writer, again, watch)
         monkeypatch.setattr(restore.ddl.archive, "OBJECTS_AT_ONCE", 7)
         monkeypatch.setattr(restore.ddl.statements, "STATEMENTS_MAX", 5)
         place, name = (restore.ddl.scripts, "_execute") if how == "stored script" else (restore.ddl.archive, "run_part")

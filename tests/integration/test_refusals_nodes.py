@@ -28,6 +28,7 @@ from snapshots.records.commit import Commit
 from snapshots.records.lost_chains import ChainLostError
 from storage.errors import SnapshotError
 from storage.location import StoreLocation
+from tests.commands.in_process import run_and_capture
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, slots_of
 from tests.integration.refusing import create, execute, refused, take_increment
 from wal.slots.slots import check_slot, drop_slots, slot_name, slot_state
@@ -201,7 +202,10 @@ def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(embedde
     with pytest.raises(ChainLostError, match=f"can't be continued after increment 1: {aside}"):
         runs.increment(chain.snapshot)
     (entry,) = [one for one in list_store(runs.fleet).entries if one.name == chain.snapshot]
-    assert (entry.state, entry.remark.partition(": ")[2]) == ("lost", aside)
+    assert (entry.state, entry.remark.partition(": ")[2]) == ("ended", aside)
+    code, listed = run_and_capture(runs.fleet, "list")
+    assert code == 0
+    assert f"\nsnapshot {chain.snapshot}: can't be continued after increment 1: {aside}\n" in listed
     begin_chain(runs)
 
 

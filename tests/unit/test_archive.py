@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from snapshots.ddl.archive import (
     DumpFormatError,
     NewEntry,
+    extract,
     read_contents,
     renumber,
     rewrite,
@@ -90,6 +91,25 @@ def test_dependents_are_found_through_others_and_in_circles() -> None:
     _, contents = made_archive([MadeEntry("X", dependencies=one) for one in ((), (1,), (2, 5), (9,), (3,), ())])
     assert with_dependents(contents.entries, [1]) == {1, 2, 3, 5}
     assert with_dependents(contents.entries, [4, 6]) == {4, 6}
+
+
+@pytest.mark.parametrize("version", [14, 15, 16])
+def test_some_entries_make_an_archive_with_the_settings_of_the_whole(version: int) -> None:
+    """The archive is, byte by byte, that of these entries with their numbers."""
+    entries = [MadeEntry("ENCODING"), *ENTRIES, MadeEntry("SEARCHPATH", "x"), *ENTRIES]
+    body = made_body(entries, version)
+    contents = read_contents(body)
+    some = [contents.entries[3], contents.entries[6]]
+    alone, numbers = extract(body, contents, some, [NewEntry("DROP", "one", "DROP;")])
+    assert numbers == [9, 4, 7]
+    found = read_contents(alone)
+    assert [(one.number, one.kind) for one in found.entries] == [
+        (9, "DROP"), (1, "ENCODING"), (5, "SEARCHPATH"), (4, "INDEX"), (7, "SCHEMA"),
+    ]  # fmt: skip
+    assert statements_of_entry(alone, found.entries[0]) == "DROP;"
+    written = b"".join(made_entry(number, entries[number - 1], version) for number in (1, 5, 4, 7))
+    assert alone[found.entries[1].number_begin :] == written
+    assert alone.startswith(header(version) + integer(5))
 
 
 def test_entries_are_renumbered_and_with_them_what_depends_on_them() -> None:

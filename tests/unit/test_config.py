@@ -209,6 +209,9 @@ def test_the_error_for_a_missing_file_says_how_to_name_one(fleet_file: Path) -> 
         load_fleet(fleet_file)
     assert "no fleet file at" in error.value.message
     assert "--fleet" in error.value.hint
+    with pytest.raises(FleetFileError) as error:
+        load_fleet(fleet_file, hint="name the target")
+    assert error.value.hint == "name the target"
 
 
 def test_a_file_that_is_not_text_is_refused(fleet_file: Path) -> None:

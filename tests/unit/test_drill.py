@@ -8,7 +8,7 @@ import pytest
 
 from cli.output.drill import EXIT_CODES, drill_document, drill_lines
 from cli.output.junit import junit_of_drill
-from fleet.config import FleetFileError, load_fleet
+from fleet.config import FleetFileError, check_drill, load_fleet
 from fleet.fleet_file import DrillTable, Expected
 from restore.drill.assertions import AssertionResult, expected_text, is_as_expected
 from restore.drill.drill import DrillReport
@@ -50,7 +50,6 @@ def test_every_kind_of_expectation_is_read(tmp_path: Path) -> None:
     [
         ('node = "a"', "lacks the key `sql`"),
         ('node = "a"\nsql = ""', "length >= 1"),
-        ('node = "b"\nsql = "SELECT 1"', "drill 1: node names b, which is not a primary"),
         ('node = "a"\nsql = "SELECT 1"\nexpect = 1', "unknown key `expect`"),
         ('node = "a"\nsql = "SELECT 1"\nexpected = 2026-11-22', "expected"),
         ('node = "a"\nsql = "SELECT 1"\nexpected = [[[1]]]', "expected"),
@@ -60,6 +59,13 @@ def test_a_wrong_assertion_is_refused(tmp_path: Path, text: str, problem: str) -
     with pytest.raises(FleetFileError) as refused:
         drill_of(tmp_path / "fleet.toml", f"[[drill]]\n{text}\n")
     assert problem in refused.value.message
+
+
+def test_only_a_drill_needs_its_nodes_to_be_primaries(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    drill_of(path, '[[drill]]\nnode = "b"\nsql = "SELECT 1"\n')
+    with pytest.raises(FleetFileError, match="drill 1: node names b, which is not a primary"):
+        check_drill(load_fleet(path))
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,18 @@ def test_an_open_restore_is_named_with_the_databases_that_it_makes() -> None:
     )
 
 
+def test_an_open_restore_is_named_with_its_servers() -> None:
+    store = memory()
+    one = structs.replace(leave_open(store, kind="restore"), operation="op-r", targets=("7/bank", "8/bank"))
+    with (
+        pytest.raises(IndeterminateError),
+        record_operation(store, Operation(structs.replace(one, servers=("db1:5432", "db2:5432")))),
+    ):
+        raise IndeterminateError("it died")
+    *_, text = [found.text for found in read_open_operations(store)]
+    assert text.startswith("operation op-r (restore daily into database bank on db1:5432, db2:5432, begun ")
+
+
 def test_the_snapshot_of_an_open_operation_with_a_commit_exists() -> None:
     store = memory()
     one = leave_open(store)

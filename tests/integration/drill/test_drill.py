@@ -21,7 +21,7 @@ from msgspec import structs
 
 import restore.obstacles.server
 from embedded.fleet import EmbeddedFleet, open_fleet
-from fleet.config import load_fleet
+from fleet.config import Node, load_fleet
 from fleet.fleet_file import DrillTable
 from fleet.nodes.baseline import NodeIdentity
 from fleet.progress import Silent
@@ -209,7 +209,8 @@ def test_a_drill_restores_asks_and_leaves_nothing(
 def test_what_does_not_hold_is_named_and_a_shard_that_is_lacking_is_skipped(drilled: Drilled, tmp_path: Path) -> None:
     fleet = load_fleet(write_fleet(drilled, tmp_path, FAILING))
     extra = DrillTable("s9", "SELECT 1", 1)
-    fleet = replace(fleet, drill=(*fleet.drill, extra))
+    # A primary that was added after the snapshot.
+    fleet = replace(fleet, nodes=(*fleet.nodes, Node("s9", "host=/nowhere")), drill=(*fleet.drill, extra))
     report = run_drill(fleet, RestoreRequest(NAME, 1), Ready(drilled.spark), Silent())
     assert report.result == "fails"
     whys = [one.why for one in report.assertions]

@@ -10,6 +10,7 @@ import pytest
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent
+from restore.data_only.references import ForeignKeyViolatedError
 from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.restore import restore_fleet
@@ -106,6 +107,20 @@ def test_tables_with_rows_are_emptied_as_the_hint_says(place: Place) -> None:
         for node in place.target.primaries[:2]:
             execute(node.dsn, *found[node.id])
         preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
+
+
+def test_keys_to_empty_tables_are_named_before_rows_are_loaded(place: Place) -> None:
+    with tables_to_fill(place):
+        second = place.target.primaries[1]
+        execute(second.dsn, "DELETE FROM kind")
+        said = preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent()).warnings
+        # Of `tag` no rows are restored, and the tables that it refers to are filled.
+        assert said == [
+            "s2: foreign keys refer to tables that are empty and not restored, so a row that has such a key fails the"
+            " restore once all are loaded: item_n_fkey of public.item to public.kind"
+        ]
+        with pytest.raises(ForeignKeyViolatedError, match="item_n_fkey"):
+            restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
 
 
 def test_a_database_of_another_encoding_is_refused(place: Place) -> None:

@@ -17,7 +17,7 @@ from cli.commands.restore_ends import Confirmation, NotConfirmedError
 from fleet.nodes.beside import read_old
 from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.nodes.lock import FleetBusyError
-from fleet.progress import Silent
+from fleet.progress import Noting, Silent
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
@@ -25,6 +25,7 @@ from restore.restore import RestoreAbandonedError, restore_fleet, resume_restore
 from restore.undoing.abandoning import OldDatabaseMissingError, abandon_restore
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.records.operation_records import read_decision
 from storage.store import StoreUnreachableError
@@ -230,6 +231,25 @@ def test_a_restore_that_ended_well_is_in_nobodys_way_before_its_records_are_remo
         assert plain_restore(place) is None
         with pytest.raises(UnfinishedRestoreError, match="no restore"):
             resume(place)
+
+
+def test_a_create_names_the_open_restore_into_its_databases(place: Place) -> None:
+    own = replace(place, target=place.fleet)
+    restore_left(own, RestoreCrashPoint.CREATED, SHARDS)
+    try:
+        for take, name in ((create_full, "between"), (create_increment, NAME)):
+            noting = Noting(Silent())
+            take(place.fleet, CreateRequest(name), Ready(place.spark), noting)
+            (note,) = [one for one in noting.notes if f"restore {NAME} into database bank on" in one]
+            assert note.endswith("is of the databases before it, and if it replaces them, their chains end")
+    finally:
+        abandon(own)
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
+        noting = Noting(Silent())
+        create_full(place.fleet, CreateRequest("beside"), Ready(place.spark), noting)
+        assert not [one for one in noting.notes if "restore" in one]
+        abandon(place)
 
 
 def test_there_is_nothing_to_end(place: Place) -> None:

@@ -48,9 +48,9 @@ class StepCost:
 
 COSTS: Mapping[RestoreStep, StepCost] = {
     RestoreStep.DATABASES: StepCost(0.25, 0.004),
-    RestoreStep.SPARK: StepCost(3.3),
+    RestoreStep.SPARK: StepCost(2.6),
     RestoreStep.FOLD: StepCost(0.03, 1.2e-6),
-    RestoreStep.ROWS: StepCost(2.0, 8e-7),
+    RestoreStep.ROWS: StepCost(1.8, 6.5e-7),
     RestoreStep.LARGE_OBJECTS: StepCost(0.5, 4e-8),
     RestoreStep.INDEXES: StepCost(0.1, 3e-7),
     RestoreStep.SWAP: StepCost(0.02),

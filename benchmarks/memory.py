@@ -8,8 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from cli.spark.settings import DAEMON_MODULE
+
 PROCESSES = Path("/proc")
 SAMPLE_SECONDS = 0.5
+# Spark's own (pyspark.daemon), and ours, by which it is replaced on this machine; workers are forked from it.
+DAEMONS = frozenset({b"pyspark.daemon", DAEMON_MODULE.encode()})
 DRIVER, DRIVER_JVM, EXECUTOR_JVM, WORKER, TOOL = "driver", "driver's JVM", "executor's JVM", "Python worker", "pg_dump"
 KINDS = (DRIVER, DRIVER_JVM, EXECUTOR_JVM, WORKER, TOOL)
 
@@ -95,6 +99,6 @@ def _kind(pid: int, driver: int) -> str | None:
     if program == "java":
         is_executor = any(word.endswith(b"CoarseGrainedExecutorBackend") for word in words)
         return EXECUTOR_JVM if is_executor else DRIVER_JVM
-    if b"pyspark.daemon" in words:
+    if not DAEMONS.isdisjoint(words):
         return WORKER
     return TOOL if program in ("pg_dump", "pg_restore") else None

@@ -15,6 +15,7 @@ from pathlib import Path
 from cli.spark.java import Java
 from cli.spark.protection import protection_settings, runs_on_this_machine
 
+DAEMON_MODULE = "cli.spark.python_daemon"
 LOOPBACK = "127.0.0.1"
 ROWS_PER_ARROW_BATCH_MAX = 100_000
 BYTES_PER_ARROW_BATCH_MAX = 64 * 1024**2
@@ -133,7 +134,7 @@ def _settings_on_this_machine(master: str, temporary: Path) -> dict[str, str]:
         EXECUTOR_OPTIONS: " ".join(files_options(temporary)),
         # Executors import the same packages as this process, installed or not.
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-        "spark.python.daemon.module": "cli.spark.python_daemon",
+        "spark.python.daemon.module": DAEMON_MODULE,
         # Otherwise a folder `cli` in the working directory would come first.
         "spark.executorEnv.PYTHONSAFEPATH": "1",
     }

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 NEW_CHAIN = "run: snapshot init   then take a new full snapshot under another name: snapshot create NAME"
 # While a restore publishes, a database has another name, or accepts no connections.
 UNFINISHED_RESTORE = (
-    "a restore that ended unfinished may have left the database closed; what ends it is said by: snapshot list"
+    "an unfinished restore may have closed the database; the command that ends it is named by: snapshot list"
 )
 # After a command that ends or repeats a restore.
 SAME_TARGET = "with the same --to FILE, if it had one"

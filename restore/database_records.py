@@ -53,7 +53,8 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     `digest` is that of the last commit restored. `version` is Cutline's, `parts` the number of Spark partitions of the
     changed rows: only with the same of both are the tasks of another process those in `ledger`. `in_store`: whether the
     restore has an intent in the store, and so its decision; else the decision is `publishes`, on the first
-    database. `aside`: whether another database was put aside for it. `borrowed` are by standby the groups, by number,
+    database. `aside`: whether another database was put aside for it. `sequences_set`: whether the sequences of tables
+    that were filled have their values. `borrowed` are by standby the groups, by number,
     whose rows are taken from its copy.
     """
 
@@ -73,6 +74,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     phase: Phase
     publishes: bool = False
     aside: bool = False
+    sequences_set: bool = False
     ledger: str | None = None
     parts: Count = 0
     rows: Count = 0
@@ -126,8 +128,8 @@ def write_record(
 ) -> DatabaseRecord:
     """Put the record, with `changes`, on a database; return it as it is now."""
     changed = structs.replace(record, **changes)
-    text = msgspec.json.encode(to_builtins(changed)).decode()
-    connection.execute(sql.SQL("COMMENT ON DATABASE {} IS {}").format(sql.Identifier(database), sql.Literal(text)))
+    comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
+    connection.execute(comment.format(sql.Identifier(database), sql.Literal(record_text(changed))))
     return changed
 
 

@@ -1,4 +1,4 @@
-"""Load rows into tables that exist: `--data-only`. What others of this folder do with databases of their own.
+"""Load rows into tables that exist: `--data-only`. The counterpart of restore/loading.py for databases that others use.
 
 Until it is decided that the rows stay, they may be undone: the tables are empty again. Nothing else of the databases is
 changed before; sequences get their values after the decision.
@@ -76,8 +76,8 @@ def check_existing(
                 oids = list(check_tables(node, session, wanted, obstacles).values())
                 if empty := find_empty_referenced(session, oids):
                     obstacles.warnings.append(
-                        f"{node.id}: foreign keys refer to tables that are empty and not restored, so a row that has"
-                        f" such a key fails the restore once all are loaded: {named(empty)}"
+                        f"{node.id}: foreign keys refer to empty tables that are not restored; a row with such a key"
+                        f" ends the restore after the load: {named(empty)}"
                     )
             views = find_views(session)
             left_out += [f"rows of materialized view {name} on {target.shard}: it is not refreshed" for name in views]
@@ -234,7 +234,6 @@ def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[s
 def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:
     """Record, in one transaction, which tables are filled, and that they are empty; raise TablesUnfitError if not."""
     groups = run.plan.groups[target.shard]
-    run.created.add(target.shard)
     with filling.connection.transaction():
         if filled := find_filled(filling.connection, groups):
             raise TablesUnfitError(
@@ -242,6 +241,7 @@ def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:
                 hint="see what writes to them, then repeat the command",
                 details={"node": target.node.id, "groups": filled},
             )
+        run.created.add(target.shard)
         filling.begin(groups)
         record = run.put_record(target, Phase.LOADING, None, {"ledger": filling.ledger})
     run.records[target.shard] = record
@@ -260,6 +260,9 @@ def publish_rows(run: RestoreRun) -> None:
 
     def set_values(target: Target) -> None:
         session = run.inside[target.shard]
+        if run.records[target.shard].sequences_set:
+            # Applications may have taken values since.
+            return
         try:
             with raising_unreachable(target.node), ending(run.watch, session), limiting_locks(target.node, session):
                 set_sequences(session, _sequences_of(run.plan, target, session))
@@ -269,6 +272,7 @@ def publish_rows(run: RestoreRun) -> None:
                 hint=f"create or alter the sequence, then: {run.records[target.shard].command} --resume",
                 details={"node": target.node.id, "database": target.database},
             ) from error
+        run.enter(target, Phase.FINISHED, sequences_set=True)
 
     in_parallel(set_values, [one for one in run.plan.targets if one not in run.shards_in(Phase.PUBLISHED)])
     # Only when all have their values: what has no record any more is done.

@@ -52,7 +52,7 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
         databases = open_tables(run)
     else:
         progress.step("create databases")
-        run.report.roles_created = make_databases(run, missing, ddl)
+        make_databases(run, missing, ddl)
         databases = create_all_tables(run, ddl)
     with keeping_held(run):
         _load_and_finish(run, databases, ddl, spark)
@@ -123,8 +123,8 @@ def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
         check_conflicts(session, run.plan.chain, topology, run.plan.store, run.progress)
 
 
-def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mapping[str, Ddl]) -> list[str]:
-    """Create the empty databases and the missing roles; return the roles created here, as `node: role`.
+def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mapping[str, Ddl]) -> None:
+    """Create the empty databases and the missing roles.
 
     Raises TargetUnfitError if the role of a target may not restore its DDL: that is tried first.
     """
@@ -144,10 +144,9 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
             create(target)
 
     in_parallel(create, targets)
-    created = [role for target in targets for role in create_roles(target, missing[target.shard])]
+    run.report.roles_created = [role for target in targets for role in create_roles(target, missing[target.shard])]
     run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
     in_parallel(try_first, targets, run.watch.end_all)
-    return created
 
 
 def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> dict[str, LoadTarget]:

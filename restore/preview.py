@@ -39,7 +39,7 @@ from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.run import RestoreRun, running
 from restore.target import Target, check_apart, check_target, check_xml, find_xml_columns, lock_targets, server_of
-from restore.unfinished import check_names_all, check_no_unfinished, find_closed, find_resumable
+from restore.unfinished import check_no_unfinished, check_whole, find_closed, find_resumable
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.large_objects import count_by_node
@@ -93,7 +93,7 @@ def preview_resumed(
     provisional = provisional_targets(target, request.scope.nodes)
     with lock_targets(provisional) as locked:
         found = find_resumable(source.store.open(), request.name, provisional, locked, progress, settles=False)
-        check_names_all(found, provisional)
+        check_whole(found, provisional, locked)
         plan = plan_resumed(source, target, found.last_record)
         with running(plan, progress, locked) as run:
             run.records = dict(found.records)

@@ -33,8 +33,8 @@ from restore.rows.ledger import TablesInUseError
 from restore.run import RestoreRun, running
 from restore.target import Target, lock_targets, naming_lost_nodes
 from restore.unfinished import (
-    check_names_all,
     check_no_unfinished,
+    check_whole,
     find_resumable,
     settle_recorded,
 )
@@ -103,7 +103,7 @@ def resume_restore(
     with ExitStack() as stack:
         locked = stack.enter_context(lock_targets(provisional))
         found = find_resumable(store, request.name, provisional, locked, progress, settles=True)
-        check_names_all(found, provisional)
+        check_whole(found, provisional, locked)
         if found.is_published:
             planned: RestoreReport | None = None
             with suppress(SnapshotError):

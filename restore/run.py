@@ -146,7 +146,9 @@ class RestoreRun:
             what = (
                 "the tables that it filled are empty again" if is_filling else "the databases that it made are dropped"
             )
-            self.progress.note(f"nothing of this restore is left: {what}")
+            created = self.report.roles_created
+            stay = f"; roles that it created stay: {', '.join(created)}" if created else ""
+            self.progress.note(f"nothing of this restore is left: {what}{stay}")
         return True
 
     def is_renamed(self, target: Target) -> bool:

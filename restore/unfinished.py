@@ -1,4 +1,4 @@
-"""Restores that ended unfinished, as the databases on the targets show them: find them, name them, undo them."""
+"""Restores that ended unfinished, as the databases on the targets show them: find them, and name what ends them."""
 
 from __future__ import annotations
 
@@ -136,22 +136,15 @@ def _find_filled(
     target: Target, connection: psycopg.Connection[Any], progress: Progress
 ) -> dict[str, DatabaseRecord | None]:
     """The records of the restores that fill the target's database, by the suffix of their ids; None: unreadable."""
-    database: FoundDatabase | None = list_databases(connection).get(target.database)
-    if database is None or not database.is_open:
+    if target.database not in list_databases(connection) or is_shut(target, connection):
         return {}
-    try:
-        session = connect(target.node)
-    except NodeUnreachableError as error:
-        if refuses_database(target.node, error.__cause__):
-            return {}
-        raise
-    with raising_unreachable(target.node), session:
+    with raising_unreachable(target.node), connect(target.node) as session:
         found, others = find_fillings(session)
     if others:
         # To refuse would let anybody who may create schemas block restores.
         progress.note(
-            f"{target.node.id}: database {target.database} has what looks like a restore of another role, and is left"
-            f" alone: {list_some(others, OTHERS_MAX)}"
+            f"{target.node.id}: database {target.database} has schemas that look like a restore's, and are not read:"
+            f" {list_some(others, OTHERS_MAX)}; if nobody needs them, drop them"
         )
     return {suffix: parse_record(text) for suffix, text in found.items()}
 
@@ -167,14 +160,38 @@ def check_readable(found: UnfinishedRestore) -> None:
         )
 
 
-def check_names_all(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
-    """Raise UsageError unless `targets` are all that the restore has: it ends as a whole."""
-    lacking = sorted({shard for one in found.records.values() for shard in one.shards} - {one.shard for one in targets})
-    if lacking:
+def check_whole(found: UnfinishedRestore, targets: Iterable[Target], connections: Connections) -> None:
+    """Raise UsageError unless `targets` are all that the restore has: it ends as a whole.
+
+    Raises UnfinishedRestoreError if it is not known what it has left in one of them.
+    """
+    targets, shards = list(targets), {shard for one in found.records.values() for shard in one.shards}
+    if lacking := sorted(shards - {one.shard for one in targets}):
         raise UsageError(
             f"{found.label()} has shards that are not named here: {', '.join(lacking)}",
             hint="give the --to FILE and the --node that the restore had",
         )
+    unknown = [one for one in targets if one.shard in shards - found.databases.keys()] if found.is_filling else []
+    if shut := [one for one in unknown if is_shut(one, connections[one.shard])]:
+        where = ", ".join(f"database {one.database} on {one.node.id}" for one in shut)
+        raise UnfinishedRestoreError(
+            f"{found.label()} ended unfinished, and nobody knows what it has left in {where}: our role can't connect",
+            hint="let it connect, then repeat the command",
+        )
+
+
+def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
+    """Whether the target's database exists, and refuses our role; raise NodeUnreachableError."""
+    database: FoundDatabase | None = list_databases(connection).get(target.database)
+    if database is None or not database.is_open:
+        return database is not None
+    try:
+        with connect(target.node):
+            return False
+    except NodeUnreachableError as error:
+        if refuses_database(target.node, error.__cause__):
+            return True
+        raise
 
 
 def settle_recorded(
@@ -198,8 +215,12 @@ def settle_recorded(
 def find_recorded(
     store: ObjectStore, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> Iterator[tuple[Intent, bool]]:
-    """The open restores into these targets of which the store knows, and whether they have decided to publish."""
-    places = frozenset(place_of(target, connections[target.shard]) for target in targets)
+    """The open restores into these targets of which the store knows, and whether they have decided to publish.
+
+    Without those into databases that our role can't enter: nobody knows what they have left there.
+    """
+    asked = [one for one in targets if not is_shut(one, connections[one.shard])]
+    places = frozenset(place_of(target, connections[target.shard]) for target in asked)
     for intent in read_open_intents(store, skips_unreadable=True):
         made = intent.targets if isinstance(intent.targets, tuple) else ()
         if intent.kind == RESTORE and made and places.issuperset(made):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -96,20 +97,16 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         )  # fmt: skip
     groups = Table("shard", "group", "identity", "key", "partitions", "base rows", box=None, pad_edge=False)
     for shard, found in chain.all_groups.items():
-        rows: dict[int, int] = {}
+        rows, numbers = Counter[int](), chain.numbers_at_cut(shard)
         for stored in chain.base_objects(shard):
             for number, count in stored.rows.items():
-                rows[number] = rows.get(number, 0) + count
-        successions = chain.successions(shard)
+                if number in numbers:
+                    rows[numbers[number]] += count
         for group in found:
-            # A table that was altered goes on with the rows that were copied under its first definition.
-            number = group.number
-            while number not in rows and number in successions:
-                number = successions[number]
             key = ", ".join(column.name for column in group.columns[: group.key_width])
             groups.add_row(
                 shard, group.name, group.identity, key or "none", str(group.partitions),
-                count_text(rows.get(number, 0)),
+                count_text(rows[group.number]),
             )  # fmt: skip
     return [
         *lines,

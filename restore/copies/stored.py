@@ -65,21 +65,9 @@ def _look_up(store: ObjectStore, one: ChainObject) -> Damage | None:
     return Damage(one.key, one.node, "size", f"it has {size} bytes instead of {one.stored.size}")
 
 
-def numbers_at_cut(chain: Chain, node: str) -> dict[int, int]:
-    """For every number under which rows that still count are stored: their group's number at the last commit."""
-    successions = chain.successions(node)
-    numbers: dict[int, int] = {}
-    for group in chain.groups(node):
-        stored: int | None = group.number
-        while stored is not None:
-            numbers[stored] = group.number
-            stored = successions.get(stored)
-    return numbers
-
-
 @dataclass(frozen=True, slots=True)
 class CopyNeeds:
-    """Of which objects a node's copy at the chain's last commit is made; `numbers` are those of `numbers_at_cut`."""
+    """Of which objects a node's copy at the chain's last commit is made; `numbers` are its numbers_at_cut."""
 
     chain: Chain
     node: str
@@ -88,7 +76,7 @@ class CopyNeeds:
     @classmethod
     def of(cls, chain: Chain, node: str) -> CopyNeeds:
         """The needs of the node's copy."""
-        return cls(chain, node, numbers_at_cut(chain, node))
+        return cls(chain, node, chain.numbers_at_cut(node))
 
     def groups_of(self, one: ChainObject) -> frozenset[int]:
         """The numbers of the groups whose rows can't be had from this copy without the object."""

@@ -139,11 +139,21 @@ class Filling:
             self.connection.execute(statement.encode(), (text, text))
 
     def remove(self) -> None:
-        """Remove the schema; the rows stay. Does nothing if that is done."""
-        with self.connection.transaction():
-            self.connection.execute(REPLICA)
-            if self.exists:
-                self.connection.execute(f"DROP SCHEMA {self.schema} CASCADE".encode())
+        """Remove the schema; the rows stay. Does nothing if that is done. Raises TablesInUseError."""
+        try:
+            with self.connection.transaction():
+                self.connection.execute(REPLICA)
+                self.connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
+                if self.exists:
+                    self.connection.execute(f"DROP SCHEMA {self.schema} CASCADE".encode())
+        except psycopg.errors.LockNotAvailable as error:
+            raise TablesInUseError(
+                f"node {self.node}: the rows are restored, but schema {self.schema} of database"
+                f" {self.connection.info.dbname} can't be removed: other sessions have had its tables locked for"
+                f" {LOCK_SECONDS_MAX} s",
+                hint="end the sessions that use them (see pg_locks): a pg_dump may be one",
+                details={"node": self.node, "database": self.connection.info.dbname},
+            ) from error
 
     def end_loading(self) -> None:
         """End the sessions that load rows, also those of a process that is gone."""

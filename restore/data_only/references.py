@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.nodes.connections import connect, raising_unreachable
+from fleet.nodes.connections import connect, raising_unreachable, refuse_views
 from fleet.nodes.watch import Watch
 from restore.data_only.filled_tables import OWN, oids_of
 from restore.ddl.ddl import ending
@@ -85,14 +85,15 @@ UNION SELECT 'function ' || p.oid::regprocedure || ' of ' || pg_get_userbyid(p.p
   JOIN pg_proc p ON p.oid = CASE WHEN d.refclassid = 'pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END
  WHERE p.proowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
-# The tables that keys of these tables refer to and that get no rows themselves.
-REFERENCED_QUERY = f"""{KEYS}
+# The tables that keys of these tables refer to and that get no rows themselves, if their owners are trusted.
+REFERENCED_QUERY = f"""{KEYS}, {TRUSTED}
 SELECT DISTINCT k.conname || ' of ' || format('%%I.%%I', fn.nspname, fc.relname),
-       format('%%I.%%I', n.nspname, c.relname)
+       format('%%I.%%I', n.nspname, c.relname), CASE WHEN c.relkind = 'r' THEN 'ONLY ' ELSE '' END
   FROM keys k
   JOIN pg_class fc ON fc.oid = k.conrelid JOIN pg_namespace fn ON fn.oid = fc.relnamespace
   JOIN pg_class c ON c.oid = k.confrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND k.confrelid NOT IN (SELECT relid FROM own)
+   AND c.relowner IN (SELECT oid FROM trusted)
    AND has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
  ORDER BY 1
 """
@@ -179,12 +180,18 @@ def find_code_of_others(connection: psycopg.Connection[Any], oids: list[int]) ->
 
 
 def find_empty_referenced(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """The foreign keys of these tables to others that have no rows: any row that has such a key violates it."""
-    return [
-        f"{key} to {table}"
-        for key, table in connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
-        if connection.execute(f"SELECT EXISTS (SELECT FROM {table})".encode()).fetchone() == (False,)
-    ]
+    """The foreign keys of these tables to others that have no rows: any row that has such a key violates it.
+
+    Of tables of roles that own none of these nothing is read, and nothing is said.
+    """
+    with connection.transaction():
+        # Another table may get the name meanwhile, and its owner may be anybody.
+        refuse_views(connection)
+        return [
+            f"{key} to {table}"
+            for key, table, only in connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
+            if connection.execute(f"SELECT EXISTS (SELECT FROM {only}{table})".encode()).fetchone() == (False,)
+        ]
 
 
 def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:

@@ -154,10 +154,11 @@ class ArchiveDdl:
             existing, sizes = read_existing(connection), read_table_sizes(connection)
         tables = {entry.number: entry for entry in self.entries if entry.kind == "TABLE"}
         due = [one for one in entries if one.number in self.side_by_side and _find_object(one, tables) not in existing]
-        run_part(self._largest_first(body, due, sizes), self.contents.writer, node, watch)
+        if due:
+            run_part(self._largest_first(body, due, sizes), self.contents.writer, node, watch)
         for name, chunk in zip(names, chunks, strict=True):
             if name not in done:
-                part = self._part_alone(body, POST_DATA, NewEntry(MARK, name, mark(ledger, name)), chunk)
+                part = self._write_batch(body, POST_DATA, NewEntry(MARK, name, mark(ledger, name)), chunk)
                 run_part(part, self.contents.writer, node, watch)
 
     def _largest_first(
@@ -177,12 +178,12 @@ class ArchiveDdl:
     def run_last(self, node: Node, ledger: str, watch: Watch, first: str = "") -> None:
         """Run the statements `first`, drop the ledger and create event triggers, in one transaction."""
         drop = NewEntry(MARK, EVENT_TRIGGERS, first + drop_statement(ledger))
-        part = self._part_alone(self.path.read_bytes(), EVENT_TRIGGERS, drop, self._of(EVENT_TRIGGERS))
+        part = self._write_batch(self.path.read_bytes(), EVENT_TRIGGERS, drop, self._of(EVENT_TRIGGERS))
         run_part(part, self.contents.writer, node, watch)
 
-    def _part_alone(self, body: bytes, section: str, first: NewEntry, entries: Iterable[ArchiveEntry]) -> ArchivePart:
+    def _write_batch(self, body: bytes, section: str, first: NewEntry, entries: Iterable[ArchiveEntry]) -> ArchivePart:
         """Write an archive of a new entry and these, which are run in one transaction."""
-        path = self.path.with_name(f"{self.path.name}-{section}-alone")
+        path = self.path.with_name(f"{self.path.name}-{section}-batch")
         alone, numbers = extract(body, self.contents, entries, [first])
         path.write_bytes(alone)
         return ArchivePart(path, section, numbers, Manner.ONE_TRANSACTION)

@@ -54,8 +54,8 @@ class ArchivePart:
     numbers: Collection[int]
     manner: Manner = Manner.TRANSACTIONS
 
-    def which(self) -> list[str]:
-        """The words that make pg_restore take these entries: a file lists them."""
+    def write_list(self) -> list[str]:
+        """Write the list of the entries beside the archive; return the words that make pg_restore run these alone."""
         listed = self.path.with_name(f"{self.path.name}-{self.section}")
         listed.write_text("".join(f"{number};\n" for number in self.numbers))
         return [f"--use-list={listed}", str(self.path)]
@@ -73,7 +73,7 @@ def run_part(part: ArchivePart, writer: int, node: Node, watch: Watch) -> None:
         programs, access = restoring_programs(building, connection, writer)
         if access is not None:
             command = [str(programs.folder / "pg_restore"), "--dbname", access.conninfo, "--exit-on-error"]
-            words = [*command, "--no-password", *_options(part.manner, programs), *part.which()]
+            words = [*command, "--no-password", *_options(part.manner, programs), *part.write_list()]
             ended = run_group(words, access.environment, watch.on_silence)
             if ended.returncode:
                 # A session that was lost with pg_restore's raises here.
@@ -90,7 +90,7 @@ def write_script(part: ArchivePart, programs: ClientPrograms) -> str:
         return ""
     guard, script = secrets.token_hex(16), part.path.with_name(f"{part.path.name}-{part.section}.sql")
     run_tool(
-        "pg_restore", f"--file={script}", *part.which(),
+        "pg_restore", f"--file={script}", *part.write_list(),
         # Older ones write no lines for psql's restrict mode.
         *([f"--restrict-key={guard}"] if programs.has("--restrict-key") else []), folder=programs.folder,
     )  # fmt: skip

@@ -13,7 +13,7 @@ READ_MAX = 50
 
 
 def read_newest_figures(store: ObjectStore) -> tuple[str, RestoreFigures] | None:
-    """The operation and the figures of the newest restore that has any, of the READ_MAX newest that published."""
+    """The operation and the figures of the newest restore that has any, of the READ_MAX newest that were decided."""
     decided = [key.split("/")[1] for key in store.list("operations") if key.endswith(DECISION)]
     for operation in sorted(decided, reverse=True)[:READ_MAX]:
         try:

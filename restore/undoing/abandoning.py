@@ -23,8 +23,8 @@ from restore.target import Connections, Target, lock_targets
 from restore.unfinished import (
     UnfinishedRestore,
     UnfinishedRestoreError,
-    check_names_all,
     check_readable,
+    check_whole,
     find_closed,
     find_recorded,
     find_unfinished,
@@ -84,7 +84,7 @@ def _undoing(source: Fleet, target: Fleet, name: str, progress: Progress, nodes:
         }
         for one in found:
             _check_undoable(store, one, name)
-            check_names_all(one, targets)
+            check_whole(one, targets, connections)
             _check_old_are_there(one, own[one.suffix], connections)
         yield _Undoing(store, targets, connections, inside, found, own)
 

@@ -1,4 +1,6 @@
-"""pg_dump's archive of a database's DDL: what its entries are, and how statements are replaced in it as a whole.
+"""pg_dump's archive of a database's DDL: its entries, and archives made of it.
+
+These have other statements, other numbers, or some of the entries alone.
 
 The format is that of PostgreSQL's src/bin/pg_dump (pg_backup_archiver.c, WriteHead and WriteToc; pg_backup_custom.c).
 An archive of DDL alone is a header and a table of contents. Type, name, owner, statements and dependencies of an entry
@@ -56,12 +58,12 @@ class ArchiveEntry:
     owner: str
     owner_begin: int
     owner_end: int
-    tablespace: str = ""
-    access: str = ""
-    number_begin: int = 0
-    needs_begin: int = 0
-    needs_end: int = 0
-    entry_end: int = 0
+    tablespace: str
+    access: str
+    number_begin: int
+    needs_begin: int
+    needs_end: int
+    entry_end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +143,11 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
         dependencies.append(_digits(dependency))
         needs_end = reader.offset
     reader.take(1 + OFFSET_BYTES)
-    places = begin, end, owner, owner_begin, owner_end
-    settings = tablespace, access, number_begin, needs_begin, needs_end
     return ArchiveEntry(
-        number, kind, name, schema, catalog, oid, section, tuple(dependencies), *places, *settings, reader.offset
+        number=number, kind=kind, name=name, schema=schema, catalog=catalog, oid=oid, section=section,
+        dependencies=tuple(dependencies), begin=begin, end=end, owner=owner, owner_begin=owner_begin,
+        owner_end=owner_end, tablespace=tablespace, access=access, number_begin=number_begin, needs_begin=needs_begin,
+        needs_end=needs_end, entry_end=reader.offset,
     )  # fmt: skip
 
 

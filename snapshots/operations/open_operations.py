@@ -42,7 +42,8 @@ class OpenOperation:
         one = self.operation
         if one is None:
             return f"operation {self.id} has no known result: {self.problem}"
-        what = f"operation {self.id} ({one.kind} {one.snapshot}{_into(one)}, begun {one.began_at}) has no"
+        into = f" into {targets}" if (targets := name_targets(one)) else ""
+        what = f"operation {self.id} ({one.kind} {one.snapshot}{into}, begun {one.began_at}) has no"
         if self.problem:
             return f"{what} known result: {self.problem}"
         what += " outcome"
@@ -85,21 +86,28 @@ class OpenOperation:
             "snapshot": one.snapshot if one else None,
             "increment": one.increment if one else None,
             "began_at": one.began_at if one else None,
+            "databases": _databases_of(one) if one else [],
+            "servers": _servers_of(one) if one else [],
             "terminal": one.is_terminal if one else None,
             "committed": self.committed if one and one.kind == CREATE and not self.problem else None,
             "problem": self.problem or None,
         }
 
 
-def _into(intent: Intent) -> str:
+def name_targets(intent: Intent) -> str:
     """The databases that a restore makes, and their servers; "" if the intent does not say it."""
-    if not isinstance(intent.targets, tuple) or not intent.targets:
-        return ""
-    # Each is a server's identifier and a database's name.
-    databases = sorted({place.partition("/")[2] for place in intent.targets})
-    servers = sorted(set(intent.servers)) if isinstance(intent.servers, tuple) else []
+    databases, servers = _databases_of(intent), _servers_of(intent)
     on = f" on {list_some(servers, SHOWN_MAX)}" if servers else ""
-    return f" into database {list_some(databases, SHOWN_MAX)}{on}"
+    return f"database {list_some(databases, SHOWN_MAX)}{on}" if databases else ""
+
+
+def _databases_of(intent: Intent) -> list[str]:
+    """The names; each target is a server's identifier and a database's name."""
+    return sorted({one.partition("/")[2] for one in intent.targets}) if isinstance(intent.targets, tuple) else []
+
+
+def _servers_of(intent: Intent) -> list[str]:
+    return sorted(set(intent.servers)) if isinstance(intent.servers, tuple) else []
 
 
 def read_open_operations(store: ObjectStore, name: str | None = None) -> tuple[OpenOperation, ...]:

@@ -9,7 +9,7 @@ from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import undo_freeze
 from snapshots.operations.deciding import decide
-from snapshots.operations.open_operations import RESTORE, OpenOperation
+from snapshots.operations.open_operations import RESTORE, name_targets
 from snapshots.operations.operation import open_operation_ids, record_outcome
 from snapshots.operations.slot_owners import is_foreign, read_slot_owners
 from snapshots.records.commits import increment_label
@@ -77,13 +77,13 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
 
 
 def note_restores(restores: Iterable[Intent], sessions: Sessions, progress: Progress) -> None:
-    """Note the open restores into the sessions' databases: what is taken now is of the databases before them."""
+    """Note the open restores into the sessions' databases: what ends one may end the chains of these."""
     places = {f"{one.system_identifier}/{one.database}" for one in sessions.identities.values()}
     for intent in restores:
         if isinstance(intent.targets, tuple) and not places.isdisjoint(intent.targets):
             progress.note(
-                f"{OpenOperation(intent.operation, intent).text}; what is taken now is of the databases before it, and"
-                " if it replaces them, their chains end"
+                f"restore {intent.operation} of {intent.snapshot} into {name_targets(intent)} has no outcome: if it"
+                " replaces databases, this snapshot's chain ends when it is ended; see: snapshot list"
             )
 
 

@@ -109,6 +109,17 @@ class Chain:
             new: old for changes in self.definition_changes for new, old in changes.successions.get(shard, {}).items()
         }
 
+    def numbers_at_cut(self, node: str) -> dict[int, int]:
+        """For every number under which rows that still count are stored: their group's number at the last commit."""
+        successions = self.successions(node)
+        numbers: dict[int, int] = {}
+        for group in self.groups(node):
+            stored: int | None = group.number
+            while stored is not None:
+                numbers[stored] = group.number
+                stored = successions.get(stored)
+        return numbers
+
     def copy_positions(self, node: str) -> dict[int, Lsn]:
         """For each definition whose table was copied again, by number: the position from which its changes count."""
         successions = self.successions(node)

@@ -43,6 +43,7 @@ def test_an_open_operation_without_a_commit_is_named_without_alarm() -> None:
     assert found.to_json() == {
         "operation": one.id, "kind": "create", "snapshot": "daily", "increment": 3,
         "began_at": "2026-11-20T11:00:00.000Z", "terminal": False, "committed": False, "problem": None,
+        "databases": [], "servers": [],
     }  # fmt: skip
     assert store.list("") == before
 
@@ -68,7 +69,9 @@ def test_an_open_restore_is_named_with_its_servers() -> None:
         record_operation(store, Operation(structs.replace(one, servers=("db1:5432", "db2:5432")))),
     ):
         raise IndeterminateError("it died")
-    *_, text = [found.text for found in read_open_operations(store)]
+    *_, found = read_open_operations(store)
+    assert (found.to_json()["databases"], found.to_json()["servers"]) == (["bank"], ["db1:5432", "db2:5432"])
+    text = found.text
     assert text.startswith("operation op-r (restore daily into database bank on db1:5432, db2:5432, begun ")
 
 

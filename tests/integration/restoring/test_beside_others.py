@@ -100,7 +100,9 @@ def test_a_database_that_a_restore_holds_is_named_by_other_commands(place: Place
                 connection.execute(f"ALTER DATABASE {DATABASE} WITH ALLOW_CONNECTIONS false")
         code, document = run_here(place.target, "create", "new")
         assert code in (3, 6)
-        assert document["hint"].endswith("may have left the database closed; what ends it is said by: snapshot list")
+        assert document["hint"].endswith(
+            "may have closed the database; the command that ends it is named by: snapshot list"
+        )
         await_sessions_over(place)
         code, refused = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--replace")
         closed = [f"database {DATABASE} on {node.id}" for node in place.target.primaries]

@@ -16,6 +16,7 @@ from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.rows.ledger import TablesInUseError
 from restore.undoing.abandoning import abandon_restore
+from restore.unfinished import UnfinishedRestoreError
 from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.integration.refusing import execute
@@ -27,6 +28,7 @@ from tests.integration.restoring.target_place import (
     Place,
     await_sessions_over,
     drop_databases,
+    open_restores,
     restore_killed,
 )
 
@@ -94,12 +96,85 @@ def test_a_locked_sequence_is_not_waited_for_without_end(
     assert_filled(place)
 
 
-def test_a_locked_table_does_not_stop_a_dry_run(place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_waits_for_a_locked_table_for_a_bounded_time(
+    place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("restore.existing_tables.LOCK_SECONDS_MAX", 1)
     with psycopg.connect(filled.dsn) as other:
         other.execute("LOCK TABLE account")
         with pytest.raises(TablesInUseError, match=r"node s2: .*locked for 1 s"):
             preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
+
+
+def test_resume_does_not_set_a_sequence_again(place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application may have taken values since: they must not come twice."""
+    monkeypatch.setattr("restore.existing_tables.LOCK_SECONDS_MAX", 1)
+    with psycopg.connect(filled.dsn) as other:
+        lock: Callable[[], object] = lambda: other.execute("ALTER SEQUENCE numbers CYCLE")  # noqa: E731
+        with pytest.raises(TablesInUseError):
+            load(place, acting_at(RestoreCrashPoint.DECIDED, lock))
+        other.rollback()
+    first = place.dsns()[0]
+    # The snapshot has 99.
+    execute(first, "SELECT nextval('numbers')")
+    resume(place)
+    with psycopg.connect(first) as connection:
+        assert connection.execute("SELECT nextval('numbers')").fetchone() == (101,)
+
+
+def test_what_the_restore_kept_is_not_waited_for_without_end(
+    place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as by a pg_dump of the database, which locks every table."""
+    monkeypatch.setattr("restore.data_only.filling.LOCK_SECONDS_MAX", 1)
+    with psycopg.connect(filled.dsn) as other:
+
+        def dump() -> None:
+            ((suffix, _),) = find_fillings(other)[0].items()
+            other.execute(f"LOCK TABLE cutline_restoring_{suffix}.ledger IN ACCESS SHARE MODE".encode())
+
+        with pytest.raises(TablesInUseError, match=r"node s2: the rows are restored, but .* locked for 1 s") as raised:
+            load(place, acting_at(RestoreCrashPoint.DECIDED, dump))
+        other.rollback()
+    assert f"snapshot restore {NAME} --resume" in raised.value.hint
+    resume(place)
+    assert_filled(place)
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize(("closed", "said"), [(1, "nobody knows what it has left in"), (SHARDS, "no restore")])
+def test_nothing_is_said_of_rows_in_a_database_that_refuses_our_role(place: Place, closed: int, said: str) -> None:
+    leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
+    shut = place.target.primaries[:closed]
+    maintenance = {node.id: node.dsn.replace("/shop", "/postgres") for node in shut}
+    for dsn in maintenance.values():
+        execute(dsn, "ALTER DATABASE shop ALLOW_CONNECTIONS false")
+    try:
+        for end in (abandon, resume):
+            with pytest.raises(UnfinishedRestoreError, match=said):
+                end(place)
+        assert len(open_restores(place)) == 1
+    finally:
+        for dsn in maintenance.values():
+            execute(dsn, "ALTER DATABASE shop ALLOW_CONNECTIONS true")
+    abandon(place)
+    assert_empty(place)
+
+
+def test_tables_of_others_are_not_read_to_warn_of_their_emptiness(
+    place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their owner could exchange the table for a view while we wait."""
+    monkeypatch.setattr("restore.existing_tables.LOCK_SECONDS_MAX", 1)
+    execute(filled.dsn, "CREATE ROLE guest", "ALTER TABLE kind OWNER TO guest")
+    try:
+        with psycopg.connect(filled.dsn) as other:
+            other.execute("LOCK TABLE kind")
+            with pytest.raises(SnapshotError, match="can't be verified without running code of roles"):
+                preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
+    finally:
+        drop_databases(place)
+        execute(filled.dsn.replace("/shop", "/postgres"), "DROP ROLE guest")
 
 
 def test_what_came_with_a_copy_of_another_database_is_not_acted_on(place: Place, filled: Node) -> None:

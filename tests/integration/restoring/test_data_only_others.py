@@ -107,8 +107,10 @@ def test_a_row_that_is_being_inserted_when_it_begins_is_waited_for_and_kept(
     with psycopg.connect(filled.dsn) as other:
         other.execute("INSERT INTO item (id, n) VALUES (999, 1)")
         wait_then(monkeypatch, other.commit)
+        watching = Watching()
         with pytest.raises(TablesUnfitError, match=r"node s2: .*are not empty any more: public\.item"):
-            load(place)
+            load(place, watching)
+    assert "s2" not in {one.node for one in watching.reached_points if one.point == str(RestoreCrashPoint.LOADING)}
     assert rows_of(filled.dsn)["public.item"] == b"999\t1\t\\N\n"
 
 

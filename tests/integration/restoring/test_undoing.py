@@ -240,8 +240,8 @@ def test_a_create_names_the_open_restore_into_its_databases(place: Place) -> Non
         for take, name in ((create_full, "between"), (create_increment, NAME)):
             noting = Noting(Silent())
             take(place.fleet, CreateRequest(name), Ready(place.spark), noting)
-            (note,) = [one for one in noting.notes if f"restore {NAME} into database bank on" in one]
-            assert note.endswith("is of the databases before it, and if it replaces them, their chains end")
+            (note,) = [one for one in noting.notes if f" of {NAME} into database bank on" in one]
+            assert "if it replaces databases, this snapshot's chain ends" in note
     finally:
         abandon(own)
     with old_databases(place):
@@ -250,6 +250,12 @@ def test_a_create_names_the_open_restore_into_its_databases(place: Place) -> Non
         create_full(place.fleet, CreateRequest("beside"), Ready(place.spark), noting)
         assert not [one for one in noting.notes if "restore" in one]
         abandon(place)
+
+
+def test_a_file_that_to_names_and_does_not_exist_is_not_asked_for_by_fleet(place: Place, tmp_path: Path) -> None:
+    code, refused = run_here(place.fleet, "restore", NAME, "--to", str(tmp_path / "missing.toml"))
+    assert (code, refused["error"]) == (2, "fleet-file")
+    assert refused["hint"].startswith("--to names the file")
 
 
 def test_there_is_nothing_to_end(place: Place) -> None:

@@ -24,7 +24,9 @@ from fleet.record import Count, Record, Time, from_json, to_builtins
 from restore.parts.scope import WHOLE, RestoreScope
 
 DATABASES_QUERY = """
-SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database') FROM pg_database d ORDER BY 1
+SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database'), pg_get_userbyid(d.datdba),
+       d.datdba IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
+  FROM pg_database d ORDER BY 1
 """
 
 
@@ -89,17 +91,26 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
 
 @dataclass(frozen=True, slots=True)
 class FoundDatabase:
-    """A database of a server: whether it accepts connections, and its record if a restore made it."""
+    """A database of a server: whether it accepts connections, its owner, and its record if a restore made it.
+
+    A record counts only if our role or a superuser owns the database (`is_trusted`): its owner writes the comment, and
+    anybody with CREATEDB may make a database of any name.
+    """
 
     name: str
     is_open: bool
     record: DatabaseRecord | None
+    owner: str
+    is_trusted: bool
 
 
 def list_databases(connection: psycopg.Connection[Any]) -> Mapping[str, FoundDatabase]:
     """The databases of the server, by name."""
     rows = connection.execute(DATABASES_QUERY).fetchall()
-    return {name: FoundDatabase(name, is_open, _parse_comment(comment)) for name, is_open, comment in rows}
+    return {
+        name: FoundDatabase(name, is_open, _parse_comment(comment) if is_trusted else None, owner, is_trusted)
+        for name, is_open, comment, owner, is_trusted in rows
+    }
 
 
 def _parse_comment(comment: str | None) -> DatabaseRecord | None:

@@ -14,10 +14,18 @@ from psycopg import sql
 
 from fleet.config import Fleet, Node
 from fleet.nodes.baseline import BUILTIN, LIBC, NodeIdentity
-from fleet.nodes.connections import MAINTENANCE_DATABASE, connect, unreachable_error, with_database
+from fleet.nodes.connections import (
+    MAINTENANCE_DATABASE,
+    NodeUnreachableError,
+    connect,
+    refuses_database,
+    unreachable_error,
+    with_database,
+)
 from fleet.nodes.encodings import readable
 from fleet.nodes.privileges import quote
 from fleet.nodes.server_messages import shorten_message
+from restore.database_records import FoundDatabase, list_databases
 from restore.report import OwnerChange
 from restore.target import Target, TargetUnfitError
 from snapshots.operations.slot_guard import mark_ended
@@ -169,3 +177,26 @@ def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> bool:
     except REFUSALS:
         return False
     return True
+
+
+def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
+    """Whether the target's database exists, and refuses our role; raise NodeUnreachableError."""
+    database: FoundDatabase | None = list_databases(connection).get(target.database)
+    if database is None or not database.is_open:
+        return database is not None
+    try:
+        with connect(target.node):
+            return False
+    except NodeUnreachableError as error:
+        if refuses_database(target.node, error.__cause__):
+            return True
+        raise
+
+
+def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
+    """The targets' databases that accept no connections, as a restore that publishes leaves them if it is killed."""
+    return [
+        f"database {one.database} on {one.node.id}"
+        for one in targets
+        if (found := list_databases(connections[one.shard]).get(one.database)) and not found.is_open
+    ]

@@ -16,7 +16,7 @@ from fleet.config import Fleet
 from fleet.progress import Progress
 from restore.checked_ddl import CheckedDdl, read_all_ddl
 from restore.database_records import Phase, list_databases
-from restore.databases import find_slots
+from restore.databases import find_closed, find_slots
 from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import Estimate, estimate_restore
@@ -39,7 +39,7 @@ from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.run import RestoreRun, running
 from restore.target import Target, check_apart, check_target, check_xml, find_xml_columns, lock_targets, server_of
-from restore.unfinished import check_no_unfinished, check_whole, find_closed, find_resumable
+from restore.unfinished import check_no_unfinished, check_whole, find_resumable
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.large_objects import count_by_node

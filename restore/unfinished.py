@@ -11,11 +11,12 @@ import psycopg
 
 from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.beside import LOADING, is_beside
-from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
+from fleet.nodes.connections import connect, raising_unreachable
 from fleet.progress import Progress
 from fleet.some_names import list_some
 from restore.data_only.filling import find_fillings
-from restore.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, parse_record
+from restore.database_records import DatabaseRecord, Phase, list_databases, parse_record
+from restore.databases import find_closed, is_shut
 from restore.parts.scope import WHOLE, RestoreScope
 from restore.target import Connections, Target, place_of, suffix_of
 from snapshots.operations.open_operations import RESTORE
@@ -69,6 +70,17 @@ class UnfinishedRestore:
         return outcome is not None and outcome.state == DONE
 
     @property
+    def has_begun_everywhere(self) -> bool:
+        """Whether it has made its databases, or begun to fill them, on all nodes, and nobody has begun to undo it."""
+        later = (Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED)
+        return not self.is_abandoned and any(one.parts or one.phase in later for one in self.records.values())
+
+    @property
+    def was_closing(self) -> bool:
+        """Whether it may have closed databases: it does when all are loaded."""
+        return any(one.phase in (Phase.FINISHED, Phase.PUBLISHED, Phase.ABANDONED) for one in self.records.values())
+
+    @property
     def is_published(self) -> bool:
         """Whether all of its databases have their real names, so that it can't be undone."""
         return bool(self.records) and all(one.phase == Phase.PUBLISHED for one in self.records.values())
@@ -105,7 +117,7 @@ def find_unfinished(
 ) -> list[UnfinishedRestore]:
     """The unfinished restores of the targets' databases, oldest first. The caller holds their locks.
 
-    Notes schemas that look like those of a restore but belong to others.
+    Notes schemas and databases that look like those of a restore but belong to others.
     """
     restores: dict[str, UnfinishedRestore] = {}
     for target in targets:
@@ -114,6 +126,12 @@ def find_unfinished(
             if name == target.database and record is not None:
                 suffix = suffix_of(record.operation)
             elif is_beside(name, target.database, LOADING):
+                if not database.is_trusted:
+                    progress.note(
+                        f"{target.node.id}: database {name} looks like one of a restore, but belongs to role"
+                        f" {database.owner}, and is left alone; what that role restores, it ends itself"
+                    )
+                    continue
                 suffix = name.rsplit("_", 1)[-1]
             else:
                 continue
@@ -171,27 +189,28 @@ def check_whole(found: UnfinishedRestore, targets: Iterable[Target], connections
             f"{found.label()} has shards that are not named here: {', '.join(lacking)}",
             hint="give the --to FILE and the --node that the restore had",
         )
-    unknown = [one for one in targets if one.shard in shards - found.databases.keys()] if found.is_filling else []
-    if shut := [one for one in unknown if is_shut(one, connections[one.shard])]:
-        where = ", ".join(f"database {one.database} on {one.node.id}" for one in shut)
-        raise UnfinishedRestoreError(
-            f"{found.label()} ended unfinished, and nobody knows what it has left in {where}: our role can't connect",
-            hint="let it connect, then repeat the command",
-        )
+    for target in (one for one in targets if one.shard in shards - found.databases.keys()):
+        _check_not_lost(found, target, connections[target.shard])
 
 
-def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
-    """Whether the target's database exists, and refuses our role; raise NodeUnreachableError."""
-    database: FoundDatabase | None = list_databases(connection).get(target.database)
-    if database is None or not database.is_open:
-        return database is not None
-    try:
-        with connect(target.node):
-            return False
-    except NodeUnreachableError as error:
-        if refuses_database(target.node, error.__cause__):
-            return True
-        raise
+def _check_not_lost(found: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Raise UnfinishedRestoreError if the restore may have left something that is not found on this target."""
+    where, target = f"on {target.node.id}", target.named(found.suffix)
+    if found.is_filling and is_shut(target, connection):
+        what, hint = f"has left in database {target.database} {where}: our role can't connect", "let it connect"
+    elif found.is_filling and found.has_begun_everywhere:
+        what = f"has left {where}: what it kept in database {target.database} is gone"
+        hint = "give the database that it has filled its name again"
+    elif not found.is_filling and target.aside in list_databases(connection):
+        what = f"has made of database {target.database} {where}: its comment is gone, which was its record"
+        hint = f"drop or rename it, give {target.aside} its name again"
+    else:
+        return
+    raise UnfinishedRestoreError(
+        f"{found.label()} ended unfinished, and nobody knows what it {what}",
+        hint=f"{hint}, then repeat the command",
+        details={"operation": found.record.operation if found.record else None, "node": target.node.id},
+    )
 
 
 def settle_recorded(
@@ -256,15 +275,6 @@ def check_no_unfinished(
             hint=[*ends, SAME_TARGET],
             details={"operation": found.record.operation if found.record else None, "databases": found.databases},
         )
-
-
-def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
-    """The targets' databases that accept no connections, as a restore that publishes leaves them if it is killed."""
-    return [
-        f"database {one.database} on {one.node.id}"
-        for one in targets
-        if (found := list_databases(connections[one.shard]).get(one.database)) and not found.is_open
-    ]
 
 
 def find_resumable(

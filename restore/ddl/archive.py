@@ -22,7 +22,7 @@ from restore.ddl.moved_tables import check_moves
 from restore.ddl.pg_restore import OBJECTS_AT_ONCE, ArchivePart, Manner, run_part, write_script
 from restore.ddl.role_statements import DEFAULT_PRIVILEGES, PRIVILEGES, RoleStatements
 from restore.ddl.role_statements import KINDS as ROLE_KINDS
-from restore.ddl.side_by_side import find_side_by_side
+from restore.ddl.side_by_side import find_side_by_side, is_of_table
 from restore.parts.role_changes import RoleChanges
 from restore.parts.scope import TableMove
 from snapshots.ddl.archive import (
@@ -253,6 +253,6 @@ def _name_key(key: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
 def _find_object(entry: ArchiveEntry, tables: Mapping[int, ArchiveEntry]) -> BuiltObject:
     """What the entry creates. A constraint's entry is named by its table and itself, and depends on the table."""
     for table in (tables[number] for number in entry.dependencies if number in tables):
-        if table.schema == entry.schema and entry.kind != "INDEX" and entry.name.startswith(f"{table.name} "):
+        if is_of_table(entry, table):
             return BuiltObject(entry.schema, table.name, entry.name.removeprefix(f"{table.name} "))
     return BuiltObject(entry.schema, "", entry.name)

@@ -23,6 +23,7 @@ def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset
     """
     entries = list(entries)
     after_rows = [entry for entry in entries if entry.section == AFTER_ROWS]
+    tables = {entry.number: entry for entry in entries if entry.kind == "TABLE"}
     tree = {number for entry in entries if entry.kind == PARTITION for number in entry.dependencies}
     # A foreign key depends on its table, and on a key that depends on the other one.
     tree |= {entry.number for entry in entries if not tree.isdisjoint(entry.dependencies)}
@@ -32,9 +33,16 @@ def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset
         if entry.kind in LONG
         and not (entry.kind == FOREIGN_KEY and not tree.isdisjoint(entry.dependencies))
         and _locks_its_own_tables_at_once(body, entry)
+        # Whether it exists is asked by its table's name and its own, which are joined by a space.
+        and sum(is_of_table(entry, tables[number]) for number in entry.dependencies if number in tables) <= 1
     }
     others = [entry.number for entry in after_rows if entry.number not in long]
     return frozenset(long - with_dependents(after_rows, others))
+
+
+def is_of_table(entry: ArchiveEntry, table: ArchiveEntry) -> bool:
+    """Whether a constraint's entry may be one of this table, by its name: that of the table, a space, and its own."""
+    return table.schema == entry.schema and entry.kind != "INDEX" and entry.name.startswith(f"{table.name} ")
 
 
 def _locks_its_own_tables_at_once(body: bytes, entry: ArchiveEntry) -> bool:

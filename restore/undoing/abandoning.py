@@ -15,9 +15,9 @@ from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.data_only.filling import Filling
 from restore.database_records import Phase, list_databases, record_text, write_record
-from restore.databases import drop_database
+from restore.databases import drop_database, find_closed
 from restore.plan import provisional_targets
-from restore.publishing import is_restored, put_back
+from restore.publishing import is_restored, open_databases, put_back
 from restore.run import lock_target_fleet
 from restore.target import Connections, Target, lock_targets
 from restore.unfinished import (
@@ -25,7 +25,6 @@ from restore.unfinished import (
     UnfinishedRestoreError,
     check_readable,
     check_whole,
-    find_closed,
     find_recorded,
     find_unfinished,
     settle_recorded,
@@ -116,6 +115,7 @@ def abandon_restore(
                 _empty_filled(store, one, own[one.suffix], undoing.inside, progress, report)
             else:
                 _abandon(store, one, own[one.suffix], undoing.connections, progress, report)
+        _open_left(undoing)
         report.done, made_nothing = settle_recorded(store, undoing.targets, undoing.connections)
         report.operations += made_nothing
         left = find_closed(undoing.targets, undoing.connections)
@@ -236,12 +236,12 @@ def _abandon(
     report: AbandonReport,
 ) -> None:
     operation = found.record.operation if found.record else ""
-    intent = None
+    intent, was_publishing = None, False
     if found.record is not None and found.record.in_store:
         with suppress(ObjectMissingError):
             intent = read_intent(store, operation)
             # A process that was only suspended ends by this, unless it has decided to publish: then that is undone.
-            decide_restore(store, intent, ABANDON)
+            was_publishing = decide_restore(store, intent, ABANDON) == PUBLISH
 
     def mark(target: Target) -> None:
         if record := found.records.get(target.shard):
@@ -259,12 +259,28 @@ def _abandon(
         drop_database(target, connections[target.shard], target.loading)
         report.dropped.append(f"{target.node.id}: {target.loading}")
 
+    def end() -> None:
+        if intent is not None and is_open(store, operation):
+            record_outcome(store, intent, "failed", "abandoned")
+
     # From the first mark on nobody can resume it, and it is dropped only when all old databases are back.
-    for work in (mark, undo, drop):
+    for work in (mark, undo):
         in_parallel(work, targets)
-    if intent is not None and is_open(store, operation):
-        record_outcome(store, intent, "failed", "abandoned")
+    if was_publishing:
+        # Once nothing is left, its decision would say that it was published.
+        end()
+    in_parallel(drop, targets)
+    end()
     report.operations.append(_label_of(found))
+
+
+def _open_left(undoing: _Undoing) -> None:
+    """Let everybody into databases that a restore had closed on nodes where nothing else of it is left."""
+    for one in undoing.found:
+        shards = {shard for record in one.records.values() for shard in record.shards} - one.databases.keys()
+        left = [target for target in undoing.targets if target.shard in shards]
+        if left and not one.is_filling and one.was_closing:
+            open_databases(left, undoing.connections)
 
 
 def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:

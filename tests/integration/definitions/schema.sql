@@ -224,3 +224,9 @@ COMMENT ON EXTENSION hstore IS 'ours';
 COMMENT ON PUBLICATION theirs IS 'of a publication';
 COMMENT ON STATISTICS plain_related IS 'of statistics';
 COMMENT ON ROLE defs_owner IS 'not of the database';
+
+-- A constraint's entry in an archive has its table's name and its own: "a b c" may be one of either table.
+CREATE TABLE app.a (id int PRIMARY KEY, CONSTRAINT "b c" CHECK (id >= 0));
+CREATE TABLE app."a b" (id int PRIMARY KEY, a int, CONSTRAINT c FOREIGN KEY (a) REFERENCES app.a);
+INSERT INTO app.a VALUES (1);
+INSERT INTO app."a b" VALUES (2, 1);

@@ -56,7 +56,8 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     changed rows: only with the same of both are the tasks of another process those in `ledger`. `in_store`: whether the
     restore has an intent in the store, and so its decision; else the decision is `publishes`, on the first
     database. `aside`: whether another database was put aside for it. `sequences_set`: whether the sequences of tables
-    that were filled have their values. `borrowed` are by standby the groups, by number,
+    that were filled have their values, `undoing` whether the process that fills tables has begun to empty them again.
+    `borrowed` are by standby the groups, by number,
     whose rows are taken from its copy.
     """
 
@@ -77,6 +78,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     publishes: bool = False
     aside: bool = False
     sequences_set: bool = False
+    undoing: bool = False
     ledger: str | None = None
     parts: Count = 0
     rows: Count = 0

@@ -124,6 +124,11 @@ class RestoreRun:
         else:
             end_sessions(self.connections[target.shard], target.loading)
 
+    def _mark_undoing(self, target: Target) -> None:
+        """Record that tables are emptied again: else what is gone would count as lost."""
+        if self.plan.request.scope.data_only and (record := self.records.get(target.shard)):
+            self.enter(target, record.phase, undoing=True)
+
     def _undo(self, target: Target) -> None:
         """Drop a target's database, or empty the tables that are filled."""
         if self.plan.request.scope.data_only:
@@ -137,7 +142,9 @@ class RestoreRun:
         Where the session that holds the lock is lost, another process may have gone on: there nothing is dropped.
         """
         try:
-            in_parallel(self._undo, [target for target in self.plan.targets if target.shard in self.created])
+            created = [target for target in self.plan.targets if target.shard in self.created]
+            for work in (self._mark_undoing, self._undo):
+                in_parallel(work, created)
         except (SnapshotError, psycopg.Error) as error:
             self.progress.note(f"the restore could not be undone: {error}")
             return False
@@ -146,8 +153,8 @@ class RestoreRun:
             what = (
                 "the tables that it filled are empty again" if is_filling else "the databases that it made are dropped"
             )
-            created = self.report.roles_created
-            stay = f"; roles that it created stay: {', '.join(created)}" if created else ""
+            roles = self.report.roles_created
+            stay = f"; roles that it created stay: {', '.join(roles)}" if roles else ""
             self.progress.note(f"nothing of this restore is left: {what}{stay}")
         return True
 

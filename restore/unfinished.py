@@ -70,10 +70,12 @@ class UnfinishedRestore:
         return outcome is not None and outcome.state == DONE
 
     @property
-    def has_begun_everywhere(self) -> bool:
-        """Whether it has made its databases, or begun to fill them, on all nodes, and nobody has begun to undo it."""
-        later = (Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED)
-        return not self.is_abandoned and any(one.parts or one.phase in later for one in self.records.values())
+    def fills_all(self) -> bool:
+        """Whether it has begun to fill the tables of all databases, and nothing of that was undone or has ended."""
+        records = self.records.values()
+        if any(one.undoing or one.phase in (Phase.PUBLISHED, Phase.ABANDONED) for one in records):
+            return False
+        return any(one.parts or one.phase in (Phase.INDEXING, Phase.FINISHED) for one in records)
 
     @property
     def was_closing(self) -> bool:
@@ -198,7 +200,7 @@ def _check_not_lost(found: UnfinishedRestore, target: Target, connection: psycop
     where, target = f"on {target.node.id}", target.named(found.suffix)
     if found.is_filling and is_shut(target, connection):
         what, hint = f"has left in database {target.database} {where}: our role can't connect", "let it connect"
-    elif found.is_filling and found.has_begun_everywhere:
+    elif found.is_filling and found.fills_all:
         what = f"has left {where}: what it kept in database {target.database} is gone"
         hint = "give the database that it has filled its name again"
     elif not found.is_filling and target.aside in list_databases(connection):

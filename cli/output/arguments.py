@@ -68,14 +68,14 @@ CreateRoles = Annotated[bool, typer.Option("--create-roles", help="Create missin
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a restore that ended unfinished.")]
 Abandon = Annotated[bool, typer.Option("--abandon", help="Undo a restore that ended unfinished.")]
 DiscardOld = Annotated[bool, typer.Option("--discard-old", help="Drop the databases that --replace has put aside.")]
-Yes = Annotated[bool, typer.Option("--yes", help="On a terminal: replace or drop databases.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Replace or drop databases; a terminal wants it, scripts need none.")]
 Routes = Annotated[
     list[str] | None,
     typer.Option(
         "--route", metavar="S.T=EXPR", help="By what rows go to other targets, such as hash(id) (repeatable)."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show the plan, change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show what would be done, change nothing.")]
 
 
 def parse_moment(option: str, text: str) -> datetime:

@@ -34,7 +34,7 @@ def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset
         and not (entry.kind == FOREIGN_KEY and not tree.isdisjoint(entry.dependencies))
         and _locks_its_own_tables_at_once(body, entry)
         # Whether it exists is asked by its table's name and its own, which are joined by a space.
-        and sum(is_of_table(entry, tables[number]) for number in entry.dependencies if number in tables) <= 1
+        and sum(is_of_table(entry, tables[number]) for number in tables.keys() & entry.dependencies) <= 1
     }
     others = [entry.number for entry in after_rows if entry.number not in long]
     return frozenset(long - with_dependents(after_rows, others))

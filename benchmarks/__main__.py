@@ -43,9 +43,9 @@ from benchmarks.results import Results
 from benchmarks.scale import Sizes
 from benchmarks.scale_report import show_runs
 from benchmarks.shard import Shard, running_shard
-from benchmarks.writers import SHARDS, WriterFigures, measure_cuts, measure_increments, running_fleet
-from benchmarks.writers_report import document as writers_document
-from benchmarks.writers_report import show as show_writers
+from benchmarks.writers.measure import SHARDS, WriterFigures, measure_cuts, measure_increments, running_fleet
+from benchmarks.writers.report import document as writers_document
+from benchmarks.writers.report import show as show_writers
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

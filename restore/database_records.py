@@ -57,8 +57,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     restore has an intent in the store, and so its decision; else the decision is `publishes`, on the first
     database. `aside`: whether another database was put aside for it. `sequences_set`: whether the sequences of tables
     that were filled have their values, `undoing` whether the process that fills tables has begun to empty them again.
-    `borrowed` are by standby the groups, by number,
-    whose rows are taken from its copy.
+    `borrowed` are by standby the groups, by number, whose rows are taken from its copy.
     """
 
     operation: str
@@ -96,7 +95,8 @@ class FoundDatabase:
     """A database of a server: whether it accepts connections, its owner, and its record if a restore made it.
 
     A record counts only if our role or a superuser owns the database (`is_trusted`): its owner writes the comment, and
-    anybody with CREATEDB may make a database of any name.
+    anybody with CREATEDB may make a database of any name. `has_claim`: its comment is a record, whether that counts or
+    not.
     """
 
     name: str
@@ -104,15 +104,18 @@ class FoundDatabase:
     record: DatabaseRecord | None
     owner: str
     is_trusted: bool
+    has_claim: bool
 
 
 def list_databases(connection: psycopg.Connection[Any]) -> Mapping[str, FoundDatabase]:
     """The databases of the server, by name."""
     rows = connection.execute(DATABASES_QUERY).fetchall()
-    return {
-        name: FoundDatabase(name, is_open, _parse_comment(comment) if is_trusted else None, owner, is_trusted)
-        for name, is_open, comment, owner, is_trusted in rows
-    }
+    found: dict[str, FoundDatabase] = {}
+    for name, is_open, comment, owner, is_trusted in rows:
+        record = _parse_comment(comment)
+        counts = record if is_trusted else None
+        found[name] = FoundDatabase(name, is_open, counts, owner, is_trusted, record is not None)
+    return found
 
 
 def _parse_comment(comment: str | None) -> DatabaseRecord | None:

@@ -179,18 +179,28 @@ def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> bool:
     return True
 
 
-def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
-    """Whether the target's database exists, and refuses our role; raise NodeUnreachableError."""
+def open_session(target: Target, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any] | None:
+    """A session in the target's database; None if there is none, or if it refuses our role.
+
+    Raises NodeUnreachableError.
+    """
     database: FoundDatabase | None = list_databases(connection).get(target.database)
     if database is None or not database.is_open:
-        return database is not None
+        return None
     try:
-        with connect(target.node):
-            return False
+        return connect(target.node)
     except NodeUnreachableError as error:
         if refuses_database(target.node, error.__cause__):
-            return True
+            return None
         raise
+
+
+def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
+    """Whether the target's database exists, and refuses our role; raise NodeUnreachableError."""
+    if session := open_session(target, connection):
+        session.close()
+        return False
+    return target.database in list_databases(connection)
 
 
 def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:

@@ -39,7 +39,7 @@ from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.run import RestoreRun, running
 from restore.target import Target, check_apart, check_target, check_xml, find_xml_columns, lock_targets, server_of
-from restore.unfinished import check_no_unfinished, check_whole, find_resumable
+from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.large_objects import count_by_node

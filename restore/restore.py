@@ -32,12 +32,8 @@ from restore.request import RestoreRequest
 from restore.rows.ledger import TablesInUseError
 from restore.run import RestoreRun, running
 from restore.target import Target, lock_targets, naming_lost_nodes
-from restore.unfinished import (
-    check_no_unfinished,
-    check_whole,
-    find_resumable,
-    settle_recorded,
-)
+from restore.unfinished import settle_recorded
+from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
 from snapshots.operations.leases import HeldLease, hold_lease
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.spark_jobs import SparkSource

@@ -23,12 +23,11 @@ from restore.target import Connections, Target, lock_targets
 from restore.unfinished import (
     UnfinishedRestore,
     UnfinishedRestoreError,
-    check_readable,
-    check_whole,
     find_recorded,
     find_unfinished,
     settle_recorded,
 )
+from restore.unfinished_checks import check_readable, check_whole
 from snapshots.operations.operation import is_open, record_outcome
 from snapshots.operations.restore_decisions import ABANDON, PUBLISH, decide_restore
 from snapshots.records.operation_records import read_intent

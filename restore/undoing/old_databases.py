@@ -12,7 +12,7 @@ from fleet.progress import Progress
 from restore.databases import drop_database
 from restore.plan import provisional_targets
 from restore.target import Connections, Target, lock_targets
-from restore.unfinished import check_no_unfinished
+from restore.unfinished_checks import check_no_unfinished
 
 
 def discard_old(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.writers import WITH_CUTS, WITHOUT_CUTS, WriterFigures, distribution
-from benchmarks.writers_bank import Clients
+from benchmarks.writers.bank import Clients
+from benchmarks.writers.measure import WITH_CUTS, WITHOUT_CUTS, WriterFigures, distribution
 
 # MANY: one transaction per millisecond; the n-th takes n µs. STALLED: one more begins at 0.5 s and takes 2 s.
 MANY = Clients(np.arange(1000) / 1000, np.arange(1, 1001) / 1_000_000)

@@ -17,7 +17,7 @@ import numpy as np
 import psycopg
 
 from benchmarks.cutline import warm_session
-from benchmarks.writers_bank import Clients, Seconds, clients_at_work
+from benchmarks.writers.bank import Clients, Seconds, clients_at_work
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import load_fleet
 from fleet.nodes.connections import connect

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.writers import (
+from benchmarks.writers.measure import (
     DURING_CUTS,
     DURING_NONE,
     WITH_CUTS,

@@ -1,0 +1,1 @@
+"""What cuts and increments cost those who write."""

@@ -16,6 +16,7 @@ from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
+from restore.rows.ledger import TablesInUseError
 from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
@@ -102,6 +103,17 @@ def rows_of(dsn: str, *tables: str) -> dict[str, bytes]:
             with connection.cursor().copy(statement.encode()) as copy:
                 found[f"public.{table}"] = b"".join(bytes(piece) for piece in copy)
     return found
+
+
+def in_use_by(
+    place: Place, dsn: str, act: Callable[[psycopg.Connection], object], point: RestoreCrashPoint, count: int = 1
+) -> TablesInUseError:
+    """Load while a session in the database acts at the point and stays in its transaction; return the error."""
+    with psycopg.connect(dsn) as other:
+        with pytest.raises(TablesInUseError) as raised:
+            load(place, acting_at(point, lambda: act(other), count))
+        other.rollback()
+    return raised.value
 
 
 def assert_filled(place: Place) -> None:

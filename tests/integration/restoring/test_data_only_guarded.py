@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 
 import psycopg
 import pytest
@@ -21,7 +21,7 @@ from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume
-from tests.integration.restoring.filled import REQUEST, acting_at, assert_empty, assert_filled, leave, load
+from tests.integration.restoring.filled import REQUEST, assert_empty, assert_filled, in_use_by, leave
 from tests.integration.restoring.target_place import (
     NAME,
     SHARDS,
@@ -68,16 +68,23 @@ def test_code_of_a_role_that_owns_no_restored_table_is_not_run(
         execute(filled.dsn.replace("/shop", "/postgres"), "DROP OWNED BY guest", "DROP ROLE guest")
 
 
+def lock_sequence(other: psycopg.Connection) -> None:
+    other.execute("ALTER SEQUENCE numbers CYCLE")
+
+
 def test_who_keeps_rows_from_being_loaded_is_named(place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """COPY waits for a transaction that has inserted the same key."""
     monkeypatch.setitem(SECONDS_MAX, BLOCKING, 2)
-    with psycopg.connect(filled.dsn) as other:
-        statement = "INSERT INTO account SELECT id, 1 FROM generate_series(10001, 20000) AS id"
-        who = f"node s2: .*sessions {other.info.backend_pid} have kept rows from being loaded"
-        with pytest.raises(TablesInUseError, match=who) as raised:
-            load(place, acting_at(RestoreCrashPoint.LOADING, lambda: other.execute(statement), SHARDS))
-        other.rollback()
-    assert f"snapshot restore {NAME} --resume" in raised.value.hint
+    others: list[int] = []
+
+    def insert(other: psycopg.Connection) -> None:
+        others.append(other.info.backend_pid)
+        other.execute("INSERT INTO account SELECT id, 1 FROM generate_series(10001, 20000) AS id")
+
+    error = in_use_by(place, filled.dsn, insert, RestoreCrashPoint.LOADING, SHARDS)
+    assert f"sessions {others[0]} have kept rows from being loaded" in error.message
+    assert error.message.startswith("node s2: ")
+    assert f"snapshot restore {NAME} --resume" in error.hint
     resume(place)
     assert_filled(place)
 
@@ -86,12 +93,9 @@ def test_a_locked_sequence_is_not_waited_for_without_end(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("restore.existing_tables.LOCK_SECONDS_MAX", 1)
-    with psycopg.connect(filled.dsn) as other:
-        lock: Callable[[], object] = lambda: other.execute("ALTER SEQUENCE numbers CYCLE")  # noqa: E731
-        with pytest.raises(TablesInUseError, match=r"node s2: .*or sequences, locked for 1 s") as raised:
-            load(place, acting_at(RestoreCrashPoint.DECIDED, lock))
-        other.rollback()
-    assert "--abandon" not in raised.value.hint
+    error = in_use_by(place, filled.dsn, lock_sequence, RestoreCrashPoint.DECIDED)
+    assert re.match(r"node s2: .*or sequences, locked for 1 s", error.message)
+    assert "--abandon" not in error.hint
     resume(place)
     assert_filled(place)
 
@@ -109,11 +113,7 @@ def test_a_dry_run_waits_for_a_locked_table_for_a_bounded_time(
 def test_resume_does_not_set_a_sequence_again(place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """An application may have taken values since: they must not come twice."""
     monkeypatch.setattr("restore.existing_tables.LOCK_SECONDS_MAX", 1)
-    with psycopg.connect(filled.dsn) as other:
-        lock: Callable[[], object] = lambda: other.execute("ALTER SEQUENCE numbers CYCLE")  # noqa: E731
-        with pytest.raises(TablesInUseError):
-            load(place, acting_at(RestoreCrashPoint.DECIDED, lock))
-        other.rollback()
+    in_use_by(place, filled.dsn, lock_sequence, RestoreCrashPoint.DECIDED)
     first = place.dsns()[0]
     # The snapshot has 99.
     execute(first, "SELECT nextval('numbers')")
@@ -127,16 +127,14 @@ def test_what_the_restore_kept_is_not_waited_for_without_end(
 ) -> None:
     """Such as by a pg_dump of the database, which locks every table."""
     monkeypatch.setattr("restore.data_only.filling.LOCK_SECONDS_MAX", 1)
-    with psycopg.connect(filled.dsn) as other:
 
-        def dump() -> None:
-            ((suffix, _),) = find_fillings(other)[0].items()
-            other.execute(f"LOCK TABLE cutline_restoring_{suffix}.ledger IN ACCESS SHARE MODE".encode())
+    def dump(other: psycopg.Connection) -> None:
+        ((suffix, _),) = find_fillings(other)[0].items()
+        other.execute(f"LOCK TABLE cutline_restoring_{suffix}.ledger IN ACCESS SHARE MODE".encode())
 
-        with pytest.raises(TablesInUseError, match=r"node s2: the rows are restored, but .* locked for 1 s") as raised:
-            load(place, acting_at(RestoreCrashPoint.DECIDED, dump))
-        other.rollback()
-    assert f"snapshot restore {NAME} --resume" in raised.value.hint
+    error = in_use_by(place, filled.dsn, dump, RestoreCrashPoint.DECIDED)
+    assert re.match(r"node s2: the rows are restored, but .* locked for 1 s", error.message)
+    assert f"snapshot restore {NAME} --resume" in error.hint
     resume(place)
     assert_filled(place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from tests.integration.restoring.filled import (
     acting_at,
     assert_empty,
     assert_filled,
+    in_use_by,
     leave,
     load,
     rows_of,
@@ -204,15 +206,13 @@ def test_tables_at_the_other_ends_of_keys_are_not_waited_for_without_end(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("restore.data_only.references.LOCK_SECONDS_MAX", 1)
-    with psycopg.connect(filled.dsn) as other:
 
-        def lock() -> None:
-            other.execute("LOCK TABLE kind IN ACCESS EXCLUSIVE MODE")
+    def lock(other: psycopg.Connection) -> None:
+        other.execute("LOCK TABLE kind IN ACCESS EXCLUSIVE MODE")
 
-        with pytest.raises(TablesInUseError, match=r"node s2: .*at the other ends of their foreign keys locked"):
-            # Rows are counted, and writers waited for, before this point.
-            load(place, Watching(lambda reached: lock() if reached.point == str(RestoreCrashPoint.INDEXING) else None))
-        other.rollback()
+    # Rows are counted, and writers waited for, before this point.
+    error = in_use_by(place, filled.dsn, lock, RestoreCrashPoint.INDEXING)
+    assert re.match(r"node s2: .*at the other ends of their foreign keys locked", error.message)
     resume(place)
     assert_filled(place)
 

@@ -128,7 +128,7 @@ def find_unfinished(
             if not database.is_trusted and (is_loading or (name == target.database and database.has_claim)):
                 progress.note(
                     f"{target.node.id}: database {name} looks like one of a restore, but belongs to role"
-                    f" {database.owner}, and is left alone; what that role restores, it ends itself"
+                    f" {database.owner}, and is left alone: only that role can resume or undo a restore of its own"
                 )
                 continue
             if name == target.database and record is not None:

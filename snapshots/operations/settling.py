@@ -83,7 +83,7 @@ def note_restores(restores: Iterable[Intent], sessions: Sessions, progress: Prog
         if isinstance(intent.targets, tuple) and not places.isdisjoint(intent.targets):
             progress.note(
                 f"restore {intent.operation} of {intent.snapshot} into {name_targets(intent)} has no outcome: if it"
-                " replaces databases, this snapshot's chain ends when it is ended; see: snapshot list"
+                " replaces databases, this snapshot's chain ends when it is resumed; see: snapshot list"
             )
 
 

@@ -14,17 +14,19 @@ from tests.run.soak import SEED, SOAK_SECONDS
 
 # One test of so many is run.
 DRAWN = {
-    "tests/integration/damage/test_backup_copies.py": 3,
+    "tests/fuzz/test_database.py": 2,
     "tests/integration/test_fault_walk.py": 3,
     "tests/integration/test_lost_commits.py": 3,
     "tests/integration/test_schema_attempts.py": 2,
     "tests/integration/test_stalled_nodes.py": 2,
+    "tests/simulation/test_repository.py": 2,
     "tests/spark/test_killed_executors.py": 2,
     "tests/spark/test_session.py": 2,
+    "tests/integration/damage": 3,
     "tests/integration/drill": 3,
     "tests/integration/parts": 4,
     "tests/integration/recovering": 2,
-    "tests/integration/restoring": 3,
+    "tests/integration/restoring": 5,
     "tests/integration/routing": 3,
 }
 

@@ -1,6 +1,6 @@
 """The repository keeps the promises of docs/storage.md despite lost answers, crashes, suspensions and stale listings.
 
-The short form runs five thousand random histories, and injects every fault at every call of every command; the long
+The short form runs three thousand random histories, and injects every fault at every call of every command; the long
 form (`make soak`) runs random histories for CUTLINE_SOAK=SECONDS.
 """
 

@@ -23,7 +23,7 @@ import typer.main
 from cli.folders.session_folder import begin_session, end_session
 from cli.output.context import FLEET_FILE_DEFAULT, FLEET_VARIABLE, CommandContext, default_fleet_path
 from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
-from cli.output.failure import failure_of, report
+from cli.output.failure import failure_of, naming_fleet, report
 from cli.output.results import write_document
 from storage.errors import UsageError
 
@@ -187,13 +187,25 @@ def _run(arguments: Sequence[str]) -> int:
         words = hoist_shared_options(arguments) or ["--help"]
         code = typer.main.get_command(app)(words, prog_name=PROGRAM, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # every error becomes an exit code here
-        return report(failure_of(error), error, json=json, verbose=verbose)
+        failure = naming_fleet(failure_of(error), _given_fleet(shared))
+        return report(failure, error, json=json, verbose=verbose)
     if code == INTERRUPTED:  # typer converts KeyboardInterrupt to this
         interrupt = KeyboardInterrupt(*_signals)
         return report(failure_of(interrupt), interrupt, json=json, verbose=verbose)
     if not arguments:
         return USAGE
     return code if isinstance(code, int) else DONE
+
+
+def _given_fleet(shared: Sequence[str]) -> str | None:
+    """The file of the last --fleet."""
+    given = None
+    for number, word in enumerate(shared):
+        if word.startswith(f"{FLEET_OPTION}="):
+            given = word.partition("=")[2]
+        elif word == FLEET_OPTION and number + 1 < len(shared):
+            given = shared[number + 1]
+    return given
 
 
 def main() -> None:

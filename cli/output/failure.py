@@ -7,11 +7,13 @@ owner can read, because the message of an unforeseen error may contain secrets.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import sys
 import tempfile
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from cli.output.results import write_document
 from storage.errors import SnapshotError, redact
 
 ERROR_SCHEMA = "cutline/error/1"
+
+# A command in a hint, and what precedes it. `demo` has fleets of its own; help needs none.
+COMMAND = re.compile(r"(^|: |; |\(| {3}|then |or |as )snapshot (?!demo |\S+ --help)(?=[a-z])", re.MULTILINE)
 
 # typer does not export the base class of its parser's errors and has moved it before; BadParameter is public.
 _USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -54,6 +59,14 @@ def failure_of(error: BaseException) -> CommandFailure:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return CommandFailure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
     return _bug(error)
+
+
+def naming_fleet(failure: CommandFailure, fleet_file: str | None) -> CommandFailure:
+    """The failure, with the fleet file that was given in every command of its hint: they can be typed as they are."""
+    if not fleet_file:
+        return failure
+    named = f"snapshot --fleet {shlex.quote(fleet_file)} "
+    return replace(failure, hint=COMMAND.sub(lambda found: found[1] + named, failure.hint))
 
 
 def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:

@@ -176,7 +176,7 @@ def _check_owned(connection: psycopg.Connection[Any], tables: Iterable[Table]) -
 def _not_owner_error(connection: psycopg.Connection[Any], reason: str) -> NotOwnerError:
     return NotOwnerError(
         f"role {connection.info.user} may not publish tables of database {connection.info.dbname}: {reason}",
-        hint=f'GRANT the owner TO "{connection.info.user}", or run snapshot init as a superuser',
+        hint=f'GRANT the owner TO "{connection.info.user}"; or let a superuser run: snapshot init',
     )
 
 

@@ -34,7 +34,11 @@ def test_a_missing_folder_is_named_and_an_empty_one_is_not_initialised(
     assert "mount" in document["hint"]
     (tmp_path / "store").mkdir()
     code, document = run_here(fleet, *words)
-    assert (code, document["error"], document["hint"]) == (3, "store-not-initialised", "run: snapshot init")
+    assert (code, document["error"], document["hint"]) == (
+        3,
+        "store-not-initialised",
+        f"run: snapshot --fleet {fleet.path} init",
+    )
 
 
 def test_a_junit_file_that_can_not_be_written_ends_a_check_before_its_work(fleet: Fleet, tmp_path: Path) -> None:

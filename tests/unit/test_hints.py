@@ -13,13 +13,13 @@ import pytest
 import typer.main
 
 from cli.main import app
-from cli.output.failure import _USAGE_MISTAKE
+from cli.output.failure import _USAGE_MISTAKE, CommandFailure, naming_fleet
 from fleet.hints import NEW_CHAIN
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("cli", "restore", "check", "snapshots", "wal", "fleet", "storage")
 # A command follows one of these, or begins a hint; in "the snapshot was deleted" there is none.
-LEAD = r"(?:: |; |\(| {3}|then |or )"
+LEAD = r"(?:: |; |\(| {3}|then |or |as )"
 WORDS = r"snapshot((?: (?:--[a-z-]+|[a-z-]+|[A-Z]+|x)(?=[\s;,.)]|$))+)"
 HINTS = {"hint", "remedy", "NEW_CHAIN"}
 
@@ -91,6 +91,22 @@ def test_the_commands_are_found() -> None:
         ["create", "x", "--incremental"]
     ]
     assert len(found_commands()) > 20
+
+
+def test_every_command_of_a_hint_names_the_fleet_file_that_was_given() -> None:
+    given, hints = "snapshot --fleet 'a b.toml' ", 0
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for _, text, is_hint in texts_of(path):
+                commands = [words for words in commands_in(text, is_hint=True) if words[0] not in ("demo", "--fleet")]
+                if not is_hint or "--help" in text or not commands:
+                    continue
+                named = naming_fleet(CommandFailure(3, "refused", text, text), "a b.toml")
+                assert (named.hint.count(given), named.message) == (len(commands), text)
+                assert named.hint.replace(given, "snapshot ") == text
+                hints += 1
+    assert hints > 20
+    assert naming_fleet(CommandFailure(3, "refused", "", NEW_CHAIN), None).hint == NEW_CHAIN
 
 
 @pytest.mark.parametrize("words", ["prune NAME", "create NAME --increment", "create", "demo sideways DIR", "init NAME"])

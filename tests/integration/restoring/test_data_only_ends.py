@@ -78,8 +78,9 @@ def test_a_killed_one_is_named_and_goes_on_or_is_undone(
             assert (code, refused["error"]) == (3, "unfinished-restore"), refused
             # Of nodes that work side by side any may have begun.
             assert re.search(r"rows in tables of database shop on s\d", refused["message"]), refused
-            assert f"to go on with it: snapshot restore {NAME} --resume" in refused["hint"]
-            assert refused["hint"].endswith(f"to undo it: snapshot restore {NAME} --abandon --to {place.target.path}")
+            command = f"snapshot --fleet {place.fleet.path} restore {NAME}"
+            assert f"to go on with it: {command} --resume" in refused["hint"]
+            assert refused["hint"].endswith(f"to undo it: {command} --abandon --to {place.target.path}")
         code, done = run_here(place.fleet, *words(place, end), spark=place.spark)
         assert code == 0, done
         if end == "--resume":

@@ -100,7 +100,7 @@ def test_what_is_left_of_one_shard_is_ended_with_that_shard_alone(place: Place, 
     to = ["--to", str(lonely.path)]
     code, refused = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", "--replace")
     assert (code, refused["error"]) == (3, "unfinished-restore")
-    assert f"snapshot restore {NAME} --node s2 {how}" in refused["hint"]
+    assert f"snapshot --fleet {place.fleet.path} restore {NAME} --node s2 {how}" in refused["hint"]
     code, done = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", how, spark=place.spark)
     assert code == 0, done
     assert place.states() == ["old", "new" if how == "--resume" else "old", "old"]

@@ -41,11 +41,9 @@ from restore.run import RestoreRun
 from restore.target import (
     Connections,
     Target,
-    check_apart,
     check_xml,
     databases,
     find_xml_columns,
-    place_of,
     suffix_of,
 )
 from snapshots.ddl.search_path import read_search_path, search_path_of
@@ -58,14 +56,13 @@ def check_existing(
     plan: RestorePlan, targets: Iterable[Target], connections: Connections, obstacles: Obstacles
 ) -> list[str]:
     """Add what keeps the targets' tables from taking the rows; return what is left out."""
-    places, left_out = dict[str, str](), list[str]()
+    left_out: list[str] = []
     for target in targets:
         node, connection = target.node, connections[target.shard]
         if connection.execute(IN_RECOVERY).fetchone() == (True,):
             what = f"node {node.id} is a standby"
             obstacles.add(TablesUnfitError(what, hint="name its primary in the target's fleet.toml"), node.id)
             continue
-        check_apart(target, place_of(target, connection), places, obstacles)
         groups, source = plan.groups[target.shard], plan.chain.baseline[target.source]
         with obstacles.collecting(node.id):
             check_xml(target, connection, source, find_xml_columns(groups, plan.chain.tables(target.source)))

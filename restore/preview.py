@@ -38,7 +38,7 @@ from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.run import RestoreRun, running
-from restore.target import Target, check_apart, check_target, check_xml, find_xml_columns, lock_targets, server_of
+from restore.target import Target, check_target, check_xml, find_xml_columns, lock_targets, server_of
 from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
@@ -194,20 +194,18 @@ def check_targets(
 ) -> dict[str, list[str]]:
     """Add what keeps a target from taking its shard; return the roles that it lacks, by shard."""
     chain, request, groups = plan.chain, plan.request, plan.groups
-    places: dict[str, str] = {}
     missing: dict[str, list[str]] = {}
     for target in targets:
         node, shard, connection = target.node, target.shard, connections[target.shard]
         newest = max(target.sources or (shard,), key=lambda one: chain.baseline[one].server_version)
         source = chain.baseline[newest]
-        place = check_target(target, connection, source, obstacles, replace=request.replace)
+        check_target(target, connection, source, obstacles, replace=request.replace)
         check_locales(node, connection, source, newest_facts(chain, target.source), obstacles)
         with obstacles.collecting(node.id):
             check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(target.source)))
         with obstacles.collecting(node.id):
             roles = request.scope.roles_needed(plan.roles(target))
             missing[shard] = missing_roles(target, connection, roles, source.encoding, may_create=request.create_roles)
-        check_apart(target, place, places, obstacles)
     return missing
 
 

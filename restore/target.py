@@ -38,8 +38,7 @@ Connections = Mapping[str, psycopg.Connection[Any]]
 SYSTEM_QUERY = "SELECT system_identifier::text FROM pg_control_system()"
 FACTS_QUERY = """
 SELECT pg_is_in_recovery(), current_setting('server_version_num')::int,
-       (SELECT rolsuper OR rolcreatedb FROM pg_roles WHERE rolname = current_user),
-       (SELECT system_identifier::text FROM pg_control_system())
+       (SELECT rolsuper OR rolcreatedb FROM pg_roles WHERE rolname = current_user)
 """
 
 OWNER_QUERY = """
@@ -127,10 +126,10 @@ def lock_targets(
 ) -> Iterator[dict[str, psycopg.Connection[Any]]]:
     """Yield sessions in the maintenance databases, by shard, that lock out other restores of the same databases.
 
-    Raises NodeUnreachableError naming all nodes that can't be reached; with `obstacles` these are added there instead,
-    and the block has the sessions of the others. Raises FleetBusyError naming the holder of a lock, and
-    TargetUnfitError if our role lacks a privilege in the block. Raises NodeUnreachableError naming the node if one of
-    the sessions is lost.
+    Raises NodeUnreachableError naming all nodes that can't be reached, and TargetUnfitError naming those that are one
+    database; with `obstacles` these are added there instead, and the block has the sessions that there are. Raises
+    FleetBusyError naming the holder of a lock, and TargetUnfitError if our role lacks a privilege in the block. Raises
+    NodeUnreachableError naming the node if one of the sessions is lost.
     """
     targets = sorted(targets, key=lambda one: one.node.id)
     unreachable = Obstacles() if obstacles is None else obstacles
@@ -147,9 +146,13 @@ def lock_targets(
         if obstacles is None:
             unreachable.raise_found()
         reached = [target for target in targets if target.shard in connections]
-        for target in reached:
-            lock_target(target, connections[target.shard])
         with naming_lost_nodes(reached, connections):
+            # First: the lock of one would be in the way of the other.
+            apart = _find_apart(reached, connections, unreachable)
+            if obstacles is None:
+                unreachable.raise_found()
+            for target in apart:
+                lock_target(target, connections[target.shard])
             yield connections
 
 
@@ -185,10 +188,9 @@ def check_target(
     obstacles: Obstacles,
     *,
     replace: bool,
-) -> str:
-    """Add what keeps the target from taking the database; return what identifies it among all servers."""
-    row = connection.execute(FACTS_QUERY).fetchone()
-    recovering, version, may_create, system = row or (True, 0, False, "")
+) -> None:
+    """Add what keeps the target from taking the database."""
+    recovering, version, may_create = connection.execute(FACTS_QUERY).fetchone() or (True, 0, False)
     node = target.node.id
     if recovering:
         error = TargetUnfitError(f"node {node} is a standby", hint="name its primary in the target's fleet.toml")
@@ -209,18 +211,20 @@ def check_target(
         what = f"node {node}: database {target.database} exists already"
         hint = "restore to other servers with --to FILE, or put the existing databases aside with --replace"
         obstacles.add(TargetExistsError(what, hint=hint, details={"database": target.database}), node)
-    return f"{system}/{target.database}"
 
 
-def check_apart(target: Target, place: str, places: dict[str, str], obstacles: Obstacles) -> None:
-    """Add the obstacle that another target has the same place; `places` are the nodes of those before it."""
-    if place in places:
-        error = TargetUnfitError(
-            f"nodes {places[place]} and {target.node.id} are the same database of one server",
-            hint="give every shard of the target a database of its own",
-        )
-        obstacles.add(error, target.node.id)
-    places[place] = target.node.id
+def _find_apart(targets: Iterable[Target], connections: Connections, obstacles: Obstacles) -> list[Target]:
+    """The targets that are databases of their own; add those that are the same as one before."""
+    apart: dict[str, Target] = {}
+    for target in targets:
+        first = apart.setdefault(place_of(target, connections[target.shard]), target)
+        if first is not target:
+            error = TargetUnfitError(
+                f"nodes {first.node.id} and {target.node.id} are the same database of one server",
+                hint="give every node of the target a database of its own",
+            )
+            obstacles.add(error, target.node.id)
+    return list(apart.values())
 
 
 def place_of(target: Target, connection: psycopg.Connection[Any]) -> str:

@@ -5,6 +5,7 @@ Their names derive from the own database's name and the restore's id.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ LOADING, ASIDE = "_restoring_", "_before_"
 FILLING = "cutline_restoring_"
 # The random part of an operation's id.
 SUFFIX_LENGTH = 10
+DIGEST_LENGTH = 8
 SUFFIX = re.compile(rf"[0-9a-f]{{{SUFFIX_LENGTH}}}")
 SIZES_QUERY = """
 SELECT datname, CASE WHEN has_database_privilege(oid, 'CONNECT') THEN pg_database_size(oid) END
@@ -37,7 +39,7 @@ class OldDatabase:
 
 
 def name_beside(database: str, middle: str, suffix: str) -> str:
-    """The name beside `database`, with LOADING or ASIDE in the middle; a long name is cut."""
+    """The name beside `database`, with LOADING or ASIDE in the middle; of a long one its beginning and its digest."""
     return f"{_prefix(database, middle)}{suffix}"
 
 
@@ -56,4 +58,8 @@ def read_old(node: Node, connection: psycopg.Connection[Any]) -> list[OldDatabas
 
 def _prefix(database: str, middle: str) -> str:
     room = NAME_BYTES_MAX - len(middle) - SUFFIX_LENGTH
-    return f"{database.encode()[:room].decode(errors='ignore')}{middle}"
+    if len(database.encode()) <= room:
+        return f"{database}{middle}"
+    # Databases may differ only in what is cut off.
+    digest = hashlib.sha256(database.encode()).hexdigest()[:DIGEST_LENGTH]
+    return f"{database.encode()[: room - DIGEST_LENGTH - 1].decode(errors='ignore')}_{digest}{middle}"

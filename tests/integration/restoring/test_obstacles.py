@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
-from fleet.config import Fleet
+from fleet.config import Fleet, Node
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent
+from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.request import RestoreRequest
@@ -89,6 +91,24 @@ def test_nodes_that_can_not_be_reached_are_named_at_once(place: Place) -> None:
     error = refusals(place, replace(place.target, nodes=ends), RestoreRequest(NAME))
     assert (error.slug, error.exit_code) == ("node-unreachable", 6)
     assert [text in error.message for text in ("(1) node s1: ", "(2) node s2: ", "(3) node s3: ")] == [True] * 3
+
+
+@pytest.mark.parametrize("scope", [RestoreScope(), RestoreScope(data_only=True)], ids=["databases", "data-only"])
+def test_nodes_that_are_one_database_are_named(place: Place, scope: RestoreScope) -> None:
+    """Under two addresses: their own locks are not taken for those of another command."""
+    first, second, third = place.target.primaries
+    same = replace(second, dsn=first.dsn.replace(f"/{first.id}&", f"/../{Path(first_folder(first)).name}/{first.id}&"))
+    error = refusals(place, replace(place.target, nodes=(first, same, third)), RestoreRequest(NAME, scope=scope))
+    found = error.details.get("obstacles", [error.details | {"message": error.message}])
+    assert isinstance(found, list)
+    assert ("s2", "nodes s1 and s2 are the same database of one server") in [
+        (one["node"], one["message"]) for one in found
+    ]
+
+
+def first_folder(node: Node) -> str:
+    """The folder of the folder of the node's socket."""
+    return str(conninfo_to_dict(node.dsn)["host"]).rpartition("/")[0]
 
 
 def test_a_missing_segment_is_found_by_its_name_and_a_smaller_one_by_its_size(place: Place) -> None:

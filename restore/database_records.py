@@ -50,13 +50,14 @@ class Phase(StrEnum):
 
 
 class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag="cutline/restoring/1"):
-    """What a restore, which restores the targets `shards`, records on one of its databases.
+    """What a restore, which restores the targets `shards`, records on one of its databases, that of `shard`.
 
     `digest` is that of the last commit restored. `version` is Cutline's, `parts` the number of Spark partitions of the
     changed rows: only with the same of both are the tasks of another process those in `ledger`. `in_store`: whether the
     restore has an intent in the store, and so its decision; else the decision is `publishes`, on the first
     database. `aside`: whether another database was put aside for it. `sequences_set`: whether the sequences of tables
-    that were filled have their values, `undoing` whether the process that fills tables has begun to empty them again.
+    that were filled have their values, `undoing` whether the process that fills tables has begun to empty them again;
+    one that resumes the restore resets it.
     `borrowed` are by standby the groups, by number, whose rows are taken from its copy.
     """
 
@@ -73,6 +74,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     create_roles: bool
     in_store: bool
     shards: tuple[str, ...]
+    shard: str = ""
     phase: Phase
     publishes: bool = False
     aside: bool = False

@@ -50,6 +50,10 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
     if plan.request.scope.data_only:
         progress.step("prepare tables")
         databases = open_tables(run)
+        # All have begun, or begun again: from here on what is gone is lost.
+        for target in plan.targets:
+            if run.records[target.shard].undoing:
+                run.enter(target, run.records[target.shard].phase, undoing=False)
     else:
         progress.step("create databases")
         make_databases(run, missing, ddl)

@@ -92,8 +92,9 @@ def preview_resumed(
     """
     provisional = provisional_targets(target, request.scope.nodes)
     with lock_targets(provisional) as locked:
-        found = find_resumable(source.store.open(), request.name, provisional, locked, progress, settles=False)
-        check_whole(found, provisional, locked)
+        store = source.store.open()
+        found = find_resumable(store, request.name, provisional, locked, progress, settles=False)
+        check_whole(found, provisional, locked, store)
         plan = plan_resumed(source, target, found.last_record)
         with running(plan, progress, locked) as run:
             run.records = dict(found.records)

@@ -16,12 +16,13 @@ from msgspec import structs
 from psycopg import sql
 
 from fleet.config import Fleet
+from fleet.nodes.privileges import quote
 from fleet.nodes.sessions import in_parallel
 from restore.database_records import DatabaseRecord, FoundDatabase, clear_record, list_databases, write_record
 from restore.databases import end_chains, refusing
 from restore.report import NodeReport, RestoreReport
 from restore.routing.routes import parse_route
-from restore.target import SESSIONS, Connections, Target, TargetUnfitError
+from restore.target import SESSIONS, Connections, Target, TargetExistsError, TargetUnfitError
 from restore.topology.topology import ShownRoute
 from restore.unfinished import UnfinishedRestore
 from snapshots.operations.operation import record_outcome
@@ -44,18 +45,20 @@ def is_restored(found: Mapping[str, FoundDatabase], target: Target, operation: s
     return database is not None and database.record is not None and database.record.operation == operation
 
 
-def close_databases(targets: Iterable[Target], connections: Connections, operation: str) -> None:
-    """Let nobody into the databases to be renamed, on any node, and end the sessions in them.
+def close_databases(targets: Iterable[Target], connections: Connections, records: Mapping[str, DatabaseRecord]) -> None:
+    """Let nobody into the databases to be renamed, on any node, and end the sessions in them; `records` are by shard.
 
-    If a node refuses, all are opened again, and TargetUnfitError is raised.
+    If a node refuses, all are opened again, and TargetUnfitError is raised. Raises RestoredMissingError, and
+    TargetExistsError if a database with the real name was made meanwhile and is not to be replaced.
     """
     targets = list(targets)
 
     def close(target: Target) -> None:
-        connection = connections[target.shard]
+        connection, record = connections[target.shard], records[target.shard]
         found = list_databases(connection)
-        if is_restored(found, target, operation):
+        if is_restored(found, target, record.operation):
             return
+        _check_swappable(target, found, record)
         if target.database in found:
             with refusing(target.node, f"database {target.database} can't be put aside"):
                 (prepared,) = connection.execute(PREPARED_QUERY, (target.database,)).fetchone() or (0,)
@@ -72,11 +75,19 @@ def close_databases(targets: Iterable[Target], connections: Connections, operati
         raise
 
 
-def open_databases(targets: Iterable[Target], connections: Connections) -> None:
-    """Let everybody into the databases with the targets' real names, where a node answers."""
+def open_databases(targets: Iterable[Target], connections: Connections) -> list[str]:
+    """Let everybody into the databases with the targets' real names; return what to do where that was refused."""
+    left: list[str] = []
     for target in targets:
-        with suppress(psycopg.Error):
+        try:
             _set_open(connections[target.shard], target.database, is_open=True)
+        except psycopg.errors.InvalidCatalogName:
+            # There was none.
+            continue
+        except psycopg.Error:
+            statement = f"ALTER DATABASE {quote(target.database)} ALLOW_CONNECTIONS true;"
+            left.append(f"database {target.database} on {target.node.id} may be closed still; to open it: {statement}")
+    return left
 
 
 def publish_database(target: Target, connection: psycopg.Connection[Any], record: DatabaseRecord) -> bool:
@@ -87,17 +98,29 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
     found = list_databases(connection)
     if is_restored(found, target, record.operation):
         return target.aside in found
-    if target.loading not in found:
-        raise RestoredMissingError(
-            f"node {target.node.id}: database {target.loading}, which the restore made, is gone",
-            hint=f"somebody dropped or renamed it; to undo the restore: {record.command} --abandon",
-            details={"node": target.node.id, "database": target.loading},
-        )
+    _check_swappable(target, found, record)
     is_replacing = target.database in found
     steps = [(target.database, target.aside)] if is_replacing else []
     marked = structs.replace(record, aside=is_replacing)
     _rename(target, connection, [*steps, (target.loading, target.database)], marked)
     return is_replacing
+
+
+def _check_swappable(target: Target, found: Mapping[str, FoundDatabase], record: DatabaseRecord) -> None:
+    """Raise RestoredMissingError or TargetExistsError unless the database that was loaded may get the real name."""
+    if target.loading not in found:
+        raise RestoredMissingError(
+            f"node {target.node.id}: database {target.loading}, which the restore made, is gone",
+            hint="somebody dropped or renamed it",
+            details={"node": target.node.id, "database": target.loading},
+        )
+    if target.database in found and not record.replace:
+        raise TargetExistsError(
+            f"node {target.node.id}: database {target.database} was made while the restore ran, and --replace was not"
+            " given",
+            hint="rename or drop that database",
+            details={"node": target.node.id, "database": target.database},
+        )
 
 
 def put_back(target: Target, connection: psycopg.Connection[Any], operation: str) -> None:

@@ -99,7 +99,7 @@ def resume_restore(
     with ExitStack() as stack:
         locked = stack.enter_context(lock_targets(provisional))
         found = find_resumable(store, request.name, provisional, locked, progress, settles=True)
-        check_whole(found, provisional, locked)
+        check_whole(found, provisional, locked, store)
         if found.is_published:
             planned: RestoreReport | None = None
             with suppress(SnapshotError):
@@ -156,11 +156,12 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
             if not plan.request.scope.data_only:
                 run.progress.step("swap databases")
                 run.is_closing = True
-                close_databases(plan.targets, run.connections, run.operation)
+                close_databases(plan.targets, run.connections, run.records)
                 run.progress.reached(RestoreCrashPoint.CLOSED)
             # From here on another process may publish what this one has loaded.
             run.is_deciding = lease.stays_open = True
             _decide(run)
+            run.is_decided = True
             run.progress.reached(RestoreCrashPoint.DECIDED)
             report.aside = _publish(run)
             report.owner_changes = find_owner_changes(plan.targets, run.connections) if report.aside else []
@@ -197,7 +198,7 @@ def _clear_own_records(run: RestoreRun) -> None:
         if not run.in_store:
             _add_hint(run, error)
             raise
-        run.report.warnings.append(f"all is restored; then {error}")
+        run.report.warnings.append(f"all is restored, but a record of it could not be removed: {error}")
 
 
 @contextmanager
@@ -220,7 +221,8 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
         lease.stays_open = True
         run.release_tables()
         if run.is_closing:
-            open_databases(run.plan.targets, run.connections)
+            for line in open_databases(run.plan.targets, run.connections):
+                run.progress.note(line)
         if run.is_deciding or (
             run.records and (is_resumed or isinstance(error, UnreachableError | IndeterminateError | TablesInUseError))
         ):
@@ -236,8 +238,10 @@ def _add_hint(run: RestoreRun, error: BaseException) -> None:
     """Say how to end the restore that is left open."""
     scope = run.plan.request.scope
     command = restore_command(run.plan.request.name, scope.nodes)
-    may_undo = not (run.is_deciding and scope.data_only)
+    may_undo = not (run.is_decided and scope.data_only)
     lines = [f"to go on with it: {command} --resume", *[f"to undo it: {command} --abandon"] * may_undo, SAME_TARGET]
+    if isinstance(error, RestoreAbandonedError):
+        lines = [f"wait until that command ends; if it was killed: {command} --abandon", SAME_TARGET]
     if isinstance(error, SilentNodeError):
         error.hint = REACHABLE
     if isinstance(error, SnapshotError):

@@ -52,7 +52,7 @@ class RestoreRun:
     databases, by shard, that hold the fleet's lock there: they write the records of tables that are filled; `held` are
     those in which nobody can alter these tables. `placed` is how many rows routes lead to each target. `folder` is
     private, for the DDL. `pace` tells how long the rest takes; `volumes` are by shard. `is_closing`: databases may be
-    closed; `is_deciding`: the decision may be stored.
+    closed; `is_deciding`: the decision may be stored; `is_decided`: it is.
     """
 
     plan: RestorePlan
@@ -72,6 +72,7 @@ class RestoreRun:
     in_store: bool = False
     is_closing: bool = False
     is_deciding: bool = False
+    is_decided: bool = False
     version: str = field(default_factory=lambda: version("cutline"))
 
     @property
@@ -95,7 +96,7 @@ class RestoreRun:
     ) -> DatabaseRecord:
         """Write a target's record, on its `database` or in its filling, and return it."""
         before = self.records.get(target.shard) or self._first_record()
-        after = structs.replace(before, phase=phase, **changes)
+        after = structs.replace(before, shard=target.shard, phase=phase, **changes)
         if after.scope.data_only:
             with raising_unreachable(target.node):
                 self.filling(target).write(record_text(after))
@@ -155,7 +156,7 @@ class RestoreRun:
             )
             roles = self.report.roles_created
             stay = f"; roles that it created stay: {', '.join(roles)}" if roles else ""
-            self.progress.note(f"nothing of this restore is left: {what}{stay}")
+            self.progress.note(f"the restore is undone: {what}{stay}")
         return True
 
     def is_renamed(self, target: Target) -> bool:

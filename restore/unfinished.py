@@ -86,14 +86,20 @@ class UnfinishedRestore:
         """Whether all of its databases have their real names, so that it can't be undone."""
         return bool(self.records) and all(one.phase == Phase.PUBLISHED for one in self.records.values())
 
+    def is_decided(self, store: ObjectStore) -> bool:
+        """Whether it is decided that its databases get their real names, or that the rows stay."""
+        record = self.record
+        if record is None:
+            return False
+        # Whoever is published was decided: the record with the decision may be removed already.
+        if any(one.publishes or one.phase == Phase.PUBLISHED for one in self.records.values()):
+            return True
+        decision = read_decision(store, record.operation) if record.in_store else None
+        return decision is not None and decision.decision == PUBLISH
+
     def may_be_undone(self, store: ObjectStore) -> bool:
         """Whether it can be undone: one that fills tables only until it is decided that their rows stay."""
-        if not self.is_filling:
-            return not self.is_published
-        record = self.last_record
-        decision = read_decision(store, record.operation) if record.in_store else None
-        is_decided = decision is not None and decision.decision == PUBLISH
-        return not is_decided and not any(one.publishes for one in self.records.values())
+        return not (self.is_decided(store) if self.is_filling else self.is_published)
 
     @property
     def is_abandoned(self) -> bool:
@@ -164,8 +170,8 @@ def _find_filled(
     if others:
         # To refuse would let anybody who may create schemas block restores.
         progress.note(
-            f"{target.node.id}: database {target.database} has schemas that look like a restore's, and are not read:"
-            f" {list_some(others, OTHERS_MAX)}; if nobody needs them, drop them"
+            f"{target.node.id}: database {target.database} has schemas that have the names of a restore's, and are not"
+            f" read: {list_some(others, OTHERS_MAX)}; if nobody needs them, drop them"
         )
     return {suffix: parse_record(text) for suffix, text in found.items()}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from fleet.hints import SAME_TARGET, restore_command
+from fleet.nodes.privileges import quote
 from fleet.progress import Progress
 from restore.database_records import list_databases
 from restore.databases import find_closed, is_shut
@@ -17,8 +19,21 @@ from storage.errors import UsageError
 from storage.store import ObjectStore
 
 
-def check_readable(found: UnfinishedRestore) -> None:
-    """Raise UnfinishedRestoreError if the restore fills tables and one of its records can't be read."""
+def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
+    """Raise UnfinishedRestoreError if a record is of another target's database, or can't be read.
+
+    Only a restore that fills tables needs all of its records.
+    """
+    nodes = {target.shard: target.node.id for target in targets}
+    for shard, record in sorted(found.records.items()):
+        # Early versions did not record it.
+        if record.shard not in ("", shard):
+            raise UnfinishedRestoreError(
+                f"{found.label()} ended unfinished, and its database {found.databases[shard]} on {nodes[shard]} is that"
+                f" of {record.shard}, not of {shard}",
+                hint="the nodes had other addresses when it began: give them those that they had",
+                details={"operation": record.operation, "node": nodes[shard]},
+            )
     if unreadable := sorted(found.databases.keys() - found.records.keys()) if found.is_filling else []:
         where = ", ".join(f"database {found.databases[shard]} of {shard}" for shard in unreadable)
         raise UnfinishedRestoreError(
@@ -28,39 +43,95 @@ def check_readable(found: UnfinishedRestore) -> None:
         )
 
 
-def check_whole(found: UnfinishedRestore, targets: Iterable[Target], connections: Connections) -> None:
+def check_whole(
+    found: UnfinishedRestore,
+    targets: Iterable[Target],
+    connections: Connections,
+    store: ObjectStore,
+    *,
+    undoes: bool = False,
+) -> None:
     """Raise UsageError unless `targets` are all that the restore has: it ends as a whole.
 
-    Raises UnfinishedRestoreError if it is not known what it has left in one of them.
+    Raises UnfinishedRestoreError if it is not known what it has left in one of them, or, unless the command `undoes`
+    it, if what it has published there is gone.
     """
     targets, shards = list(targets), {shard for one in found.records.values() for shard in one.shards}
     if lacking := sorted(shards - {one.shard for one in targets}):
         raise UsageError(
-            f"{found.label()} has shards that are not named here: {', '.join(lacking)}",
+            f"{found.label()} is also of {', '.join(lacking)}, which this command does not name",
             hint="give the --to FILE and the --node that the restore had",
         )
-    for target in (one for one in targets if one.shard in shards - found.databases.keys()):
-        _check_not_lost(found, target, connections[target.shard])
-
-
-def _check_not_lost(found: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any]) -> None:
-    """Raise UnfinishedRestoreError if the restore may have left something that is not found on this target."""
-    where, target = f"on {target.node.id}", target.named(found.suffix)
-    if found.is_filling and is_shut(target, connection):
-        what, hint = f"has left in database {target.database} {where}: our role can't connect", "let it connect"
-    elif found.is_filling and found.fills_all:
-        what = f"has left {where}: what it kept in database {target.database} is gone"
-        hint = "give the database that it has filled its name again"
-    elif not found.is_filling and target.aside in list_databases(connection):
-        what = f"has made of database {target.database} {where}: its comment is gone, which was its record"
-        hint = f"drop or rename it, give {target.aside} its name again"
-    else:
-        return
-    raise UnfinishedRestoreError(
-        f"{found.label()} ended unfinished, and nobody knows what it {what}",
-        hint=f"{hint}, then repeat the command",
-        details={"operation": found.record.operation if found.record else None, "node": target.node.id},
+    is_published = not found.is_filling and (
+        found.is_decided(store)
+        or any(found.databases.get(one.shard) == one.database and one.shard in found.records for one in targets)
     )
+    for target in (one for one in targets if one.shard in shards - found.records.keys()):
+        connection, own = connections[target.shard], target.named(found.suffix)
+        if found.is_filling:
+            problem = _lost_filling(found, own, connection)
+        elif is_published and not found.is_abandoned:
+            problem = _lost_published(found, own, connection, undoes=undoes)
+        else:
+            problem = None
+        if problem is not None:
+            raise UnfinishedRestoreError(
+                f"{found.label()} ended unfinished; {problem.what}",
+                hint=problem.hint,
+                details={"operation": found.record.operation if found.record else None, "node": target.node.id},
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """What is gone of a restore, and what to do about it, in lines."""
+
+    what: str
+    hint: list[str]
+
+
+def _lost_filling(found: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any]) -> _Lost | None:
+    """What keeps us from knowing what the restore has left in tables that existed before it."""
+    node, database = target.node.id, target.database
+    if is_shut(target, connection):
+        what = f"node {node}: our role can't connect to database {database}, so it is not known what is left there"
+        return _Lost(what, ["let it connect, then repeat the command"])
+    if found.fills_all:
+        what = f"node {node}: what it kept in database {database} is gone, so it is not known which tables it filled"
+        return _Lost(what, ["give the database that it has filled its name again, then repeat the command"])
+    return None
+
+
+def _lost_published(
+    found: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any], *, undoes: bool
+) -> _Lost | None:
+    """What keeps us from knowing what became of the database that the restore has published here, or may have."""
+    node, database, databases, record = target.node.id, target.database, list_databases(connection), found.last_record
+    has_old, exists = target.aside in databases, database in databases
+    if target.loading in databases or (exists and record.replace and not has_old):
+        # Not published yet, or the old database has its name again.
+        return None
+    if exists and found.is_published and not record.in_store:
+        # Where no outcome can be stored, the records are removed one by one, and nothing else is left to do.
+        return None
+    if undoes and not exists and not has_old and not found.is_published:
+        return None
+    by_hand = [f"on all other nodes: COMMENT ON DATABASE {quote(database)} IS NULL;"] * found.is_published
+    if exists:
+        again = f"rename {target.aside} to {database}, " * has_old
+        hint = [f"if it is not the restored one: drop or rename it, {again}then repeat the command"]
+        hint += [f"if it is the restored one, {line}" for line in by_hand]
+        what = f"the comment of database {database}, its record, is gone, so it is not known which database that is"
+        return _Lost(f"node {node}: {what}", hint)
+    hint = ["bring back the server or the database that the restore had, then repeat the command"]
+    if has_old:
+        hint = [f"rename the restored database to {database}, or {target.aside}; then repeat the command"]
+    elif found.is_published:
+        alone = restore_command(record.snapshot, [node])
+        hint += [f"if it is lost for good, {line}   then restore it alone: {alone}" for line in by_hand]
+    else:
+        hint += [f"if it is lost for good, undo the restore: {record.command} --abandon"]
+    return _Lost(f"node {node}: database {database}, which the restore made, is gone", [*hint, SAME_TARGET])
 
 
 def check_no_unfinished(
@@ -77,7 +148,7 @@ def check_no_unfinished(
     targets = list(targets)
     nodes = {target.shard: target.node.id for target in targets}
     for found in find_unfinished(store, targets, connections, progress):
-        check_readable(found)
+        check_readable(found, targets)
         what = "rows in tables of database " * found.is_filling
         where = ", ".join(f"{what}{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
         command = restore_command(found.record.snapshot if found.record else name, found.scope.nodes)
@@ -120,7 +191,7 @@ def find_resumable(
             hint=f"undo them, and begin again: snapshot restore {name} --abandon; or name the --node of one of them",
         )
     (found,) = unfinished
-    check_readable(found)
+    check_readable(found, targets)
     if found.record is None or found.is_abandoned:
         what = "is being undone" if found.is_abandoned else "ended before it recorded anything"
         raise UnfinishedRestoreError(

@@ -13,9 +13,12 @@ OPERATION_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{10}")
 def new_operation_id(now: datetime) -> str:
     """Return an id like `20261120T074343Z-3f9a01bc77`: the UTC second of `now`, then 40 random bits.
 
-    Ids of different seconds sort by time. Raises ValueError if `now` has no time zone: it would be read as local time,
-    which breaks the order.
+    Ids of different seconds sort by time. The random part has a letter, so that no name with a date ends as one with an
+    id. Raises ValueError if `now` has no time zone: it would be read as local time, which breaks the order.
     """
     if now.tzinfo is None:
         raise ValueError("an operation id needs a time with a time zone")
-    return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(RANDOM_BYTES)}"
+    random = secrets.token_hex(RANDOM_BYTES)
+    while random.isdigit():
+        random = secrets.token_hex(RANDOM_BYTES)
+    return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{random}"

@@ -22,7 +22,8 @@ FILLING = "cutline_restoring_"
 # The random part of an operation's id.
 SUFFIX_LENGTH = 10
 DIGEST_LENGTH = 8
-SUFFIX = re.compile(rf"[0-9a-f]{{{SUFFIX_LENGTH}}}")
+# Never digits alone (storage/ids.py): somebody may name a copy by the date.
+SUFFIX = re.compile(rf"(?=.*[a-f])[0-9a-f]{{{SUFFIX_LENGTH}}}")
 SIZES_QUERY = """
 SELECT datname, CASE WHEN has_database_privilege(oid, 'CONNECT') THEN pg_database_size(oid) END
   FROM pg_database WHERE starts_with(datname, %s) ORDER BY 1

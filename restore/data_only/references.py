@@ -59,8 +59,8 @@ SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname) || ', whic
   FROM keys k JOIN pg_class c ON c.oid IN (k.conrelid, k.confrelid) JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
-# The tables' types, what these consist of, and the functions that defaults, constraints, indexes and types call: what
-# loading a row runs. Of a function's own calls the server does not know.
+# The tables' types, what these consist of, and the functions that defaults, constraints, indexes, partition keys and
+# types call: what loading a row runs. Of a function's own calls the server does not know.
 CODE_QUERY = f"""
 WITH RECURSIVE {OWN}, {TRUSTED},
 types AS (
@@ -76,6 +76,7 @@ objects (classid, objid) AS (
      WHERE k.conrelid IN (SELECT relid FROM own) OR k.contypid IN (SELECT oid FROM types)
     UNION ALL SELECT 'pg_attrdef'::regclass, d.oid FROM pg_attrdef d WHERE d.adrelid IN (SELECT relid FROM own)
     UNION ALL SELECT 'pg_class'::regclass, i.indexrelid FROM pg_index i WHERE i.indrelid IN (SELECT relid FROM own)
+    UNION ALL SELECT 'pg_class'::regclass, relid FROM own
     UNION ALL SELECT 'pg_type'::regclass, oid FROM types)
 SELECT 'type ' || format_type(t.oid, NULL) || ' of ' || pg_get_userbyid(t.typowner)
   FROM types JOIN pg_type t ON t.oid = types.oid WHERE t.typowner NOT IN (SELECT oid FROM trusted)
@@ -97,7 +98,8 @@ SELECT DISTINCT k.conname || ' of ' || format('%%I.%%I', fn.nspname, fc.relname)
    AND has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
  ORDER BY 1
 """
-# For each key a query that returns the values of one row that refers to none (as ri_triggers.c does).
+# For each key a query that returns the values of one row that refers to none. As in ri_triggers.c both values are cast
+# to the types of the constraint's operator: anybody may make another one of its name for the columns' own types.
 ORPHAN_QUERIES = f"""{KEYS}, {TRUSTED}
 SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relname, c.columns,
        k.confrelid IN (SELECT relid FROM own),
@@ -114,7 +116,12 @@ SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relna
            string_agg(format('coalesce(f.%%I::text, ''NULL'')', fa.attname), ', ' ORDER BY i) AS shown,
            string_agg(format('f.%%I IS NOT NULL', fa.attname),
                       CASE WHEN k.confmatchtype = 'f' THEN ' OR ' ELSE ' AND ' END ORDER BY i) AS given,
-           string_agg(format('p.%%I OPERATOR(%%I.%%s) f.%%I%%s', pa.attname, opn.nspname, o.oprname, fa.attname,
+           string_agg(format('p.%%I%%s OPERATOR(%%I.%%s) f.%%I%%s%%s', pa.attname,
+                             CASE WHEN pa.atttypid <> o.oprleft
+                                  THEN format('::%%I.%%I', ln.nspname, lt.typname) ELSE '' END,
+                             opn.nspname, o.oprname, fa.attname,
+                             CASE WHEN fa.atttypid <> o.oprright
+                                  THEN format('::%%I.%%I', rn.nspname, rt.typname) ELSE '' END,
                              CASE WHEN pa.attcollation <> fa.attcollation AND cn.oid IS NOT NULL
                                   THEN format(' COLLATE %%I.%%I', cn.nspname, co.collname) ELSE '' END),
                       ' AND ' ORDER BY i) AS equal
@@ -122,6 +129,8 @@ SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relna
       JOIN pg_attribute fa ON fa.attrelid = k.conrelid AND fa.attnum = k.conkey[i]
       JOIN pg_attribute pa ON pa.attrelid = k.confrelid AND pa.attnum = k.confkey[i]
       JOIN pg_operator o ON o.oid = k.conpfeqop[i] JOIN pg_namespace opn ON opn.oid = o.oprnamespace
+      JOIN pg_type lt ON lt.oid = o.oprleft JOIN pg_namespace ln ON ln.oid = lt.typnamespace
+      JOIN pg_type rt ON rt.oid = o.oprright JOIN pg_namespace rn ON rn.oid = rt.typnamespace
       LEFT JOIN pg_collation co ON co.oid = pa.attcollation LEFT JOIN pg_namespace cn ON cn.oid = co.collnamespace) c
  WHERE NOT k.is_temporal ORDER BY 2, 1
 """

@@ -81,8 +81,9 @@ def _undoing(source: Fleet, target: Fleet, name: str, progress: Progress, nodes:
             one.suffix: [place.named(one.suffix) for place in targets if place.shard in one.databases] for one in found
         }
         for one in found:
+            check_readable(one, targets)
             _check_undoable(store, one, name)
-            check_whole(one, targets, connections)
+            check_whole(one, targets, connections, store, undoes=True)
             _check_old_are_there(one, own[one.suffix], connections)
         yield _Undoing(store, targets, connections, inside, found, own)
 
@@ -114,7 +115,7 @@ def abandon_restore(
                 _empty_filled(store, one, own[one.suffix], undoing.inside, progress, report)
             else:
                 _abandon(store, one, own[one.suffix], undoing.connections, progress, report)
-        _open_left(undoing)
+        _open_left(undoing, progress)
         report.done, made_nothing = settle_recorded(store, undoing.targets, undoing.connections)
         report.operations += made_nothing
         left = find_closed(undoing.targets, undoing.connections)
@@ -141,7 +142,8 @@ def preview_abandon(
                     filling = Filling(place.node.id, undoing.inside[place.shard], one.suffix)
                     report.emptied += [f"{place.node.id}: {table}" for table in filling.names()]
                     continue
-                report.dropped.append(f"{place.node.id}: {one.databases[place.shard]}")
+                # A published one gets its former name before it is dropped.
+                report.dropped.append(f"{place.node.id}: {place.loading}")
                 if place.aside in list_databases(undoing.connections[place.shard]):
                     report.put_back.append(f"{place.node.id}: {place.database}")
         for intent, is_done in find_recorded(undoing.store, undoing.targets, undoing.connections):
@@ -161,7 +163,6 @@ def _label_of(found: UnfinishedRestore) -> str:
 
 
 def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> None:
-    check_readable(found)
     if found.record is not None and found.record.snapshot != name:
         raise UnfinishedRestoreError(
             f"{found.label()} is not of snapshot {name}",
@@ -273,13 +274,14 @@ def _abandon(
     report.operations.append(_label_of(found))
 
 
-def _open_left(undoing: _Undoing) -> None:
+def _open_left(undoing: _Undoing, progress: Progress) -> None:
     """Let everybody into databases that a restore had closed on nodes where nothing else of it is left."""
     for one in undoing.found:
         shards = {shard for record in one.records.values() for shard in record.shards} - one.databases.keys()
         left = [target for target in undoing.targets if target.shard in shards]
         if left and not one.is_filling and one.was_closing:
-            open_databases(left, undoing.connections)
+            for line in open_databases(left, undoing.connections):
+                progress.note(line)
 
 
 def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:

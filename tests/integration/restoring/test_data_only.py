@@ -86,7 +86,7 @@ def test_a_row_that_somebody_else_writes_meanwhile_is_found(place: Place) -> Non
         watching = Watching(write)
         with pytest.raises(LoadError, match=found):
             load(place, watching)
-        assert watching.notes[-1] == "nothing of this restore is left: the tables that it filled are empty again"
+        assert watching.notes[-1] == "the restore is undone: the tables that it filled are empty again"
         assert_empty(place)
 
 

@@ -7,6 +7,7 @@ import re
 import psycopg
 import pytest
 
+import snapshots.operations.leases
 from fleet.config import Node
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
@@ -18,10 +19,11 @@ from restore.rows.ledger import TablesInUseError
 from restore.undoing.abandoning import abandon_restore
 from restore.unfinished import UnfinishedRestoreError
 from storage.errors import SnapshotError
+from storage.store import StoreUnreachableError
 from tests.commands.in_process import run_here
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume
-from tests.integration.restoring.filled import REQUEST, assert_empty, assert_filled, in_use_by, leave
+from tests.integration.restoring.filled import REQUEST, assert_empty, assert_filled, in_use_by, leave, load
 from tests.integration.restoring.target_place import (
     NAME,
     SHARDS,
@@ -48,8 +50,14 @@ FUNCTION = "CREATE FUNCTION theirs({}) RETURNS bool LANGUAGE plpgsql IMMUTABLE A
             [FUNCTION.format("text"), "RESET ROLE", "ALTER TABLE log ADD CHECK (theirs(what))"],
             ["function public.theirs(text) of guest"],
         ),
+        (
+            [FUNCTION.format("text"), "RESET ROLE", "SET session_replication_role = replica",
+             "CREATE TABLE parted (what text) PARTITION BY LIST (theirs(what))",
+             "ALTER TABLE parted ATTACH PARTITION log DEFAULT"],
+            ["function public.theirs(text) of guest"],
+        ),
     ],
-    ids=["domain", "function"],
+    ids=["domain", "function", "partition key"],
 )  # fmt: skip
 def test_code_of_a_role_that_owns_no_restored_table_is_not_run(
     place: Place, filled: Node, made: list[str], said: list[str]
@@ -122,17 +130,30 @@ def test_resume_does_not_set_a_sequence_again(place: Place, filled: Node, monkey
         assert connection.execute("SELECT nextval('numbers')").fetchone() == (101,)
 
 
+@pytest.mark.parametrize("is_stored", [True, False], ids=["writable", "read-only"])
 def test_what_the_restore_kept_is_not_waited_for_without_end(
-    place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
+    place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch, *, is_stored: bool
 ) -> None:
     """Such as by a pg_dump of the database, which locks every table."""
     monkeypatch.setattr("restore.data_only.filling.LOCK_SECONDS_MAX", 1)
+
+    def refuse(*_: object) -> None:
+        raise StoreUnreachableError(url="s3://x", reason="403 AccessDenied")
 
     def dump(other: psycopg.Connection) -> None:
         ((suffix, _),) = find_fillings(other)[0].items()
         other.execute(f"LOCK TABLE cutline_restoring_{suffix}.ledger IN ACCESS SHARE MODE".encode())
 
+    if not is_stored:
+        monkeypatch.setattr(snapshots.operations.leases, "begin", refuse)
     error = in_use_by(place, filled.dsn, dump, RestoreCrashPoint.DECIDED)
+    assert (open_restores(place) != []) == is_stored
+    # That of the first node, with the decision if the store has none, is removed by now.
+    with pytest.raises(UnfinishedRestoreError, match="has decided that its rows stay, and can't be undone"):
+        abandon(place)
+    with pytest.raises(UnfinishedRestoreError) as raised:
+        load(place)
+    assert "--abandon" not in raised.value.hint
     assert re.match(r"node s2: the rows are restored, but .* locked for 1 s", error.message)
     assert f"snapshot restore {NAME} --resume" in error.hint
     resume(place)
@@ -140,7 +161,7 @@ def test_what_the_restore_kept_is_not_waited_for_without_end(
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize(("closed", "said"), [(1, "nobody knows what it has left in"), (SHARDS, "no restore")])
+@pytest.mark.parametrize(("closed", "said"), [(1, "so it is not known what is left there"), (SHARDS, "no restore")])
 def test_nothing_is_said_of_rows_in_a_database_that_refuses_our_role(place: Place, closed: int, said: str) -> None:
     leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
     shut = place.target.primaries[:closed]

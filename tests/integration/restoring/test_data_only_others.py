@@ -115,7 +115,7 @@ def test_rows_that_are_being_inserted_when_it_begins_are_waited_for_and_kept(
         watching = Watching()
         with pytest.raises(TablesUnfitError, match=r"node s[123]: .*are not empty any more: public\.item"):
             load(place, watching)
-    assert not [one for one in watching.notes if "nothing of this restore is left" in one]
+    assert not [one for one in watching.notes if "the restore is undone" in one]
     assert rows_of(filled.dsn)["public.item"] == b"999\t1\t\\N\n"
 
 

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import psycopg
 import pytest
 
 from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
+from restore.data_only.checker import TablesUnfitError
+from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
-from restore.restore import restore_fleet
+from restore.publishing import RestoredMissingError
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet, resume_restore
+from restore.target import TargetExistsError
 from restore.undoing.abandoning import abandon_restore
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.records.operation_records import read_outcome
 from tests.commands.snapshot_runs import Ready
-from tests.commands.watching import Watching
+from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import REQUEST, abandon, restore_left, resume
-from tests.integration.restoring.filled import assert_empty, leave, tables_to_fill
+from tests.integration.restoring.filled import acting_at, assert_empty, assert_filled, leave, load, tables_to_fill
 from tests.integration.restoring.target_place import (
     DATABASE,
     NAME,
     SHARDS,
     Place,
     assert_old,
+    assert_restored,
+    drop_databases,
     old_databases,
     open_restores,
 )
+
+WITHOUT_REPLACE = RestoreRequest(NAME)
+
+
+def lose(*_: object) -> None:
+    raise NodeUnreachableError("node s2: it is gone")
 
 
 def maintenance_of(place: Place, shard: int) -> str:
@@ -52,7 +68,7 @@ def test_the_record_of_a_database_of_another_role_is_not_read(place: Place) -> N
         assert '"phase": "loading"' in text
         abandon(place)
         assert record() == []
-        theirs = f"{DATABASE}_restoring_0123456789"
+        theirs = f"{DATABASE}_restoring_012345678a"
         text = text.replace("loading", "finished").replace("'", "''")
         execute(own, "CREATE ROLE mallory LOGIN CREATEDB", f"CREATE DATABASE {theirs} OWNER mallory")
         execute(own, f"COMMENT ON DATABASE {theirs} IS '{text}'")
@@ -77,12 +93,12 @@ def test_a_published_database_without_its_record_keeps_both_ends_from_lying(plac
         execute(maintenance_of(place, shard), f"COMMENT ON DATABASE {DATABASE} IS 'production'")
         before = place.databases()
         for end in (abandon, resume):
-            with pytest.raises(UnfinishedRestoreError, match="its comment is gone, which was its record") as raised:
+            with pytest.raises(UnfinishedRestoreError, match="its record, is gone") as raised:
                 end(place)
         assert place.databases() == before
         assert len(open_restores(place)) == 1
         (aside,) = [one for one in place.databases_of(place.target.primaries[shard]) if "_before_" in one]
-        assert f"give {aside} its name again" in raised.value.hint
+        assert f"drop or rename it, rename {aside} to {DATABASE}" in raised.value.hint
         execute(
             maintenance_of(place, shard), f"DROP DATABASE {DATABASE}", f"ALTER DATABASE {aside} RENAME TO {DATABASE}"
         )
@@ -105,10 +121,6 @@ def test_an_undo_that_is_cut_off_at_the_end_is_no_restore_that_has_published(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decision to publish stays in the store, whatever becomes of the databases."""
-
-    def lose(*_: object) -> None:
-        raise NodeUnreachableError("node s2: it is gone")
-
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.RENAMED, 2)
         (operation,) = open_restores(place)
@@ -135,6 +147,146 @@ def test_a_filled_database_that_is_gone_keeps_both_ends_from_lying(place: Place)
         finally:
             execute(
                 maintenance_of(place, 1), f"DROP DATABASE {DATABASE}", f"ALTER DATABASE hidden RENAME TO {DATABASE}"
+            )
+        abandon(place)
+        assert_empty(place)
+
+
+def test_a_published_database_without_its_record_where_none_was_put_aside(place: Place) -> None:
+    try:
+        restore_left(place, RestoreCrashPoint.RENAMED, 2, WITHOUT_REPLACE)
+        shard = next(number for number, state in enumerate(place.states()) if state == "new")
+        execute(maintenance_of(place, shard), f"COMMENT ON DATABASE {DATABASE} IS 'production'")
+        before = place.databases()
+        for end in (abandon, resume):
+            with pytest.raises(UnfinishedRestoreError, match=f"comment of database {DATABASE}, its record, is gone"):
+                end(place)
+        assert (place.databases(), len(open_restores(place))) == (before, 1)
+        execute(maintenance_of(place, shard), f"DROP DATABASE {DATABASE}")
+        abandon_restore(place.fleet, place.target, NAME, print, Silent())
+        assert (place.databases(), open_restores(place)) == (set(), [])
+    finally:
+        drop_databases(place)
+
+
+def test_a_published_database_that_is_gone_keeps_a_restore_from_being_called_done(place: Place) -> None:
+    """As after a disk that failed: the server that answers is another one."""
+    try:
+        restore_left(place, RestoreCrashPoint.PUBLISHED, SHARDS, WITHOUT_REPLACE)
+        execute(maintenance_of(place, 1), f"ALTER DATABASE {DATABASE} RENAME TO hidden")
+        with pytest.raises(UnfinishedRestoreError, match="has published all databases"):
+            abandon(place)
+        with pytest.raises(UnfinishedRestoreError, match=f"node s2: database {DATABASE}, which the restore made, is"):
+            resume(place)
+        assert len(open_restores(place)) == 1
+        execute(maintenance_of(place, 1), f"ALTER DATABASE hidden RENAME TO {DATABASE}")
+        resume(place)
+        assert (place.states(), open_restores(place)) == (["new"] * SHARDS, [])
+    finally:
+        drop_databases(place)
+
+
+def test_a_published_database_that_is_lost_for_good_is_given_up_as_the_hint_says(place: Place) -> None:
+    try:
+        restore_left(place, RestoreCrashPoint.PUBLISHED, SHARDS, WITHOUT_REPLACE)
+        execute(maintenance_of(place, 1), f"DROP DATABASE {DATABASE}")
+        with pytest.raises(UnfinishedRestoreError) as raised:
+            resume(place)
+        statement = re.search(r"on all other nodes: (COMMENT .*?;)   then restore it alone: (.*)", raised.value.hint)
+        assert statement is not None
+        assert statement[2] == f"snapshot restore {NAME} --node s2"
+        for shard in (0, 2):
+            execute(maintenance_of(place, shard), statement[1])
+        alone = RestoreRequest(NAME, scope=RestoreScope(nodes=("s2",)))
+        restore_fleet(plan_restore(place.fleet, place.target, alone), Ready(place.spark), Silent())
+        assert place.states() == ["new"] * SHARDS
+        with pytest.raises(UnfinishedRestoreError, match="no restore into these databases is unfinished"):
+            resume(place)
+        assert open_restores(place) == []
+    finally:
+        drop_databases(place)
+
+
+@pytest.mark.parametrize("is_filling", [False, True], ids=["databases", "data-only"])
+def test_nodes_that_have_exchanged_addresses_are_named(place: Place, *, is_filling: bool) -> None:
+    """Else rows of one shard would be loaded into the database of the other, and published under its name."""
+    first, second, third = place.target.primaries
+    nodes = (replace(first, dsn=second.dsn), replace(second, dsn=first.dsn), third)
+    exchanged = replace(place.target, nodes=nodes)
+    with tables_to_fill(place) if is_filling else old_databases(place):
+        if is_filling:
+            leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
+        else:
+            restore_left(place, RestoreCrashPoint.FINISHED, SHARDS)
+        before = place.databases()
+        for end in (
+            lambda: resume_restore(place.fleet, exchanged, RestoreRequest(NAME), Ready(place.spark), Silent()),
+            lambda: abandon_restore(place.fleet, exchanged, NAME, print, Silent()),
+        ):
+            with pytest.raises(UnfinishedRestoreError, match=r"its database .* on s1 is that of s2, not of s1"):
+                end()
+        assert place.databases() == before
+        resume(place)
+        if is_filling:
+            assert_filled(place)
+        else:
+            assert_restored(place)
+
+
+@pytest.mark.parametrize("point", [RestoreCrashPoint.FINISHED, RestoreCrashPoint.CLOSED])
+def test_a_database_that_was_made_meanwhile_is_not_put_aside_unasked(place: Place, point: RestoreCrashPoint) -> None:
+    try:
+        restore_left(place, point, 1, WITHOUT_REPLACE)
+        execute(maintenance_of(place, 0), f"CREATE DATABASE {DATABASE}")
+        with pytest.raises(TargetExistsError, match=f"database {DATABASE}") as raised:
+            resume(place)
+        assert f"snapshot restore {NAME} --resume" in raised.value.hint or point == RestoreCrashPoint.FINISHED
+        assert not [name for name in place.databases() if "_before_" in name]
+        execute(maintenance_of(place, 0), f"DROP DATABASE {DATABASE}")
+        resume(place)
+        assert place.states() == ["new"] * SHARDS
+    finally:
+        drop_databases(place)
+
+
+def test_a_database_that_was_loaded_and_is_gone_is_named(place: Place) -> None:
+    def drop(reached: Reached) -> None:
+        if (reached.point, reached.count) == (str(RestoreCrashPoint.FINISHED), SHARDS):
+            execute(maintenance_of(place, 1), f'DROP DATABASE "{loading_of(place, 1)}" WITH (FORCE)')
+
+    with pytest.raises(RestoredMissingError, match=f"node s2: database {DATABASE}_restoring_.* is gone"):
+        restore_fleet(plan_restore(place.fleet, place.target, WITHOUT_REPLACE), Ready(place.spark), Watching(drop))
+    assert (place.databases(), open_restores(place)) == (set(), [])
+
+
+def test_a_resumed_filling_that_had_begun_to_be_undone_knows_again_what_is_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables of one database were emptied when those of the next were in use."""
+
+    def refuse(*_: object) -> None:
+        raise TablesUnfitError("refused")
+
+    with tables_to_fill(place):
+        with monkeypatch.context() as patch:
+            patch.setattr("restore.loading.finish_databases", refuse)
+            patch.setattr("restore.data_only.filling.LOCK_SECONDS_MAX", 1)
+            with psycopg.connect(place.dsns()[1]) as other:
+                watching = acting_at(RestoreCrashPoint.ROWS_LOADED, lambda: other.execute("SELECT FROM item"))
+                with pytest.raises(TablesUnfitError):
+                    load(place, watching)
+        assert any("could not be undone" in note for note in watching.notes)
+        with monkeypatch.context() as patch:
+            patch.setattr("restore.loading.finish_databases", lose)
+            with pytest.raises(NodeUnreachableError):
+                resume(place)
+        execute(maintenance_of(place, 0), f"ALTER DATABASE {DATABASE} RENAME TO hidden", f"CREATE DATABASE {DATABASE}")
+        try:
+            with pytest.raises(UnfinishedRestoreError, match=f"kept in database {DATABASE} is gone"):
+                abandon(place)
+        finally:
+            execute(
+                maintenance_of(place, 0), f"DROP DATABASE {DATABASE}", f"ALTER DATABASE hidden RENAME TO {DATABASE}"
             )
         abandon(place)
         assert_empty(place)

@@ -11,7 +11,8 @@ import pytest
 from fleet.config import GroupRules, Node
 from fleet.nodes.watch import watch_nodes
 from fleet.tables.groups import read_tables
-from restore.data_only.references import ForeignKeyViolatedError, find_temporal, verify_references
+from restore.data_only.filled_tables import find_oids
+from restore.data_only.references import ForeignKeyViolatedError, find_orphan, find_temporal, verify_references
 from restore.rows.load_target import LoadTarget
 
 PARENTS = """
@@ -92,3 +93,30 @@ def test_keys_of_periods_are_named(session: psycopg.Connection[Any]) -> None:
     (oid,) = session.execute("SELECT 'child'::regclass::oid::bigint").fetchone() or (0,)
     assert find_temporal(session, [oid]) == ["child_id_at_fkey of public.child"]
     session.execute("DROP TABLE child; DROP TABLE lease")
+
+
+def test_a_key_is_verified_by_its_own_operator(node: Node) -> None:
+    """Anybody may make another one of its name in its schema, for the columns' own types, which would be preferred."""
+    with psycopg.connect(node.dsn, autocommit=True) as connection:
+        for statement in (
+            "CREATE EXTENSION citext",
+            "CREATE DOMAIN named AS citext",
+            "CREATE TYPE mood AS ENUM ('good', 'bad')",
+            "CREATE TABLE key (k named, m mood, a int[], v varchar(5), c char(3), r int4range, n int,"
+            " PRIMARY KEY (k, m, a, v, c, r, n))",
+            "CREATE TABLE use (k named, m mood, a int[], v varchar(9), c char(3), r int4range, n bigint,"
+            " CONSTRAINT used FOREIGN KEY (k, m, a, v, c, r, n) REFERENCES key)",
+            "CREATE FUNCTION theirs(named, named) RETURNS bool LANGUAGE plpgsql AS 'BEGIN RETURN true; END'",
+            "CREATE OPERATOR = (LEFTARG = named, RIGHTARG = named, FUNCTION = theirs)",
+            "INSERT INTO key VALUES ('a', 'good', '{1,2}', 'v', 'c', '[1,3)', 7)",
+            "INSERT INTO use VALUES ('A', 'good', '{1,2}', 'v', 'c', '[1,3)', 7)",
+        ):
+            connection.execute(statement.encode())
+        oids = find_oids(connection, ["public.use"])
+        assert find_orphan(node.id, connection, oids) is None
+        connection.execute("SET session_replication_role = replica")
+        connection.execute("UPDATE use SET k = 'b'")
+        assert connection.execute("SELECT k = k FROM key").fetchone() == (True,)
+        orphan = find_orphan(node.id, connection, oids)
+        assert orphan is not None
+        assert (orphan.name, orphan.values) == ("used", "b, good, {1,2}, v, c, [1,3), 7")

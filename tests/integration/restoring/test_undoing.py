@@ -125,7 +125,7 @@ def test_an_interrupt_leaves_no_database_closed(place: Place, point: RestoreCras
             restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), watching)
         assert place.states() == ["old"] * SHARDS
         if point == RestoreCrashPoint.CLOSED:
-            assert watching.notes[-1] == "nothing of this restore is left: the databases that it made are dropped"
+            assert watching.notes[-1] == "the restore is undone: the databases that it made are dropped"
             assert_old(place)
         else:
             assert any("snapshot restore daily --resume" in note for note in watching.notes)

@@ -18,6 +18,9 @@ from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_u
 from storage.errors import UsageError
 from storage.store import ObjectStore
 
+NONE_UNFINISHED = "no restore into these databases is unfinished"
+WHERE_UNFINISHED = "see: snapshot list   If one had --to FILE, give the same; what has ended needs no end"
+
 
 def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
     """Raise UnfinishedRestoreError if a record is of another target's database, or can't be read.
@@ -182,8 +185,8 @@ def find_resumable(
         if settles:
             settle_recorded(store, targets, connections)
         raise UnfinishedRestoreError(
-            "no restore into these databases is unfinished",
-            hint="see: snapshot list   If it had --to FILE, give the same; one that has ended needs no --resume",
+            NONE_UNFINISHED,
+            hint=WHERE_UNFINISHED,
         )
     if len(unfinished) > 1:
         raise UnfinishedRestoreError(

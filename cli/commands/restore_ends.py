@@ -93,7 +93,9 @@ def naming_target(to: Path | None) -> Iterator[None]:
 def check_ends(words: list[str], request: RestoreRequest) -> None:
     """Raise UsageError unless one of ENDS is given alone, or with --node."""
     alone = RestoreRequest(request.name, scope=RestoreScope(nodes=request.scope.nodes))
-    if len(words) > 1 or request != alone:
+    if len(words) > 1:
+        raise UsageError(f"{' and '.join(words)} exclude each other", hint="give one of them")
+    if request != alone:
         raise UsageError(f"{words[0]} takes only --to, --node, --dry-run and --yes", hint="leave the others out")
 
 

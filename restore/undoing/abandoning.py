@@ -27,7 +27,7 @@ from restore.unfinished import (
     find_unfinished,
     settle_recorded,
 )
-from restore.unfinished_checks import check_readable, check_whole
+from restore.unfinished_checks import NONE_UNFINISHED, WHERE_UNFINISHED, check_readable, check_whole
 from snapshots.operations.operation import is_open, record_outcome
 from snapshots.operations.restore_decisions import ABANDON, PUBLISH, decide_restore
 from snapshots.records.operation_records import read_intent
@@ -108,7 +108,8 @@ def abandon_restore(
         store, own = undoing.store, undoing.own
         confirm([line for one in undoing.found for line in _find_entered(one, own[one.suffix])])
         closed = find_closed(undoing.targets, undoing.connections)
-        progress.step("undo")
+        if undoing.found:
+            progress.step("undo")
         # The newest first: it may have replaced what an older one published.
         for one in reversed(undoing.found):
             if one.is_filling:
@@ -154,7 +155,7 @@ def preview_abandon(
 
 def _checked(report: AbandonReport) -> AbandonReport:
     if not report.operations and not report.done:
-        raise UnfinishedRestoreError("no restore into these databases is unfinished", hint="run: snapshot list")
+        raise UnfinishedRestoreError(NONE_UNFINISHED, hint=WHERE_UNFINISHED)
     return report
 
 

@@ -95,6 +95,13 @@ def test_keys_of_periods_are_named(session: psycopg.Connection[Any]) -> None:
     session.execute("DROP TABLE child; DROP TABLE lease")
 
 
+def planted(*types: str) -> tuple[str, str]:
+    return (
+        f"CREATE FUNCTION theirs({', '.join(types)}) RETURNS bool LANGUAGE plpgsql AS 'BEGIN RETURN true; END'",
+        f"CREATE OPERATOR = (LEFTARG = {types[0]}, RIGHTARG = {types[1]}, FUNCTION = theirs)",
+    )
+
+
 def test_a_key_is_verified_by_its_own_operator(node: Node) -> None:
     """Anybody may make another one of its name in its schema, for the columns' own types, which would be preferred."""
     with psycopg.connect(node.dsn, autocommit=True) as connection:
@@ -106,8 +113,9 @@ def test_a_key_is_verified_by_its_own_operator(node: Node) -> None:
             " PRIMARY KEY (k, m, a, v, c, r, n))",
             "CREATE TABLE use (k named, m mood, a int[], v varchar(9), c char(3), r int4range, n bigint,"
             " CONSTRAINT used FOREIGN KEY (k, m, a, v, c, r, n) REFERENCES key)",
-            "CREATE FUNCTION theirs(named, named) RETURNS bool LANGUAGE plpgsql AS 'BEGIN RETURN true; END'",
-            "CREATE OPERATOR = (LEFTARG = named, RIGHTARG = named, FUNCTION = theirs)",
+            *planted("named", "named"),
+            *planted("named", "citext"),
+            *planted("citext", "named"),
             "INSERT INTO key VALUES ('a', 'good', '{1,2}', 'v', 'c', '[1,3)', 7)",
             "INSERT INTO use VALUES ('A', 'good', '{1,2}', 'v', 'c', '[1,3)', 7)",
         ):

@@ -144,7 +144,7 @@ def snapshot(
     ] = False,
 ) -> None:
     """Take, restore and verify consistent snapshots of a fleet of PostgreSQL shards, without locks."""
-    context.obj = CommandContext(fleet or default_fleet_path(), json, quiet, verbose)
+    context.obj = CommandContext(fleet or default_fleet_path(), json, quiet, verbose, str(fleet) if fleet else None)
 
 
 def hoist_shared_options(arguments: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cli.output.context import command_context
-from cli.output.format import age_text, count_text, size_text
+from cli.output.format import age_text, count_text, name_fleet, size_text
 from cli.output.left_out import warnings_of_several
 from cli.output.results import emit
 from fleet.record import to_builtins
@@ -40,7 +40,8 @@ def list_snapshots(context: typer.Context) -> None:
         "open_operations": [one.to_json() for one in listing.open_operations],
         "put_aside": [asdict(one) for one in listing.answers.old],
     }
-    emit(context, document, [] if options.json else lines_of(listing, datetime.now(UTC)))
+    lines = [] if options.json else lines_of(listing, datetime.now(UTC))
+    emit(context, document, [name_fleet(one, options.given_fleet) if isinstance(one, str) else one for one in lines])
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:

@@ -33,13 +33,15 @@ def default_fleet_path() -> Path:
 class CommandContext:
     """The global options of one invocation. `json`: stdout is exactly one JSON document.
 
-    `warnings` are about fleet.toml, known once it is loaded; results with `--json` have them.
+    `given_fleet` is the file of `--fleet`. `warnings` are about fleet.toml, known once it is loaded; results with
+    `--json` have them.
     """
 
     fleet_path: Path = field(default_factory=default_fleet_path)
     json: bool = False
     quiet: bool = False
     verbose: bool = False
+    given_fleet: str | None = None
     warnings: list[str] = field(default_factory=list)
 
     def load_fleet(self) -> Fleet:

@@ -7,8 +7,6 @@ owner can read, because the message of an unforeseen error may contain secrets.
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import signal
 import sys
 import tempfile
@@ -21,14 +19,11 @@ import typer
 
 from cli.folders.session_folder import lasting_folder
 from cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
-from cli.output.format import printable
+from cli.output.format import name_fleet, printable
 from cli.output.results import write_document
 from storage.errors import SnapshotError, redact
 
 ERROR_SCHEMA = "cutline/error/1"
-
-# A command in a hint, and what precedes it. `demo` has fleets of its own; help needs none.
-COMMAND = re.compile(r"(^|: |; |\(| {3}|then |or |as )snapshot (?!demo |\S+ --help)(?=[a-z])", re.MULTILINE)
 
 # typer does not export the base class of its parser's errors and has moved it before; BadParameter is public.
 _USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -62,11 +57,8 @@ def failure_of(error: BaseException) -> CommandFailure:
 
 
 def naming_fleet(failure: CommandFailure, fleet_file: str | None) -> CommandFailure:
-    """The failure, with the fleet file that was given in every command of its hint: they can be typed as they are."""
-    if not fleet_file:
-        return failure
-    named = f"snapshot --fleet {shlex.quote(fleet_file)} "
-    return replace(failure, hint=COMMAND.sub(lambda found: found[1] + named, failure.hint))
+    """The failure, with the fleet file that was given in the commands of its hint."""
+    return replace(failure, hint=name_fleet(failure.hint, fleet_file))
 
 
 def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:

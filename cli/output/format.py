@@ -5,6 +5,8 @@ Pure functions: the current time is an argument.
 
 from __future__ import annotations
 
+import re
+import shlex
 import unicodedata
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -13,6 +15,8 @@ from fleet.sizes import size_text as size_text
 
 # The marks that embed, override or isolate a direction of writing.
 DIRECTIONS = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+# A command in a text, and what precedes it. `demo` has fleets of its own; help needs none.
+COMMAND = re.compile(r"(^|: |; |\(| {3}|then |or |as )snapshot (?!demo |\S+ --help)(?=[a-z])", re.MULTILINE)
 SECONDS_PER_MINUTE = 60
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_DAY = 86400
@@ -63,6 +67,14 @@ def time_text(moment: datetime) -> str:
     if moment.tzinfo is None:
         raise ValueError(f"the time {moment.isoformat()} has no zone")
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def name_fleet(text: str, fleet_file: str | None) -> str:
+    """The text with the fleet file that was given in each of its commands: they can be typed as they are."""
+    if not fleet_file:
+        return text
+    named = f"snapshot --fleet {shlex.quote(fleet_file)} "
+    return COMMAND.sub(lambda found: found[1] + named, text)
 
 
 def printable(text: str, *, keep: str = "") -> str:

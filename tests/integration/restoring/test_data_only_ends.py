@@ -72,7 +72,7 @@ def test_a_killed_one_is_named_and_goes_on_or_is_undone(
         restore_killed(place, point, count, "--data-only")
         await_sessions_over(place)
         code, listed = run_and_capture(place.fleet, "list")
-        assert f"snapshot restore {NAME} --resume   or: --abandon" in listed
+        assert f"snapshot --fleet {place.fleet.path} restore {NAME} --resume   or: --abandon" in listed
         for again in ("--data-only", "--replace", "--schema-only"):
             code, refused = run_here(place.fleet, *words(place, again))
             assert (code, refused["error"]) == (3, "unfinished-restore"), refused

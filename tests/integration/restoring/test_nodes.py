@@ -96,7 +96,8 @@ def test_the_report_on_one_shard_is_of_that_shard_alone(place: Place) -> None:
 def test_what_is_left_of_one_shard_is_ended_with_that_shard_alone(place: Place, lonely: Fleet, how: str) -> None:
     error = leave(place, lonely, RestoreCrashPoint.LOADING)
     assert f"snapshot restore {NAME} --node s2 {how}" in error.hint
-    assert f"to end it: snapshot restore {NAME} --node s2 --resume" in run_as_text(place.fleet, "list")
+    listed = run_as_text(place.fleet, "list")
+    assert f"to end it: snapshot --fleet {place.fleet.path} restore {NAME} --node s2 --resume" in listed
     to = ["--to", str(lonely.path)]
     code, refused = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", "--replace")
     assert (code, refused["error"]) == (3, "unfinished-restore")
@@ -125,7 +126,7 @@ def test_a_restore_of_all_shards_is_not_ended_on_one(place: Place) -> None:
         for how in ("--resume", "--abandon"):
             code, refused = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", how)
             assert (code, refused["error"]) == (2, "usage")
-            assert "shards that are not named here: s1, s3" in refused["message"]
+            assert "is also of s1, s3, which this command does not name" in refused["message"]
         assert run_here(place.fleet, "restore", NAME, *to, "--abandon")[0] == 0
 
 

@@ -19,6 +19,7 @@ from restore.plan import plan_restore
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
+from restore.unfinished import UnfinishedRestoreError
 from tests.commands.watching import Reached, Watching
 from tests.integration.routing.routed_place import (
     GOOD,

@@ -7,7 +7,7 @@ changed before; sequences get their values after the decision.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import psycopg
@@ -109,12 +109,14 @@ def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[
     session.execute(f"SET lock_timeout = '{LOCK_SECONDS_MAX}s'")
     try:
         yield
-        session.execute("SET lock_timeout = 0")
     except (psycopg.errors.LockNotAvailable, SchemaLoadError) as error:
         if not any(isinstance(one, psycopg.errors.LockNotAvailable) for one in (error, error.__cause__)):
             raise
         why = f"others have had them, or sequences, locked for {LOCK_SECONDS_MAX} s"
         raise in_use(node, session.info.dbname, why) from error
+    finally:
+        with suppress(psycopg.Error):
+            session.execute("SET lock_timeout = 0")
 
 
 def _sequences_of(plan: RestorePlan, target: Target, session: psycopg.Connection[object]) -> list[Sequence]:

@@ -61,6 +61,11 @@ class UnfinishedRestore:
         """The record of the database that is furthest; raise StopIteration if none has one."""
         return next(iter(sorted(self.records.values(), key=lambda one: [*Phase].index(one.phase), reverse=True)))
 
+    @property
+    def shards(self) -> set[str]:
+        """All that it restores, as far as records say so."""
+        return {shard for one in self.records.values() for shard in one.shards}
+
     def is_over(self, store: ObjectStore) -> bool:
         """Whether nothing is left to do but to remove the records: it has ended well, as its outcome says."""
         if not self.records or any(one.phase != Phase.PUBLISHED or not one.in_store for one in self.records.values()):

@@ -59,8 +59,8 @@ def check_whole(
     Raises UnfinishedRestoreError if it is not known what it has left in one of them, or, unless the command `undoes`
     it, if what it has published there is gone.
     """
-    targets, shards = list(targets), {shard for one in found.records.values() for shard in one.shards}
-    if lacking := sorted(shards - {one.shard for one in targets}):
+    targets = list(targets)
+    if lacking := sorted(found.shards - {one.shard for one in targets}):
         raise UsageError(
             f"{found.label()} is also of {', '.join(lacking)}, which this command does not name",
             hint="give the --to FILE and the --node that the restore had",
@@ -69,7 +69,7 @@ def check_whole(
         found.is_decided(store)
         or any(found.databases.get(one.shard) == one.database and one.shard in found.records for one in targets)
     )
-    for target in (one for one in targets if one.shard in shards - found.records.keys()):
+    for target in (one for one in targets if one.shard in found.shards - found.records.keys()):
         connection, own = connections[target.shard], target.named(found.suffix)
         if found.is_filling:
             problem = _lost_filling(found, own, connection)

@@ -41,7 +41,7 @@ REPLICA = "SET LOCAL session_replication_role = replica"
 END_MILLISECONDS_MAX = 5000
 # The sessions that load rows: each has a lock on the ledger until it commits. Autovacuum, which has no user, gives way;
 # those that our role may not end are not of a restore that it may undo.
-END_QUERY = """
+END_LOADING_QUERY = """
 SELECT pg_terminate_backend(l.pid, %s)
   FROM pg_locks l JOIN pg_stat_activity a USING (pid) JOIN pg_roles r ON r.oid = a.usesysid
   JOIN pg_roles our ON our.rolname = current_user
@@ -157,7 +157,7 @@ class Filling:
 
     def end_loading(self) -> None:
         """End the sessions that load rows, also those of a process that is gone."""
-        self.connection.execute(END_QUERY, (END_MILLISECONDS_MAX, self.ledger))
+        self.connection.execute(END_LOADING_QUERY, (END_MILLISECONDS_MAX, self.ledger))
 
     def undo(self) -> list[str]:
         """Empty the tables, remove the schema, and return their quoted names, in one transaction.

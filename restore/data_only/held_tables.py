@@ -53,7 +53,7 @@ SELECT DISTINCT blocker FROM ours CROSS JOIN LATERAL unnest(pg_blocking_pids(pid
  WHERE wait_event_type = 'Lock' AND blocker NOT IN (SELECT pid FROM ours)
 """
 # Spark ends a task, but not what the server does for it.
-END_QUERY = """
+END_WAITING_QUERY = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE datname = current_database() AND usename = current_user AND starts_with(application_name, 'cutline')
    AND starts_with(query, 'COPY ') AND wait_event_type = 'Lock'
@@ -146,7 +146,7 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
 def _end_waiting(nodes: Iterable[Node]) -> None:
     for node in nodes:
         with suppress(psycopg.Error, SnapshotError), connect(node) as connection:
-            connection.execute(END_QUERY)
+            connection.execute(END_WAITING_QUERY)
 
 
 def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:

@@ -278,8 +278,7 @@ def _abandon(
 def _open_left(undoing: _Undoing, progress: Progress) -> None:
     """Let everybody into databases that a restore had closed on nodes where nothing else of it is left."""
     for one in undoing.found:
-        shards = {shard for record in one.records.values() for shard in record.shards} - one.databases.keys()
-        left = [target for target in undoing.targets if target.shard in shards]
+        left = [target for target in undoing.targets if target.shard in one.shards - one.databases.keys()]
         if left and not one.is_filling and one.was_closing:
             for line in open_databases(left, undoing.connections):
                 progress.note(line)

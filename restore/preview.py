@@ -136,7 +136,7 @@ def check_restore(
         checked = CheckedDdl(entries={one.shard: () for one in targets})
         checked.left_out.extend(check_existing(plan, targets, connections, obstacles))
     else:
-        missing = check_targets(plan, targets, connections, obstacles)
+        missing = check_targets(plan, targets, connections, obstacles, is_resumed=bool(begun))
         readable = [one for one in targets if not plan.lacks_ddl(one.source)]
         checked = read_all_ddl(plan, readable, connections, folder, obstacles)
     volumes = {
@@ -192,6 +192,8 @@ def check_targets(
     targets: Iterable[Target],
     connections: Mapping[str, psycopg.Connection[Any]],
     obstacles: Obstacles,
+    *,
+    is_resumed: bool,
 ) -> dict[str, list[str]]:
     """Add what keeps a target from taking its shard; return the roles that it lacks, by shard."""
     chain, request, groups = plan.chain, plan.request, plan.groups
@@ -200,7 +202,7 @@ def check_targets(
         node, shard, connection = target.node, target.shard, connections[target.shard]
         newest = max(target.sources or (shard,), key=lambda one: chain.baseline[one].server_version)
         source = chain.baseline[newest]
-        check_target(target, connection, source, obstacles, replace=request.replace)
+        check_target(target, connection, source, obstacles, replace=request.replace, is_resumed=is_resumed)
         check_locales(node, connection, source, newest_facts(chain, target.source), obstacles)
         with obstacles.collecting(node.id):
             check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(target.source)))

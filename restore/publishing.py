@@ -118,7 +118,7 @@ def _check_swappable(target: Target, found: Mapping[str, FoundDatabase], record:
         raise TargetExistsError(
             f"node {target.node.id}: database {target.database} was made while the restore ran, and --replace was not"
             " given",
-            hint="rename or drop that database",
+            hint="rename or drop it first",
             details={"node": target.node.id, "database": target.database},
         )
 

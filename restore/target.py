@@ -188,8 +188,9 @@ def check_target(
     obstacles: Obstacles,
     *,
     replace: bool,
+    is_resumed: bool,
 ) -> None:
-    """Add what keeps the target from taking the database."""
+    """Add what keeps the target from taking the database, of a restore that begins or `is_resumed`."""
     recovering, version, may_create = connection.execute(FACTS_QUERY).fetchone() or (True, 0, False)
     node = target.node.id
     if recovering:
@@ -210,6 +211,8 @@ def check_target(
     if exists and not replace:
         what = f"node {node}: database {target.database} exists already"
         hint = "restore to other servers with --to FILE, or put the existing databases aside with --replace"
+        if is_resumed:
+            hint = "it was made while the restore ran, and --replace was not given: rename or drop it, then go on"
         obstacles.add(TargetExistsError(what, hint=hint, details={"database": target.database}), node)
 
 

@@ -65,15 +65,11 @@ def check_whole(
             f"{found.label()} is also of {', '.join(lacking)}, which this command does not name",
             hint="give the --to FILE and the --node that the restore had",
         )
-    is_published = not found.is_filling and (
-        found.is_decided(store)
-        or any(found.databases.get(one.shard) == one.database and one.shard in found.records for one in targets)
-    )
     for target in (one for one in targets if one.shard in found.shards - found.records.keys()):
         connection, own = connections[target.shard], target.named(found.suffix)
         if found.is_filling:
             problem = _lost_filling(found, own, connection)
-        elif is_published and not found.is_abandoned:
+        elif own.aside in list_databases(connection) or _may_be_published(found, targets, store):
             problem = _lost_published(found, own, connection, undoes=undoes)
         else:
             problem = None
@@ -83,6 +79,15 @@ def check_whole(
                 hint=problem.hint,
                 details={"operation": found.record.operation if found.record else None, "node": target.node.id},
             )
+
+
+def _may_be_published(found: UnfinishedRestore, targets: Iterable[Target], store: ObjectStore) -> bool:
+    """Whether a database without its record may have its real name."""
+    if found.is_abandoned:
+        return False
+    is_renamed = any(found.databases.get(one.shard) == one.database for one in targets)
+    # Without a store that can be written, what is gone may have had the decision.
+    return is_renamed or found.is_decided(store) or (found.was_closing and not found.last_record.in_store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,33 +113,40 @@ def _lost_filling(found: UnfinishedRestore, target: Target, connection: psycopg.
 def _lost_published(
     found: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any], *, undoes: bool
 ) -> _Lost | None:
-    """What keeps us from knowing what became of the database that the restore has published here, or may have."""
+    """What keeps us from knowing what became of the database that the restore has published here, or may have.
+
+    By the names that it has users say which one it is: those of a restore's databases have the restore's id.
+    """
     node, database, databases, record = target.node.id, target.database, list_databases(connection), found.last_record
-    has_old, exists = target.aside in databases, database in databases
-    if target.loading in databases or (exists and record.replace and not has_old):
-        # Not published yet, or the old database has its name again.
+    exists, again = database in databases, "then repeat the command"
+    unknown = f"node {node}: the comment of database {database}, its record, is gone, so it is not known which that is"
+    gone = f"node {node}: database {database}, which the restore made, is gone"
+    bring_back = f"bring back the server or the database that the restore had, {again}"
+    if found.is_published:
+        if exists and not record.in_store:
+            # Where no outcome can be stored, the records are removed one by one, and nothing else is left to do.
+            return None
+        forget = f"on all other nodes: COMMENT ON DATABASE {quote(database)} IS NULL;"
+        alone = f"{forget}   then restore it alone: {restore_command(record.snapshot, [node])}"
+        if exists:
+            lines = [f"if it is the restored one, {forget}", f"if it is not, rename or drop it, and {alone}"]
+        else:
+            lines = [bring_back, f"if it is lost for good, {alone}"]
+        return _Lost(unknown if exists else gone, [*lines, SAME_TARGET])
+    if target.loading in databases:
         return None
-    if exists and found.is_published and not record.in_store:
-        # Where no outcome can be stored, the records are removed one by one, and nothing else is left to do.
-        return None
-    if undoes and not exists and not has_old and not found.is_published:
-        return None
-    by_hand = [f"on all other nodes: COMMENT ON DATABASE {quote(database)} IS NULL;"] * found.is_published
     if exists:
-        again = f"rename {target.aside} to {database}, " * has_old
-        hint = [f"if it is not the restored one: drop or rename it, {again}then repeat the command"]
-        hint += [f"if it is the restored one, {line}" for line in by_hand]
-        what = f"the comment of database {database}, its record, is gone, so it is not known which database that is"
-        return _Lost(f"node {node}: {what}", hint)
-    hint = ["bring back the server or the database that the restore had, then repeat the command"]
-    if has_old:
-        hint = [f"rename the restored database to {database}, or {target.aside}; then repeat the command"]
-    elif found.is_published:
-        alone = restore_command(record.snapshot, [node])
-        hint += [f"if it is lost for good, {line}   then restore it alone: {alone}" for line in by_hand]
-    else:
-        hint += [f"if it is lost for good, undo the restore: {record.command} --abandon"]
-    return _Lost(f"node {node}: database {database}, which the restore made, is gone", [*hint, SAME_TARGET])
+        lines = [f"if it is the restored one, rename it to {target.loading}, {again}"]
+        if record.replace and target.aside not in databases:
+            lines.append(f"if it is the one that was there before, rename it to {target.aside}, {again}")
+        else:
+            lines.append(f"if it is another one, rename or drop it, {again}")
+        return _Lost(unknown, lines)
+    if undoes:
+        return None
+    return _Lost(
+        gone, [bring_back, f"if it is lost for good, undo the restore: {record.command} --abandon", SAME_TARGET]
+    )
 
 
 def check_no_unfinished(

@@ -25,6 +25,7 @@ from storage.errors import RefusedError, SnapshotError, UsageError
 
 RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
 # The last command of a hint's line; one with `or:` can't take another word at its end.
+ELSEWHERE = re.compile(r" --(?:to|drill)\b")
 RESTORE_COMMAND = re.compile(r"snapshot restore \S+(?: (?!or:)\S+)*$")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
 # By field of the report: what has been done, and what would be.
@@ -82,11 +83,13 @@ def naming_target(to: Path | None) -> Iterator[None]:
     try:
         yield
     except SnapshotError as error:
-        lines = error.hint.split("\n")
-        if SAME_TARGET in lines:
-            given = f" --to {shlex.quote(str(to))}" if to else ""
-            commands = [f"{line}{given}" if RESTORE_COMMAND.search(line) else line for line in lines]
-            error.hint = "\n".join(line for line in commands if line != SAME_TARGET)
+        given = f" --to {shlex.quote(str(to))}" if to else ""
+        lines = [
+            f"{line}{given}" if (found := RESTORE_COMMAND.search(line)) and not ELSEWHERE.search(found[0]) else line
+            for line in error.hint.split("\n")
+            if line != SAME_TARGET
+        ]
+        error.hint = "\n".join(lines)
         raise
 
 

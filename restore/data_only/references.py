@@ -59,31 +59,45 @@ SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname) || ', whic
   FROM keys k JOIN pg_class c ON c.oid IN (k.conrelid, k.confrelid) JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
-# The tables' types, what these consist of, and the functions that defaults, constraints, indexes, partition keys and
-# types call: what loading a row runs. Of a function's own calls the server does not know.
+# What loading a row and verifying its keys runs: the tables' types, what defaults, constraints, indexes and partition
+# keys use, and what these consist of or use themselves. Of the calls in a function's text the server does not know.
 CODE_QUERY = f"""
 WITH RECURSIVE {OWN}, {TRUSTED},
-types AS (
-    SELECT a.atttypid AS oid FROM own JOIN pg_attribute a ON a.attrelid = own.relid
-     WHERE a.attnum > 0 AND NOT a.attisdropped
-    UNION SELECT part.oid FROM types JOIN pg_type t ON t.oid = types.oid CROSS JOIN LATERAL (
-          SELECT t.typbasetype UNION ALL SELECT t.typelem
-          UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
-          UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0
-                       AND NOT a.attisdropped) AS part (oid) WHERE part.oid <> 0),
-objects (classid, objid) AS (
-    SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint k
-     WHERE k.conrelid IN (SELECT relid FROM own) OR k.contypid IN (SELECT oid FROM types)
-    UNION ALL SELECT 'pg_attrdef'::regclass, d.oid FROM pg_attrdef d WHERE d.adrelid IN (SELECT relid FROM own)
+of_tables (classid, objid) AS (
+    SELECT 'pg_class'::regclass::oid, relid FROM own
     UNION ALL SELECT 'pg_class'::regclass, i.indexrelid FROM pg_index i WHERE i.indrelid IN (SELECT relid FROM own)
-    UNION ALL SELECT 'pg_class'::regclass, relid FROM own
-    UNION ALL SELECT 'pg_type'::regclass, oid FROM types)
+    UNION ALL SELECT 'pg_attrdef'::regclass, d.oid FROM pg_attrdef d WHERE d.adrelid IN (SELECT relid FROM own)
+    UNION ALL SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint k
+               WHERE k.conrelid IN (SELECT relid FROM own) OR k.confrelid IN (SELECT relid FROM own)
+    UNION ALL SELECT 'pg_type'::regclass, a.atttypid FROM pg_constraint k JOIN pg_attribute a
+                  ON (a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey))
+                  OR (a.attrelid = k.confrelid AND a.attnum = ANY (k.confkey))
+               WHERE k.contype = 'f'
+                 AND (k.conrelid IN (SELECT relid FROM own) OR k.confrelid IN (SELECT relid FROM own))),
+code (classid, objid) AS (
+    SELECT classid, objid FROM of_tables
+    UNION SELECT part.classid, part.objid FROM code CROSS JOIN LATERAL (
+          SELECT d.refclassid, d.refobjid FROM pg_depend d
+           WHERE d.classid = code.classid AND d.objid = code.objid AND d.refclassid IN (
+                 'pg_type'::regclass, 'pg_proc'::regclass, 'pg_operator'::regclass, 'pg_opclass'::regclass)
+          UNION ALL SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint k
+                     WHERE code.classid = 'pg_type'::regclass AND k.contypid = code.objid
+          UNION ALL SELECT 'pg_type'::regclass, a.atttypid FROM pg_type t JOIN pg_attribute a ON a.attrelid = t.typrelid
+                     WHERE code.classid = 'pg_type'::regclass AND t.oid = code.objid
+                       AND a.attnum > 0 AND NOT a.attisdropped
+          UNION ALL SELECT 'pg_proc'::regclass, c.castfunc FROM pg_cast c
+                     WHERE code.classid = 'pg_type'::regclass AND code.objid IN (c.castsource, c.casttarget)
+          UNION ALL SELECT 'pg_proc'::regclass, f.amproc
+                      FROM pg_opclass o JOIN pg_amproc f ON f.amprocfamily = o.opcfamily
+                     WHERE code.classid = 'pg_opclass'::regclass AND o.oid = code.objid
+          UNION ALL SELECT 'pg_operator'::regclass, f.amopopr
+                      FROM pg_opclass o JOIN pg_amop f ON f.amopfamily = o.opcfamily
+                     WHERE code.classid = 'pg_opclass'::regclass AND o.oid = code.objid) AS part (classid, objid))
 SELECT 'type ' || format_type(t.oid, NULL) || ' of ' || pg_get_userbyid(t.typowner)
-  FROM types JOIN pg_type t ON t.oid = types.oid WHERE t.typowner NOT IN (SELECT oid FROM trusted)
+  FROM code JOIN pg_type t ON code.classid = 'pg_type'::regclass AND t.oid = code.objid
+ WHERE t.typowner NOT IN (SELECT oid FROM trusted)
 UNION SELECT 'function ' || p.oid::regprocedure || ' of ' || pg_get_userbyid(p.proowner)
-  FROM objects JOIN pg_depend d ON (d.classid, d.objid) = (objects.classid, objects.objid)
-  LEFT JOIN pg_operator o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
-  JOIN pg_proc p ON p.oid = CASE WHEN d.refclassid = 'pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END
+  FROM code JOIN pg_proc p ON code.classid = 'pg_proc'::regclass AND p.oid = code.objid
  WHERE p.proowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
 # The tables that keys of these tables refer to and that get no rows themselves, if their owners are trusted.

@@ -78,7 +78,12 @@ def _undoing(source: Fleet, target: Fleet, name: str, progress: Progress, nodes:
     with lock_targets(targets) as connections, lock_target_fleet(target, targets, connections) as inside:
         found = find_unfinished(store, targets, connections, progress)
         own = {
-            one.suffix: [place.named(one.suffix) for place in targets if place.shard in one.databases] for one in found
+            one.suffix: [
+                place
+                for place in (place.named(one.suffix) for place in targets)
+                if place.shard in one.databases or place.aside in list_databases(connections[place.shard])
+            ]
+            for one in found
         }
         for one in found:
             check_readable(one, targets)
@@ -144,7 +149,8 @@ def preview_abandon(
                     report.emptied += [f"{place.node.id}: {table}" for table in filling.names()]
                     continue
                 # A published one gets its former name before it is dropped.
-                report.dropped.append(f"{place.node.id}: {place.loading}")
+                if place.shard in one.databases:
+                    report.dropped.append(f"{place.node.id}: {place.loading}")
                 if place.aside in list_databases(undoing.connections[place.shard]):
                     report.put_back.append(f"{place.node.id}: {place.database}")
         for intent, is_done in find_recorded(undoing.store, undoing.targets, undoing.connections):
@@ -188,7 +194,7 @@ def _find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[s
     return [
         f"{one.node.id}: database {one.database}, which the restore has published, is dropped"
         for one in targets
-        if found.databases[one.shard] == one.database
+        if found.databases.get(one.shard) == one.database
     ]
 
 
@@ -257,6 +263,9 @@ def _abandon(
             report.put_back.append(f"{target.node.id}: {target.database}")
 
     def drop(target: Target) -> None:
+        if target.shard not in found.databases:
+            # It was put aside here, and what was restored is gone.
+            return
         drop_database(target, connections[target.shard], target.loading)
         report.dropped.append(f"{target.node.id}: {target.loading}")
 

@@ -56,8 +56,42 @@ FUNCTION = "CREATE FUNCTION theirs({}) RETURNS bool LANGUAGE plpgsql IMMUTABLE A
              "ALTER TABLE parted ATTACH PARTITION log DEFAULT"],
             ["function public.theirs(text) of guest"],
         ),
+        (
+            ["CREATE DOMAIN theirs_too AS int", "RESET ROLE", "CREATE DOMAIN own AS int CHECK (VALUE::theirs_too > 0)",
+             "CREATE TYPE pair AS (one int, other own)", "ALTER TABLE log ADD pair pair"],
+            ["type public.theirs_too of guest"],
+        ),
+        (
+            ["CREATE DOMAIN theirs_too AS text", "RESET ROLE", "CREATE INDEX ON log (((what::theirs_too)::text))"],
+            ["type public.theirs_too of guest"],
+        ),
+        (
+            ["CREATE FUNCTION theirs(text, text) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT bttextcmp($1, $2)'",
+             "RESET ROLE", "CREATE OPERATOR CLASS ours FOR TYPE text USING btree AS OPERATOR 1 <, OPERATOR 2 <=,"
+             " OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >, FUNCTION 1 theirs(text, text)",
+             "CREATE INDEX ON log (what ours)"],
+            ["function public.theirs(text,text) of guest"],
+        ),
+        (
+            ["CREATE FUNCTION theirs(int) RETURNS ours IMMUTABLE LANGUAGE sql AS 'SELECT NULL::ours'", "RESET ROLE",
+             "CREATE CAST (int AS ours) WITH FUNCTION theirs(int) AS IMPLICIT", "ALTER TABLE log ADD one ours"],
+            ["function public.theirs(integer) of guest"],
+        ),
+        (
+            ["CREATE TYPE theirs AS (n int)",
+             "CREATE FUNCTION theirs_to(theirs) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1.n'",
+             "CREATE CAST (theirs AS int) WITH FUNCTION theirs_to(theirs) AS IMPLICIT", "RESET ROLE",
+             "SET session_replication_role = replica", "CREATE TABLE naming (one theirs REFERENCES item)"],
+            ["function public.theirs_to(public.theirs) of guest", "type public.theirs of guest"],
+        ),
+        (
+            [FUNCTION.format("text"), "RESET ROLE",
+             "CREATE FUNCTION ours(text) RETURNS bool IMMUTABLE LANGUAGE sql BEGIN ATOMIC SELECT theirs($1); END",
+             "ALTER TABLE log ADD CHECK (ours(what))"],
+            ["function public.theirs(text) of guest"],
+        ),
     ],
-    ids=["domain", "function", "partition key"],
+    ids=["domain", "function", "partition key", "cast", "index", "operator class", "cast function", "key", "body"],
 )  # fmt: skip
 def test_code_of_a_role_that_owns_no_restored_table_is_not_run(
     place: Place, filled: Node, made: list[str], said: list[str]
@@ -65,7 +99,7 @@ def test_code_of_a_role_that_owns_no_restored_table_is_not_run(
     """Whoever owns them may have them do anything at any time."""
     execute(filled.dsn, "CREATE ROLE guest", "GRANT CREATE ON SCHEMA public TO guest")
     try:
-        execute(filled.dsn, "SET ROLE guest", *made)
+        execute(filled.dsn, "CREATE TYPE ours AS (n int)", "SET ROLE guest", *made)
         with pytest.raises(SnapshotError) as raised:
             preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
         assert f"code of roles that own no restored table: {', '.join(said)}" in raised.value.message

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
 
+import snapshots.operations.leases
 from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
 from restore.data_only.checker import TablesUnfitError
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
-from restore.publishing import RestoredMissingError
+from restore.publishing import RestoredMissingError, publish_database
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
-from restore.target import TargetExistsError
+from restore.target import Target, TargetExistsError
 from restore.undoing.abandoning import abandon_restore
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.records.operation_records import read_outcome
+from storage.store import StoreUnreachableError
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
@@ -39,6 +42,10 @@ from tests.integration.restoring.target_place import (
 )
 
 WITHOUT_REPLACE = RestoreRequest(NAME)
+
+
+def refuse_writes(*_: object) -> None:
+    raise StoreUnreachableError(url="s3://x", reason="403 AccessDenied")
 
 
 def lose(*_: object) -> None:
@@ -98,10 +105,9 @@ def test_a_published_database_without_its_record_keeps_both_ends_from_lying(plac
         assert place.databases() == before
         assert len(open_restores(place)) == 1
         (aside,) = [one for one in place.databases_of(place.target.primaries[shard]) if "_before_" in one]
-        assert f"drop or rename it, rename {aside} to {DATABASE}" in raised.value.hint
-        execute(
-            maintenance_of(place, shard), f"DROP DATABASE {DATABASE}", f"ALTER DATABASE {aside} RENAME TO {DATABASE}"
-        )
+        loading = aside.replace("_before_", "_restoring_")
+        assert f"if it is the restored one, rename it to {loading}" in raised.value.hint
+        execute(maintenance_of(place, shard), f"ALTER DATABASE {DATABASE} RENAME TO {loading}")
         abandon_restore(place.fleet, place.target, NAME, print, Silent())
         assert_old(place)
 
@@ -290,3 +296,45 @@ def test_a_resumed_filling_that_had_begun_to_be_undone_knows_again_what_is_lost(
             )
         abandon(place)
         assert_empty(place)
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["writable", "read-only"])
+def test_what_was_published_first_is_not_forgotten_without_its_record(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, is_stored: bool
+) -> None:
+    """In a store that accepts no writes it has the decision, too. No old database says that it was published."""
+    if not is_stored:
+        monkeypatch.setattr(snapshots.operations.leases, "begin", refuse_writes)
+    with old_databases(place):
+        execute(maintenance_of(place, 0), f"DROP DATABASE {DATABASE}")
+
+        def lose_others(target: Target, *more: Any) -> bool:
+            if target.shard != "s1":
+                lose()
+            return publish_database(target, *more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("restore.restore.publish_database", lose_others)
+            with pytest.raises(NodeUnreachableError):
+                restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
+        assert place.states()[0] == "new"
+        (suffix,) = {name.rpartition("_")[2] for name in place.databases() if "_restoring_" in name}
+        execute(maintenance_of(place, 0), f"COMMENT ON DATABASE {DATABASE} IS 'production'")
+        for end in (abandon, resume):
+            with pytest.raises(UnfinishedRestoreError, match=r"node s1: .* its record, is gone") as raised:
+                end(place)
+        assert f"was there before, rename it to {DATABASE}_before_{suffix}, then" in raised.value.hint
+        execute(maintenance_of(place, 0), f"ALTER DATABASE {DATABASE} RENAME TO {DATABASE}_restoring_{suffix}")
+        resume(place)
+        assert_restored(place)
+
+
+def test_an_old_database_whose_successor_is_gone_gets_its_name_back(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED, 2)
+        shard = place.states().index("new")
+        execute(maintenance_of(place, shard), f"DROP DATABASE {DATABASE}")
+        with pytest.raises(UnfinishedRestoreError, match="which the restore made, is gone"):
+            resume(place)
+        abandon(place)
+        assert_old(place)

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+# Between two readings the time that is left is counted down to this part of what it was.
+COUNTED_DOWN = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

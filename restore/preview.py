@@ -14,6 +14,7 @@ from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.progress import Progress
+from fleet.some_names import list_some
 from restore.checked_ddl import CheckedDdl, read_all_ddl
 from restore.database_records import Phase, list_databases
 from restore.databases import find_closed, find_slots
@@ -45,6 +46,8 @@ from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.large_objects import count_by_node
 
 LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s"
+
+OTHERS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +216,19 @@ def check_targets(
 
 
 def left_rows(plan: RestorePlan) -> list[str]:
-    """What a restore of the DDL alone leaves out of rows and sequences, and one of some tables of large objects."""
-    if plan.request.is_with_all_rows:
+    """What a restore of the DDL alone leaves out of rows and sequences, and one of some tables of other rows.
+
+    Either leaves out large objects, too.
+    """
+    request = plan.request
+    if request.is_with_all_rows:
         return []
     counts = count_by_node(plan.chain.full)
-    rows = ["all rows, and the values of all sequences"] if plan.request.scope.schema_only else []
+    rows = ["all rows, and the values of all sequences"] if request.scope.schema_only else []
+    if request.is_partial and not request.scope.data_only:
+        for shard in plan.sources:
+            if others := sorted(one.name for one in plan.chain.groups(shard) if not request.chooses(one)):
+                rows.append(f"rows of {len(others)} other tables on {shard}: {list_some(others, OTHERS_MAX)}")
     return rows + [f"{counts[one]} large objects on {one}" for one in plan.sources if counts.get(one)]
 
 

@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
 from cli.output.format import printable, quantity_text, seconds_text
-from fleet.progress import Reading
+from fleet.progress import COUNTED_DOWN, Reading
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class BarProgress:
         self._points = PointLines(verbose)
         self._bars = RichProgress(
             SpinnerColumn(finished_text=" "),
-            TextColumn("{task.description}", markup=False, table_column=Column(ratio=None)),
+            _Name(table_column=Column(ratio=None)),
             _KnownTotalBar(),
             _Amount(),
             _Seconds(),
@@ -161,8 +161,7 @@ class BarProgress:
             if self._step is None:
                 return
             if reading.seconds_left is not None:
-                left = f"{self._step.name} (about {seconds_text(reading.seconds_left)} left in all)"
-                self._bars.update(self._bars.task_ids[0], description=left)
+                self._bars.update(self._bars.task_ids[0], left=reading.seconds_left, told=time.monotonic())
             if not reading.node:
                 return
             if reading.node not in self._nodes:
@@ -190,6 +189,17 @@ class BarProgress:
             self._bars.remove_task(task)
         self._nodes.clear()
         self._step = None
+
+
+class _Name(ProgressColumn):
+    """The step's name, and how long the operation still takes, counted down between readings."""
+
+    def render(self, task: Task) -> Text:
+        left = task.fields.get("left")
+        if left is None:
+            return Text(task.description)
+        seconds = max(left - (time.monotonic() - task.fields["told"]), COUNTED_DOWN * left)
+        return Text(f"{task.description} (about {seconds_text(seconds)} left in all)")
 
 
 class _KnownTotalBar(BarColumn):

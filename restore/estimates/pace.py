@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet.progress import Progress, Reading
+from fleet.progress import COUNTED_DOWN, Progress, Reading
 from restore.estimates.model import Estimate, RestoreStep
 from snapshots.records.restore_figures import NodeFigures, RestoreFigures, StepFigures
 
@@ -31,8 +31,6 @@ TRUST_SHARE = 0.15
 NOISE = 0.2
 # How much slower than expected the rest is thought to be, at most, because of one step of unknown progress.
 FACTOR_MAX = 5.0
-# Between two readings the time is counted down to this part of what it was.
-COUNTED_DOWN = 0.25
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fleet.config import Fleet
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
-from snapshots.operations.slot_guard import KeptChain, over_limit_text, warning_text
+from snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
 from snapshots.records.chain import Chain
 from snapshots.records.commits import read_chain, read_full, snapshot_names
 from snapshots.records.documents import ManifestError
@@ -76,7 +76,7 @@ class Listing:
             entry = entries_by_slot.get(slot)
             kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)
             if entry and entry.lost:
-                warnings.append(f"{over_limit_text(kept)}: the next create drops its slots")
+                warnings.append(f"{ended_text(kept)}: the next create drops its slots")
             elif kept.worst.is_past_limit:
                 warnings.append(f"{over_limit_text(kept)}: the next create marks the chain as lost and drops its slots")
             elif kept.worst.is_past_half:

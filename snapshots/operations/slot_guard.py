@@ -67,7 +67,7 @@ def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> N
             progress.note(f"{kept.removal_text} but still has slots")
             _drop_kept_slots(kept, sessions, progress)
         elif kept.snapshot and _is_lost(store, kept.snapshot, kept.chain, progress):
-            progress.note(f"{kept.label} is lost but still has slots")
+            progress.note(f"{kept.label} gets no more increments but still has slots")
             _drop_kept_slots(kept, sessions, progress)
         elif kept.worst.is_past_limit:
             if kept.snapshot:
@@ -168,7 +168,7 @@ def _drop_kept_slots(kept: KeptChain, sessions: Sessions, progress: Progress) ->
     if left:
         progress.note(f"slot {kept.slot} could not be dropped on {', '.join(left)}; the next create retries")
     else:
-        progress.note(f"slot {kept.slot} was dropped on all nodes")
+        progress.note(f"slot {kept.slot} was dropped on all nodes that had it")
 
 
 def warning_text(kept: KeptChain) -> str:
@@ -180,6 +180,12 @@ def warning_text(kept: KeptChain) -> str:
 def over_limit_text(kept: KeptChain) -> str:
     """The message for a chain past a node's limit."""
     return f"{_wal_text(kept, kept.worst)}, more than its limit of {size_text(kept.worst.limit_bytes)}"
+
+
+def ended_text(kept: KeptChain) -> str:
+    """The message for a chain that gets no more increments."""
+    nodes = sorted({one.node for one in kept.retained})
+    return f"{_wal_text(kept, kept.worst)}, which gets no more increments; it has slots on {', '.join(nodes)}"
 
 
 def _wal_text(kept: KeptChain, worst: Retained) -> str:

@@ -136,6 +136,19 @@ def test_progress_may_be_reported_from_any_thread(shown: str) -> None:
     assert "hash: 50 rows" in stream.getvalue()
 
 
+def test_bars_count_the_time_down_between_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, now = io.StringIO(), [100.0]
+    monkeypatch.setattr("cli.output.bars.time.monotonic", lambda: now[0])
+    with BarProgress(Console(file=stream, force_terminal=True, width=160)) as steps:
+        steps.step("start Spark")
+        steps.tell(Reading(0, seconds_left=12.0))
+        for now[0] in (105.0, 200.0):
+            steps._bars.refresh()
+    drawn = stream.getvalue()
+    # It is never said that nothing is left.
+    assert [f"about {left} s left in all" in drawn for left in ("7.0", "3.0", "0.0")] == [True, True, False]
+
+
 def test_bars_show_every_node_and_how_long_the_whole_takes() -> None:
     stream = io.StringIO()
     with BarProgress(Console(file=stream, force_terminal=True, width=160)) as steps:

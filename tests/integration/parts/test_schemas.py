@@ -27,6 +27,8 @@ def test_the_rows_of_a_schema_are_restored_and_those_of_a_pattern(places: TwoPla
     assert done["left_out"] == planned["left_out"]
     assert any("foreign key" in one for one in done["left_out"])
     assert "1 large objects on s1" in done["left_out"]
+    others = "app.customer, app.event_1, app.event_2, app.purchase, public.item"
+    assert f"rows of 5 other tables on s1: {others}" in done["left_out"]
 
 
 def test_an_unknown_schema_is_refused_by_name(places: TwoPlaces) -> None:

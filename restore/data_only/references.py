@@ -69,9 +69,10 @@ of_tables (classid, objid) AS (
     UNION ALL SELECT 'pg_attrdef'::regclass, d.oid FROM pg_attrdef d WHERE d.adrelid IN (SELECT relid FROM own)
     UNION ALL SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint k
                WHERE k.conrelid IN (SELECT relid FROM own) OR k.confrelid IN (SELECT relid FROM own)
-    UNION ALL SELECT 'pg_type'::regclass, a.atttypid FROM pg_constraint k JOIN pg_attribute a
-                  ON (a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey))
-                  OR (a.attrelid = k.confrelid AND a.attnum = ANY (k.confkey))
+    UNION ALL SELECT 'pg_type'::regclass, a.atttypid
+                FROM pg_constraint k CROSS JOIN LATERAL (
+                     SELECT conrelid, conkey UNION ALL SELECT confrelid, confkey) AS end_of (relid, columns)
+                JOIN pg_attribute a ON a.attrelid = end_of.relid AND a.attnum = ANY (end_of.columns)
                WHERE k.contype = 'f'
                  AND (k.conrelid IN (SELECT relid FROM own) OR k.confrelid IN (SELECT relid FROM own))),
 code (classid, objid) AS (

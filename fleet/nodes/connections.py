@@ -219,7 +219,7 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         _remember_password(node, error.pgconn.password)
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and line not in LIBPQ_GUESSES and not line.startswith(FROM_FILE)]
-    hint = "check that the server runs, and that the dsn in fleet.toml and your password file are right"
+    hint = "check that the server runs, and that its dsn and your password file are right"
     if refuses_database(node, error):
         # It runs, and has answered.
         hint = f"check the name of the database in fleet.toml; {UNFINISHED_RESTORE}"

@@ -58,7 +58,7 @@ def failure_of(error: BaseException) -> CommandFailure:
 
 def naming_fleet(failure: CommandFailure, fleet_file: str | None) -> CommandFailure:
     """The failure, with the fleet file that was given in the commands of its hint."""
-    return replace(failure, hint=name_fleet(failure.hint, fleet_file))
+    return replace(failure, hint=name_fleet(failure.hint, fleet_file, is_hint=True))
 
 
 def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:

@@ -15,8 +15,11 @@ from fleet.sizes import size_text as size_text
 
 # The marks that embed, override or isolate a direction of writing.
 DIRECTIONS = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-# A command in a text, and what precedes it. `demo` has fleets of its own; help needs none.
-COMMAND = re.compile(r"(^|: |; |\(| {3}|then |or |as )snapshot (?!demo |\S+ --help)(?=[a-z])", re.MULTILINE)
+# A command in a text, and what precedes it: a line that begins with it is of a hint. `demo` has fleets of its own; help
+# needs none.
+LEADS = r": |; |\(| {3}|then |or |as "
+COMMAND = r"snapshot (?!demo |\S+ --help|\S+: )(?=[a-z])"
+IN_LINE, IN_HINT = re.compile(rf"({LEADS}){COMMAND}"), re.compile(rf"(^|{LEADS}){COMMAND}", re.MULTILINE)
 SECONDS_PER_MINUTE = 60
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_DAY = 86400
@@ -69,12 +72,12 @@ def time_text(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def name_fleet(text: str, fleet_file: str | None) -> str:
+def name_fleet(text: str, fleet_file: str | None, *, is_hint: bool = False) -> str:
     """The text with the fleet file that was given in each of its commands: they can be typed as they are."""
     if not fleet_file:
         return text
     named = f"snapshot --fleet {shlex.quote(fleet_file)} "
-    return COMMAND.sub(lambda found: found[1] + named, text)
+    return (IN_HINT if is_hint else IN_LINE).sub(lambda found: found[1] + named, text)
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -24,8 +24,9 @@ from restore.undoing.old_databases import discard_old, find_old
 from storage.errors import RefusedError, SnapshotError, UsageError
 
 RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
-# The last command of a hint's line; one with `or:` can't take another word at its end.
+# A command that names its target itself.
 ELSEWHERE = re.compile(r" --(?:to|drill)\b")
+# The last command of a hint's line; one with `or:` can't take another word at its end.
 RESTORE_COMMAND = re.compile(r"snapshot restore \S+(?: (?!or:)\S+)*$")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
 # By field of the report: what has been done, and what would be.

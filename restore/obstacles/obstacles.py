@@ -61,17 +61,33 @@ def _combine(found: list[SnapshotError]) -> SnapshotError:
             for one in found
         ]
     }
-    messages = "; ".join(f"({number}) {one.message}" for number, one in enumerate(found, 1))
+    messages = [_with_nodes(ones) for ones in _alike(found)]
+    numbered = "; ".join(f"({number}) {one}" for number, one in enumerate(messages, 1))
     error = kind.__new__(kind)
-    SnapshotError.__init__(error, f"{len(found)} obstacles: {messages}", hint=_hints_of(found), details=details)
+    text = f"{len(messages)} obstacles: {numbered}" if len(messages) > 1 else messages[0]
+    SnapshotError.__init__(error, text, hint=_hints_of(found), details=details)
     return error
+
+
+def _alike(found: Iterable[SnapshotError]) -> list[list[SnapshotError]]:
+    """Those that say the same, together: nodes differ in it."""
+    alike: dict[tuple[str, str], list[SnapshotError]] = {}
+    for one in found:
+        alike.setdefault((one.message, one.hint), []).append(one)
+    return list(alike.values())
+
+
+def _with_nodes(alike: list[SnapshotError]) -> str:
+    """What they say, with their nodes if it is several."""
+    nodes = [str(one.details["node"]) for one in alike if one.details.get("node")]
+    return f"{alike[0].message} (on nodes {', '.join(nodes)})" if len(nodes) > 1 else alike[0].message
 
 
 def _hints_of(found: Iterable[SnapshotError]) -> list[str]:
     """The distinct hints, each with the numbers of its obstacles; lines to be typed have no number before them."""
     numbers: dict[str, list[int]] = {}
-    for number, one in enumerate(found, 1):
-        numbers.setdefault(one.hint, []).append(number)
+    for number, ones in enumerate(_alike(found), 1):
+        numbers.setdefault(ones[0].hint, []).append(number)
     if len(numbers) == 1:
         return next(iter(numbers)).split("\n")
     lines: list[str] = []

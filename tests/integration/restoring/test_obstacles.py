@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent
-from restore.parts.scope import RestoreScope
+from restore.parts.scope import RestoreScope, TableMove
 from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.request import RestoreRequest
@@ -84,6 +84,17 @@ def test_a_single_obstacle_is_an_error_of_its_own(place: Place) -> None:
     assert (error.slug, error.message) == ("target-exists", "node s2: database shop exists already")
     assert (error.hint,) == EXISTS
     assert error.details == {"node": "s2", "database": DATABASE}
+
+
+def test_an_obstacle_that_all_nodes_have_is_named_once_with_the_nodes(place: Place) -> None:
+    scope = RestoreScope(moves=(TableMove("public", "item", "public", "log"),))
+    error = refusals(place, place.target, RestoreRequest(NAME, scope=scope))
+    taken = "--group public.item=public.log: the name public.log is taken by table"
+    assert (error.slug, error.message) == ("table-in-the-way", f"{taken} (on nodes s1, s2, s3)")
+    assert error.hint == "choose another name, or another schema"
+    obstacles = error.details["obstacles"]
+    assert isinstance(obstacles, list)
+    assert [(one["node"], one["message"]) for one in obstacles] == [(shard, taken) for shard in ("s1", "s2", "s3")]
 
 
 def test_nodes_that_can_not_be_reached_are_named_at_once(place: Place) -> None:

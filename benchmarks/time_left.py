@@ -1,7 +1,7 @@
 """How right a restore's time left is: what it said at 25, 50 and 75 % of its run, against what it took.
 
-Two shards on one machine, three sizes. A first restore calibrates; each later one is estimated by the one before it,
-which has another size. What it says is read as a program reads it: from the JSON lines on stderr.
+Two shards on one machine, three sizes, each restored twice: first estimated by constants or by a restore of another
+size, then by one of its own. What it says is read as a program reads it: from the JSON lines on stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 
-ROWS = (300_000, 1_000_000, 3_000_000)
+ROWS = (3_000_000, 8_000_000, 20_000_000)
 SHARES = (0.25, 0.5, 0.75)
 SHARDS = 2
 TABLES = """
@@ -33,20 +33,21 @@ INSERT INTO item SELECT i, i * 7919 % 100003, i * i % 1000003, md5(i::text) || m
 CHANGES = "UPDATE item SET n = n + 1 WHERE id % 50 = 0; DELETE FROM item WHERE id % 97 = 0"
 
 
-def measure_time_left(sizes: Sequence[int] = ROWS) -> list[dict[str, Any]]:
-    """Restore each size, the first one twice; return a row for each restore, with what it said at the SHARES."""
+def measure_time_left(sizes: Sequence[int] = ROWS) -> Iterator[dict[str, Any]]:
+    """Restore each size twice; yield a row for each restore, with what it said at the SHARES."""
     with tempfile.TemporaryDirectory(prefix="cutline-left-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         servers = start_fleet(folder / "fleet", shards=SHARDS, backups=0, settings={"fsync": "off"})
         try:
-            return [_measure(servers, folder, number, rows) for number, rows in enumerate((sizes[0], *sizes))]
+            for number, rows in enumerate(sizes):
+                yield from _measure(servers, folder, number, rows)
         finally:
             stop_fleet(folder / "fleet", delete=True)
 
 
-def _measure(servers: EmbeddedFleet, folder: Path, number: int, rows: int) -> dict[str, Any]:
-    """Take a full snapshot and an increment of a database of this size, and restore it into another."""
+def _measure(servers: EmbeddedFleet, folder: Path, number: int, rows: int) -> Iterator[dict[str, Any]]:
+    """Take a full snapshot and an increment of a database of this size, and restore it into another, twice."""
     database, snapshot = f"rows_{number}", f"rows-{number}"
     for primary in servers.primaries:
         _execute(primary.dsn("postgres"), f"CREATE DATABASE {database}")
@@ -57,10 +58,15 @@ def _measure(servers: EmbeddedFleet, folder: Path, number: int, rows: int) -> di
     for primary in servers.primaries:
         _execute(primary.dsn(database), CHANGES)
     _run(source, ["create", snapshot, "--incremental"])
-    lines = list(_run(source, ["restore", snapshot, "--to", str(target)]))
+    for basis in ("another size" if number else "constants", "its own size"):
+        lines = list(_run(source, ["restore", snapshot, "--to", str(target)]))
+        for primary in servers.primaries:
+            _execute(primary.dsn("postgres"), f"DROP DATABASE back_{number}")
+        yield {"rows": rows, "by": basis, **_judge(lines)}
+    # Its slots would keep the WAL of the sizes that follow.
+    _run(source, ["delete", snapshot, "--force"])
     for primary in servers.primaries:
-        _execute(primary.dsn("postgres"), f"DROP DATABASE back_{number}")
-    return {"rows": rows, **_judge(lines)}
+        _execute(primary.dsn("postgres"), f"DROP DATABASE {database}")
 
 
 def _judge(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -108,7 +114,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     print(f"load of the machine before: {load:.1f}, on {os.cpu_count()} processors")
     for row in measure_time_left():
-        print(json.dumps(row))
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

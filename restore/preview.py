@@ -16,12 +16,10 @@ from fleet.config import Fleet
 from fleet.progress import Progress
 from fleet.some_names import list_some
 from restore.checked_ddl import CheckedDdl, read_all_ddl
-from restore.database_records import Phase, list_databases
-from restore.databases import find_closed, find_slots
 from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
+from restore.estimates.measured import read_measured
 from restore.estimates.model import Estimate, estimate_restore
-from restore.estimates.newest import read_newest_figures
 from restore.estimates.volumes import (
     BegunShard,
     ShardVolume,
@@ -39,7 +37,10 @@ from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.run import RestoreRun, running
-from restore.target import Target, check_target, check_xml, find_xml_columns, lock_targets, server_of
+from restore.targets.database_records import Phase, list_databases
+from restore.targets.databases import find_closed, find_slots
+from restore.targets.target import Target, lock_targets, server_of
+from restore.targets.target_checks import check_target, check_xml, find_xml_columns
 from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
@@ -151,7 +152,7 @@ def check_restore(
     obstacles.raise_found()
     untried = [target.node.id for target in targets if isinstance(checked.ddl.get(target.shard), AdaptedDdl)]
     servers = {one.shard: server_of(connections[one.shard]) for one in targets}
-    basis, figures = read_newest_figures(store) or ("", None)
+    basis, figures = read_measured(store, sum(one.row_count for one in volumes.values())) or ("", None)
     return RestorePreview(
         roles_missing=missing,
         ddl=checked.ddl,

@@ -48,15 +48,15 @@ class StepCost:
 
 COSTS: Mapping[RestoreStep, StepCost] = {
     RestoreStep.DATABASES: StepCost(0.25, 0.004),
-    RestoreStep.SPARK: StepCost(2.6),
+    RestoreStep.SPARK: StepCost(3.0),
     RestoreStep.FOLD: StepCost(0.03, 1.2e-6),
-    RestoreStep.ROWS: StepCost(1.8, 6.5e-7),
+    RestoreStep.ROWS: StepCost(2.2, 7e-7),
     RestoreStep.LARGE_OBJECTS: StepCost(0.5, 4e-8),
     RestoreStep.INDEXES: StepCost(0.1, 3e-7),
     RestoreStep.SWAP: StepCost(0.02),
 }
 # With more changes than the driver folds, the fold starts Spark's workers, which the load has to do else.
-BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(2.0, 2e-6), RestoreStep.ROWS: StepCost(0.3, 8e-7)}
+BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(3.0, 2e-6), RestoreStep.ROWS: StepCost(0.3, 5.5e-7)}
 # With more keys than it compares, too, all changes are shuffled. About so many fit into its memory.
 KEYS_MAX = 4_000_000
 BY_ROWS = {**COSTS, RestoreStep.FOLD: StepCost(8.0, 3.6e-6), RestoreStep.ROWS: StepCost(1.0, 1.3e-6)}

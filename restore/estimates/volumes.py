@@ -65,7 +65,7 @@ class ShardVolume:
 class BegunShard:
     """What earlier processes have done of a shard: they have loaded `rows`, all of them if `is_loaded`.
 
-    `phase` is that of its database (restore/database_records.py).
+    `phase` is that of its database (restore/targets/database_records.py).
     """
 
     phase: str

@@ -16,14 +16,14 @@ from psycopg.conninfo import make_conninfo
 from cli.output.restore_plan import plan_document, plan_lines
 from fleet.nodes.connections import connect, with_database
 from fleet.progress import Silent
-from restore.estimates.newest import read_newest_figures
+from restore.estimates.measured import read_measured
 from restore.obstacles.disk_space import SpaceLackingError, find_data_directory
 from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan, plan_restore
 from restore.preview import RestorePreview, check_restore, preview_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from restore.target import lock_targets
+from restore.targets.target import lock_targets
 from snapshots.records.database_facts import DatabaseFacts
 from snapshots.records.operation_records import read_outcome
 from tests.commands.in_process import run_and_capture, run_here
@@ -139,7 +139,7 @@ def test_an_estimate_is_based_on_what_the_newest_restore_took(place: Place) -> N
         assert outcome.figures.rows == report.rows == sum(one.rows for one in report.nodes)
         assert {name: one.rows for name, one in outcome.figures.nodes.items()} == {n.node: n.rows for n in report.nodes}
         assert 0.5 * report.seconds < outcome.figures.seconds <= report.seconds
-        assert read_newest_figures(store) == (plan.intent.operation, outcome.figures)
+        assert read_measured(store, report.rows) == (plan.intent.operation, outcome.figures)
         # The same again is expected to take as long.
         again = plan_restore(place.fleet, place.target, RestoreRequest(NAME, replace=True))
         estimate = previewed(again).estimate

@@ -26,7 +26,7 @@ from restore.parts.scope import TableMove
 from restore.plan import RestorePlan
 from restore.rehearsal import check_memberships, read_our_name
 from restore.roles import check_mapped, find_role_changes, name_bytes
-from restore.target import Target, TargetUnfitError
+from restore.targets.target import Target, TargetUnfitError
 from restore.topology.foreign_keys import keeps_foreign_key
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.records.large_objects import count_by_node

@@ -31,21 +31,15 @@ from restore.data_only.filling import Filling
 from restore.data_only.held_tables import await_writers, hold_tables, in_use, refusing_waiting
 from restore.data_only.references import LOCK_SECONDS_MAX, find_empty_referenced, verify_references
 from restore.data_only.sequences import find_used
-from restore.database_records import Phase
 from restore.ddl.ddl import SchemaLoadError, ending, set_sequences
 from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
 from restore.rows.load_target import LoadTarget
 from restore.rows.partition_roots import find_roots
 from restore.run import RestoreRun
-from restore.target import (
-    Connections,
-    Target,
-    check_xml,
-    databases,
-    find_xml_columns,
-    suffix_of,
-)
+from restore.targets.database_records import Phase
+from restore.targets.target import Connections, Target, databases, suffix_of
+from restore.targets.target_checks import check_xml, find_xml_columns
 from snapshots.ddl.search_path import read_search_path, search_path_of
 from snapshots.records.commit import Sequence
 

@@ -1,6 +1,6 @@
 """Load a restore's databases: create them, their tables, the rows, and what follows the rows.
 
-Each step is done where it is not done yet, as the databases' records tell (restore/database_records.py).
+Each step is done where it is not done yet, as the databases' records tell (restore/targets/database_records.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from restore.build import count_rows, create_tables, find_load_target, finish_da
 from restore.copies.choice import explain_damage
 from restore.copies.verifying import verify_copies
 from restore.crash_points import RestoreCrashPoint
-from restore.database_records import Phase
-from restore.databases import create_database
 from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import RestoreStep
@@ -33,7 +31,9 @@ from restore.roles import create_roles, name_bytes
 from restore.rows.ledger import LoadError
 from restore.rows.load_target import LoadTarget
 from restore.run import RestoreRun
-from restore.target import Target
+from restore.targets.database_records import Phase
+from restore.targets.databases import create_database
+from restore.targets.target import Target
 from restore.topology.feeds import find_feeds
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.large_objects import count_by_node

@@ -12,12 +12,12 @@ from fleet.hints import SAME_TARGET
 from fleet.tables.groups import Group
 from restore.copies.choice import CopyChoice, Wanted, settle_copies
 from restore.copies.stored import find_listed_damage, list_objects
-from restore.database_records import DatabaseRecord
 from restore.parts.nodes import choose_nodes, warn_of_nodes
 from restore.parts.scope import TableMove
 from restore.report import BorrowedRows, NodeReport, RestoreReport
 from restore.request import RestoreRequest
-from restore.target import Target, target_of
+from restore.targets.database_records import DatabaseRecord
+from restore.targets.target import Target, target_of
 from restore.topology.same_sources import check_large_objects_routed, compare_sources
 from restore.topology.topology import Topology, plan_topology
 from restore.unfinished import UnfinishedRestoreError

@@ -18,11 +18,11 @@ from psycopg import sql
 from fleet.config import Fleet
 from fleet.nodes.privileges import quote
 from fleet.nodes.sessions import in_parallel
-from restore.database_records import DatabaseRecord, FoundDatabase, clear_record, list_databases, write_record
-from restore.databases import end_chains, refusing
 from restore.report import NodeReport, RestoreReport
 from restore.routing.routes import parse_route
-from restore.target import SESSIONS, Connections, Target, TargetExistsError, TargetUnfitError
+from restore.targets.database_records import DatabaseRecord, FoundDatabase, clear_record, list_databases, write_record
+from restore.targets.databases import end_chains, refusing
+from restore.targets.target import SESSIONS, Connections, Target, TargetExistsError, TargetUnfitError
 from restore.topology.topology import ShownRoute
 from restore.unfinished import UnfinishedRestore
 from snapshots.operations.operation import record_outcome

@@ -22,7 +22,7 @@ from restore.ddl.ddl import SchemaLoadError, ending, shorten_statement, show_nam
 from restore.ddl.scripts import for_version
 from restore.ddl.statements import batches, statements_of
 from restore.ddl.unprivileged import PRIVILEGES, PUBLIC_OWNER, ROLE_CHANGES
-from restore.target import Target, TargetUnfitError
+from restore.targets.target import Target, TargetUnfitError
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA
 
 FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fleet.tables.left_out import LeftOut
 from restore.copies.stored import Damage
 from restore.parts.scope import WHOLE, RestoreScope
+from restore.targets.databases import OwnerChange
 from restore.topology.topology import ShownRoute
 from snapshots.listing.in_doubt import InDoubtTransaction
 from snapshots.operations.open_operations import OpenOperation
@@ -20,17 +21,6 @@ class NodeReport:
     database: str
     rows: int = 0
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerChange:
-    """A restored database whose owner is not that of the database it replaces, and the statement that undoes it."""
-
-    node: str
-    database: str
-    owner: str
-    previous: str
-    statement: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import REACHABLE, SilentNodeError
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
-from restore.database_records import Phase
-from restore.databases import end_chains, find_owner_changes
 from restore.estimates.pace import RestorePace
 from restore.existing_tables import publish_rows, remove_fillings
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
@@ -31,7 +29,9 @@ from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.rows.ledger import TablesInUseError
 from restore.run import RestoreRun, running
-from restore.target import Target, lock_targets, naming_lost_nodes
+from restore.targets.database_records import Phase
+from restore.targets.databases import end_chains, find_owner_changes
+from restore.targets.target import Target, lock_targets, naming_lost_nodes
 from restore.unfinished import settle_recorded
 from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
 from snapshots.operations.leases import HeldLease, hold_lease

@@ -19,7 +19,7 @@ from fleet.nodes.server_messages import shorten_message
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
 from restore.rehearsal import read_our_name
-from restore.target import Target, TargetUnfitError
+from restore.targets.target import Target, TargetUnfitError
 from storage.errors import UsageError
 
 # The stored bytes: a raw session converts nothing.

@@ -22,15 +22,6 @@ from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.data_only.filling import Filling
-from restore.database_records import (
-    DatabaseRecord,
-    FoundDatabase,
-    Phase,
-    list_databases,
-    record_text,
-    write_record,
-)
-from restore.databases import drop_database
 from restore.estimates.pace import RestorePace
 from restore.estimates.tally import rows_tally
 from restore.estimates.volumes import BegunShard, ShardVolume
@@ -38,7 +29,16 @@ from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
 from restore.publishing import end_sessions, is_restored
 from restore.report import RestoreReport
-from restore.target import Target, lock_targets, place_of, server_of, suffix_of
+from restore.targets.database_records import (
+    DatabaseRecord,
+    FoundDatabase,
+    Phase,
+    list_databases,
+    record_text,
+    write_record,
+)
+from restore.targets.databases import drop_database
+from restore.targets.target import Target, lock_targets, place_of, server_of, suffix_of
 from snapshots.records.operation_records import Intent
 from storage.errors import SnapshotError
 

@@ -14,10 +14,10 @@ from fleet.nodes.connections import raising_unreachable
 from fleet.progress import Progress
 from fleet.some_names import list_some
 from restore.data_only.filling import find_fillings
-from restore.database_records import DatabaseRecord, Phase, list_databases, parse_record
-from restore.databases import is_shut, open_session
 from restore.parts.scope import WHOLE, RestoreScope
-from restore.target import Target, place_of, suffix_of
+from restore.targets.database_records import DatabaseRecord, Phase, list_databases, parse_record
+from restore.targets.databases import is_shut, open_session
+from restore.targets.target import Target, place_of, suffix_of
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import read_open_intents, record_outcome
 from snapshots.operations.restore_decisions import PUBLISH

@@ -11,9 +11,9 @@ import psycopg
 from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.privileges import quote
 from fleet.progress import Progress
-from restore.database_records import list_databases
-from restore.databases import find_closed, is_shut
-from restore.target import Connections, Target
+from restore.targets.database_records import list_databases
+from restore.targets.databases import find_closed, is_shut
+from restore.targets.target import Connections, Target
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished, settle_recorded
 from storage.errors import UsageError
 from storage.store import ObjectStore

@@ -36,7 +36,7 @@ FLOORS = (
     ("restore/parts", "restore/routing"),
     ("restore/ddl", "restore/estimates", "restore/copies"),
     ("restore/rows", "restore/obstacles"),
-    ("restore/topology", "restore/data_only"),
+    ("restore/topology", "restore/data_only", "restore/targets"),
     ("restore", "check"),
     ("restore/drill", "restore/undoing"),
     ("cli/folders",),

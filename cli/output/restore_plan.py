@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cli.output.format import age_text, count_text, seconds_text, size_text, time_text
-from restore.database_records import Phase
 from restore.estimates.volumes import BegunShard
 from restore.obstacles.disk_space import DiskSpace
 from restore.plan import RestorePlan
 from restore.preview import RestorePreview
+from restore.targets.database_records import Phase
 from snapshots.records.cut_times import cut_time
 
 

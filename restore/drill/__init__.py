@@ -2,6 +2,6 @@
 
 No node of the fleet is contacted. An *assertion* is a query with its expected result, a `[[drill]]` of fleet.toml.
 
-Imports `embedded`, `fleet`, `fleet.nodes`, `restore`, `restore.obstacles`, `snapshots.operations`, `snapshots.records`
-and `storage`.
+Imports `embedded`, `fleet`, `fleet.nodes`, `restore`, `restore.obstacles`, `restore.targets`, `snapshots.operations`,
+`snapshots.records` and `storage`.
 """

@@ -18,7 +18,7 @@ from embedded.folder import read_state
 from fleet.config import Fleet, Node
 from restore.obstacles.obstacles import ObstaclesError, TargetLacksError
 from restore.plan import RestorePlan
-from restore.target import TargetUnfitError, target_of
+from restore.targets.target import TargetUnfitError, target_of
 from storage.errors import RefusedError
 
 DATABASE = "drill"

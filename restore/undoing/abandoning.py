@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from fleet.config import Fleet
-from fleet.hints import restore_command
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.data_only.filling import Filling
-from restore.database_records import Phase, list_databases, record_text, write_record
-from restore.databases import drop_database, find_closed
-from restore.plan import provisional_targets
-from restore.publishing import is_restored, open_databases, put_back
-from restore.run import lock_target_fleet
-from restore.target import Connections, Target, lock_targets
+from restore.publishing import open_databases, put_back
+from restore.targets.database_records import Phase, list_databases, record_text, write_record
+from restore.targets.databases import drop_database, find_closed
+from restore.targets.target import Connections, Target
+from restore.undoing.undoable import Undoable, find_entered, hold_undoable
 from restore.unfinished import (
     UnfinishedRestore,
     UnfinishedRestoreError,
     find_recorded,
-    find_unfinished,
     settle_recorded,
 )
-from restore.unfinished_checks import NONE_UNFINISHED, WHERE_UNFINISHED, check_readable, check_whole
+from restore.unfinished_checks import NONE_UNFINISHED, WHERE_UNFINISHED
 from snapshots.operations.operation import is_open, record_outcome
 from snapshots.operations.restore_decisions import ABANDON, PUBLISH, decide_restore
 from snapshots.records.operation_records import read_intent
-from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore
-
-
-class OldDatabaseMissingError(RefusedError):
-    """A database that a restore put aside is gone, so it can't be put back."""
 
 
 @dataclass(slots=True)
@@ -55,44 +47,6 @@ class AbandonReport:
     opened: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Undoing:
-    """The unfinished restores of the targets' databases, each with its own targets, by suffix, and what holds them.
-
-    `inside` are sessions in the databases, if there are tables to empty.
-    """
-
-    store: ObjectStore
-    targets: tuple[Target, ...]
-    connections: Connections
-    inside: Connections
-    found: list[UnfinishedRestore]
-    own: Mapping[str, list[Target]]
-
-
-@contextmanager
-def _undoing(source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]) -> Iterator[_Undoing]:
-    """Hold the targets and find what can be undone there; raises what abandon_restore raises."""
-    progress.step("find unfinished restores")
-    targets, store = provisional_targets(target, nodes), source.store.open()
-    with lock_targets(targets) as connections, lock_target_fleet(target, targets, connections) as inside:
-        found = find_unfinished(store, targets, connections, progress)
-        own = {
-            one.suffix: [
-                place
-                for place in (place.named(one.suffix) for place in targets)
-                if place.shard in one.databases or place.aside in list_databases(connections[place.shard])
-            ]
-            for one in found
-        }
-        for one in found:
-            check_readable(one, targets)
-            _check_undoable(store, one, name)
-            check_whole(one, targets, connections, store, undoes=True)
-            _check_old_are_there(one, own[one.suffix], connections)
-        yield _Undoing(store, targets, connections, inside, found, own)
-
-
 def abandon_restore(
     source: Fleet,
     target: Fleet,
@@ -109,22 +63,22 @@ def abandon_restore(
     can't be put back.
     """
     report = AbandonReport()
-    with _undoing(source, target, name, progress, nodes) as undoing:
-        store, own = undoing.store, undoing.own
-        confirm([line for one in undoing.found for line in _find_entered(one, own[one.suffix])])
-        closed = find_closed(undoing.targets, undoing.connections)
-        if undoing.found:
+    with hold_undoable(source, target, name, progress, nodes) as undoable:
+        store, own = undoable.store, undoable.own
+        confirm([line for one in undoable.found for line in find_entered(one, own[one.suffix])])
+        closed = find_closed(undoable.targets, undoable.connections)
+        if undoable.found:
             progress.step("undo")
         # The newest first: it may have replaced what an older one published.
-        for one in reversed(undoing.found):
+        for one in reversed(undoable.found):
             if one.is_filling:
-                _empty_filled(store, one, own[one.suffix], undoing.inside, progress, report)
+                _empty_filled(store, one, own[one.suffix], undoable.inside, progress, report)
             else:
-                _abandon(store, one, own[one.suffix], undoing.connections, progress, report)
-        _open_left(undoing, progress)
-        report.done, made_nothing = settle_recorded(store, undoing.targets, undoing.connections)
+                _abandon(store, one, own[one.suffix], undoable.connections, progress, report)
+        _open_left(undoable, progress)
+        report.done, made_nothing = settle_recorded(store, undoable.targets, undoable.connections)
         report.operations += made_nothing
-        left = find_closed(undoing.targets, undoing.connections)
+        left = find_closed(undoable.targets, undoable.connections)
         report.opened = [one for one in closed if one not in left]
     return _checked(report)
 
@@ -137,23 +91,23 @@ def preview_abandon(
     Raises what that raises, except for what only the undo itself meets: tables that others have changed or lock.
     """
     report, entered = AbandonReport(), list[str]()
-    with _undoing(source, target, name, progress, nodes) as undoing:
-        report.opened = find_closed(undoing.targets, undoing.connections)
-        for one in reversed(undoing.found):
-            own = undoing.own[one.suffix]
-            entered += _find_entered(one, own)
+    with hold_undoable(source, target, name, progress, nodes) as undoable:
+        report.opened = find_closed(undoable.targets, undoable.connections)
+        for one in reversed(undoable.found):
+            own = undoable.own[one.suffix]
+            entered += find_entered(one, own)
             report.operations.append(_label_of(one))
             for place in own:
                 if one.is_filling:
-                    filling = Filling(place.node.id, undoing.inside[place.shard], one.suffix)
+                    filling = Filling(place.node.id, undoable.inside[place.shard], one.suffix)
                     report.emptied += [f"{place.node.id}: {table}" for table in filling.names()]
                     continue
                 # A published one gets its former name before it is dropped.
                 if place.shard in one.databases:
                     report.dropped.append(f"{place.node.id}: {place.loading}")
-                if place.aside in list_databases(undoing.connections[place.shard]):
+                if place.aside in list_databases(undoable.connections[place.shard]):
                     report.put_back.append(f"{place.node.id}: {place.database}")
-        for intent, is_done in find_recorded(undoing.store, undoing.targets, undoing.connections):
+        for intent, is_done in find_recorded(undoable.store, undoable.targets, undoable.connections):
             if intent.operation not in report.operations:
                 (report.done if is_done else report.operations).append(intent.operation)
     return _checked(report), entered
@@ -167,35 +121,6 @@ def _checked(report: AbandonReport) -> AbandonReport:
 
 def _label_of(found: UnfinishedRestore) -> str:
     return found.record.operation if found.record else f"…{found.suffix}"
-
-
-def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> None:
-    if found.record is not None and found.record.snapshot != name:
-        raise UnfinishedRestoreError(
-            f"{found.label()} is not of snapshot {name}",
-            hint=f"run: {found.record.command} --abandon",
-        )
-    if not found.may_be_undone(store):
-        what = "has decided that its rows stay" if found.is_filling else "has published all databases"
-        raise UnfinishedRestoreError(
-            f"{found.label()} {what}, and can't be undone",
-            hint=f"to end it: {restore_command(name, found.scope.nodes)} --resume",
-        )
-
-
-def _find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[str]:
-    """The restored databases that have their real names already, or the databases with tables to empty, a line each."""
-    if found.is_filling:
-        return [
-            f"{one.node.id}: the tables of database {one.database} that the restore found empty are emptied, whoever"
-            " wrote their rows"
-            for one in targets
-        ]
-    return [
-        f"{one.node.id}: database {one.database}, which the restore has published, is dropped"
-        for one in targets
-        if found.databases.get(one.shard) == one.database
-    ]
 
 
 def _empty_filled(
@@ -284,24 +209,10 @@ def _abandon(
     report.operations.append(_label_of(found))
 
 
-def _open_left(undoing: _Undoing, progress: Progress) -> None:
+def _open_left(undoable: Undoable, progress: Progress) -> None:
     """Let everybody into databases that a restore had closed on nodes where nothing else of it is left."""
-    for one in undoing.found:
-        left = [target for target in undoing.targets if target.shard in one.shards - one.databases.keys()]
+    for one in undoable.found:
+        left = [target for target in undoable.targets if target.shard in one.shards - one.databases.keys()]
         if left and not one.is_filling and one.was_closing:
-            for line in open_databases(left, undoing.connections):
+            for line in open_databases(left, undoable.connections):
                 progress.note(line)
-
-
-def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:
-    for target in targets:
-        databases, record = list_databases(connections[target.shard]), found.records.get(target.shard)
-        if not record or not record.aside or not is_restored(databases, target, record.operation):
-            continue
-        if target.aside not in databases:
-            raise OldDatabaseMissingError(
-                f"node {target.node.id}: database {target.aside}, which the restore put aside, is gone: the old"
-                " databases can't be put back on all nodes",
-                hint=f"to finish the restore instead: {record.command} --resume",
-                details={"node": target.node.id, "database": target.aside},
-            )

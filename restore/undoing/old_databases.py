@@ -9,9 +9,9 @@ from fleet.config import Fleet
 from fleet.nodes.beside import OldDatabase, read_old
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
-from restore.databases import drop_database
 from restore.plan import provisional_targets
-from restore.target import Connections, Target, lock_targets
+from restore.targets.databases import drop_database
+from restore.targets.target import Connections, Target, lock_targets
 from restore.unfinished_checks import check_no_unfinished
 
 

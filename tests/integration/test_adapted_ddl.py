@@ -18,13 +18,13 @@ from fleet.config import Node
 from fleet.nodes.connections import NodeUnreachableError, connect
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import Watch, watch_nodes
-from restore.databases import drop_database
 from restore.ddl.ddl import refresh_views
 from restore.ddl.scripts import ScriptDdl
 from restore.ddl.unprivileged import adapt_ddl
 from restore.rehearsal import check_memberships, read_our_name, rehearse
 from restore.rows.ledger import create_ledger
-from restore.target import Target, TargetUnfitError, target_of
+from restore.targets.databases import drop_database
+from restore.targets.target import Target, TargetUnfitError, target_of
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH
 from tests.integration.refusing import execute
 

@@ -24,7 +24,7 @@ from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from restore.target import TargetUnfitError
+from restore.targets.target import TargetUnfitError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.run.soak import SOAK_SECONDS
 

@@ -10,10 +10,10 @@ from fleet.config import Node
 from fleet.nodes.baseline import ICU, LIBC, NodeIdentity, find_node
 from fleet.nodes.connections import connect, with_database
 from fleet.record import fields_of, from_builtins
-from restore.databases import create_database, drop_database
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_locales
-from restore.target import TargetUnfitError, target_of
+from restore.targets.databases import create_database, drop_database
+from restore.targets.target import TargetUnfitError, target_of
 from snapshots.records.database_facts import DatabaseFacts, UsedCollation
 
 # Collations that the DDL creates, for columns.

@@ -23,7 +23,7 @@ from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from restore.target import lock_targets
+from restore.targets.target import lock_targets
 from snapshots.create.initialise import initialise
 from storage.errors import SnapshotError
 from tests.commands.in_process import run_here

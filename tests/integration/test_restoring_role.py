@@ -20,7 +20,7 @@ from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
-from restore.target import TargetUnfitError
+from restore.targets.target import TargetUnfitError
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.documented_roles import (
     ADMIN,

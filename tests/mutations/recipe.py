@@ -7,7 +7,7 @@ from typing import Any
 
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
-from restore.target import find_xml_columns
+from restore.targets.target_checks import find_xml_columns
 from snapshots.ddl.dump import find_ddl_objects
 from snapshots.fold.sources import SegmentSource, sources_of
 from snapshots.records.large_objects import list_large_objects

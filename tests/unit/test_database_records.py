@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from restore.database_records import DatabaseRecord, Phase, parse_record, record_text
+from restore.targets.database_records import DatabaseRecord, Phase, parse_record, record_text
 
 
 def record(ledger: str | None) -> DatabaseRecord:

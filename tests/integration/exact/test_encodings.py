@@ -25,7 +25,7 @@ from fleet.nodes.connections import connect, with_database
 from fleet.nodes.problems import NodeUnfitError
 from fleet.progress import Silent
 from fleet.tables.left_out import LeftOut, LeftOutKind
-from restore.target import TargetUnfitError
+from restore.targets.target import TargetUnfitError
 from snapshots.create.full_plan import preview_full
 from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest

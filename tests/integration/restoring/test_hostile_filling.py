@@ -11,11 +11,11 @@ import pytest
 import restore.data_only.filling as filling
 from fleet.config import Node
 from fleet.progress import Silent
-from restore.database_records import list_databases
 from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.request import RestoreRequest
 from restore.restore import resume_restore
+from restore.targets.database_records import list_databases
 from restore.undoing.abandoning import abandon_restore
 from restore.unfinished import UnfinishedRestoreError
 from tests.integration.refusing import NoSpark, execute

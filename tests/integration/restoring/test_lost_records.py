@@ -19,7 +19,7 @@ from restore.plan import plan_restore
 from restore.publishing import RestoredMissingError, publish_database
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
-from restore.target import Target, TargetExistsError
+from restore.targets.target import Target, TargetExistsError
 from restore.undoing.abandoning import abandon_restore
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.records.operation_records import read_outcome

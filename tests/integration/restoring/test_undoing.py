@@ -22,7 +22,8 @@ from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import RestoreAbandonedError, restore_fleet, resume_restore
-from restore.undoing.abandoning import OldDatabaseMissingError, abandon_restore
+from restore.undoing.abandoning import abandon_restore
+from restore.undoing.undoable import OldDatabaseMissingError
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment

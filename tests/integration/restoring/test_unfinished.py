@@ -15,7 +15,7 @@ from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
-from restore.target import TargetUnfitError
+from restore.targets.target import TargetUnfitError
 from storage.store import StoreUnreachableError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready

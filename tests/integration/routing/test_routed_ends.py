@@ -15,7 +15,7 @@ from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from restore.target import TargetUnfitError
+from restore.targets.target import TargetUnfitError
 from restore.undoing.abandoning import abandon_restore
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -25,9 +26,8 @@ from fleet.nodes.connections import (
 from fleet.nodes.encodings import readable
 from fleet.nodes.privileges import quote
 from fleet.nodes.server_messages import shorten_message
-from restore.database_records import FoundDatabase, list_databases
-from restore.report import OwnerChange
-from restore.target import Target, TargetUnfitError
+from restore.targets.database_records import FoundDatabase, list_databases
+from restore.targets.target import Target, TargetUnfitError
 from snapshots.operations.slot_guard import mark_ended
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
@@ -42,6 +42,17 @@ SELECT {readable("pg_get_userbyid(old.datdba)")}, {readable("pg_get_userbyid(new
  WHERE old.datname = %s AND new.datname = %s AND old.datdba <> new.datdba
 """
 SLOTS_QUERY = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline\\_%%' AND datoid = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerChange:
+    """A restored database whose owner is not that of the database it replaces, and the statement that undoes it."""
+
+    node: str
+    database: str
+    owner: str
+    previous: str
+    statement: str
 
 
 def create_database(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity) -> None:

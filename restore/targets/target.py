@@ -11,7 +11,6 @@ import psycopg
 
 from fleet.config import Node
 from fleet.label import own_label
-from fleet.nodes.baseline import NodeIdentity
 from fleet.nodes.beside import ASIDE, LOADING, name_beside
 from fleet.nodes.connections import (
     MAINTENANCE_DATABASE,
@@ -21,41 +20,21 @@ from fleet.nodes.connections import (
     with_database,
 )
 from fleet.nodes.lock import lock_key, take_lock
-from fleet.nodes.privileges import quote, read_role
-from fleet.nodes.problems import GRANT, comment, raising_unfit
+from fleet.nodes.problems import GRANT, raising_unfit
 from fleet.nodes.sessions import in_parallel
-from fleet.some_names import list_some
-from fleet.tables.groups import Group
-from fleet.tables.table_state import TableState
 from restore.obstacles.obstacles import Obstacles
 from storage.errors import RefusedError, UsageError
 
-NAMED_MAX = 5
 LOCK_NAME = "restore"
 # The sessions in the maintenance databases that hold the targets' locks, by shard.
 Connections = Mapping[str, psycopg.Connection[Any]]
 
 SYSTEM_QUERY = "SELECT system_identifier::text FROM pg_control_system()"
-FACTS_QUERY = """
-SELECT pg_is_in_recovery(), current_setting('server_version_num')::int,
-       (SELECT rolsuper OR rolcreatedb FROM pg_roles WHERE rolname = current_user)
-"""
-
-OWNER_QUERY = """
-SELECT r.rolname, r.rolsuper, pg_has_role(r.oid, 'USAGE')
-  FROM pg_database d JOIN pg_roles r ON r.oid = d.datdba WHERE d.datname = %s
-"""
 # The sessions that have to end before a database is renamed. Those without a user are autovacuum's: only superusers may
 # end them, and PostgreSQL itself ends them where it has to.
 SESSIONS = """
   FROM pg_stat_activity a WHERE a.datname = %s
    AND (a.usesysid IS NOT NULL OR (SELECT u.rolsuper FROM pg_roles u WHERE u.rolname = current_user))
-"""
-# The users of those that our role may not end.
-OTHERS_QUERY = f"""
-SELECT r.rolname, r.rolsuper {SESSIONS.replace("WHERE", "JOIN pg_roles r ON r.oid = a.usesysid WHERE")}
-   AND (r.rolsuper OR NOT (pg_has_role('pg_signal_backend', 'USAGE') OR pg_has_role(r.oid, 'USAGE')))
- ORDER BY 1
 """
 
 
@@ -181,41 +160,6 @@ def lock_target(target: Target, connection: psycopg.Connection[Any]) -> None:
     take_lock(target.node, connection, key, own_label("restore", target.database))
 
 
-def check_target(
-    target: Target,
-    connection: psycopg.Connection[Any],
-    source: NodeIdentity,
-    obstacles: Obstacles,
-    *,
-    replace: bool,
-    is_resumed: bool,
-) -> None:
-    """Add what keeps the target from taking the database, of a restore that begins or `is_resumed`."""
-    recovering, version, may_create = connection.execute(FACTS_QUERY).fetchone() or (True, 0, False)
-    node = target.node.id
-    if recovering:
-        error = TargetUnfitError(f"node {node} is a standby", hint="name its primary in the target's fleet.toml")
-        obstacles.add(error, node)
-    if version // 10000 < source.server_version // 10000:
-        what = f"PostgreSQL {version // 10000} is older than the snapshot's {source.server_version // 10000}"
-        hint = "restore to servers of the snapshot's version or newer"
-        obstacles.add(TargetUnfitError(f"node {node}: {what}", hint=hint), node)
-    if not may_create:
-        what = f"role {connection.info.user} may not create databases"
-        hint = f'ALTER ROLE "{connection.info.user}" CREATEDB;'
-        obstacles.add(TargetUnfitError(f"node {node}: {what}", hint=hint), node)
-    exists = target.database in databases(connection)
-    if exists and replace:
-        with obstacles.collecting(node):
-            _check_replaceable(target, connection)
-    if exists and not replace:
-        what = f"node {node}: database {target.database} exists already"
-        hint = "restore to other servers with --to FILE, or put the existing databases aside with --replace"
-        if is_resumed:
-            hint = "it was made while the restore ran, and --replace was not given: rename or drop it, then go on"
-        obstacles.add(TargetExistsError(what, hint=hint, details={"database": target.database}), node)
-
-
 def _find_apart(targets: Iterable[Target], connections: Connections, obstacles: Obstacles) -> list[Target]:
     """The targets that are databases of their own; add those that are the same as one before."""
     apart: dict[str, Target] = {}
@@ -239,61 +183,6 @@ def place_of(target: Target, connection: psycopg.Connection[Any]) -> str:
 def server_of(connection: psycopg.Connection[Any]) -> str:
     """The server that was reached, as host (or folder of the socket) and port."""
     return f"{connection.info.host}:{connection.info.port}"
-
-
-def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> None:
-    """Raise TargetUnfitError unless our role may put the existing database aside, and end the sessions in it."""
-    role = read_role(target.node, connection)
-    if role.is_super:
-        return
-    row = connection.execute(OWNER_QUERY, (target.database,)).fetchone()
-    owner, is_super, is_owned = row or ("", False, True)
-    statements: list[str] = []
-    if not is_owned:
-        change = f"ALTER DATABASE {quote(target.database)} OWNER TO {role.quoted};"
-        statements += [change] if is_super else role.grant_membership(owner)
-    others = connection.execute(OTHERS_QUERY, (target.database,)).fetchall()
-    if not all(is_super for _, is_super in others):
-        statements += role.grant_membership("pg_signal_backend")
-    if supers := sorted({name for name, is_super in others if is_super}):
-        statements.append(comment(f"end the sessions of {', '.join(supers)}, or restore as a superuser"))
-    if statements:
-        reasons = [] if is_owned else ["does not own it"]
-        reasons += [f"may not end its sessions of {', '.join(sorted({name for name, _ in others}))}"] if others else []
-        raise TargetUnfitError(
-            f"node {target.node.id}: database {target.database} can't be put aside, because role {role.name}"
-            f" {' and '.join(reasons)}",
-            hint=statements,
-            details={"node": target.node.id, "database": target.database},
-        )
-
-
-def find_xml_columns(groups: Iterable[Group], states: Mapping[str, TableState]) -> list[str]:
-    """The groups' columns that contain XML, as `schema.table.column`; `states` are the tables' states by name."""
-    names: list[str] = []
-    for group in groups:
-        numbers = states[group.name].xml_columns if group.name in states else frozenset[int]()
-        columns = [one for one in group.columns if one.type in ("xml", "xml[]") or one.number in numbers]
-        names += [f"{group.name}.{column.name}" for column in columns]
-    return names
-
-
-def check_xml(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, columns: list[str]) -> None:
-    """Raise TargetUnfitError if there are XML `columns` and the target's server is built without XML support.
-
-    The server that the snapshot was taken from passes: if it is built without XML, these columns hold no values.
-    """
-    (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
-    try:
-        if columns and system != source.system_identifier:
-            connection.execute("SELECT '<a/>'::xml")
-    except psycopg.errors.FeatureNotSupported as error:
-        raise TargetUnfitError(
-            f"node {target.node.id}: its PostgreSQL is built without XML support, but the snapshot has XML in"
-            f" {list_some(columns, NAMED_MAX)}",
-            hint="restore to a server that is built with libxml, or restore only other tables: --group PATTERN",
-            details={"node": target.node.id, "columns": columns},
-        ) from error
 
 
 def databases(connection: psycopg.Connection[Any]) -> set[str]:

@@ -20,11 +20,11 @@ PARTS = {
     "verify foreign keys": RestoreStep.INDEXES,
     "set sequences": RestoreStep.SWAP,
 }
-# Of these a reading says how much is done.
-COUNTED = (RestoreStep.ROWS, RestoreStep.INDEXES)
-# A step's own pace counts by the square of the part that is done, from this part on in full; and by how long it was
-# seen: half of that after so many seconds. Readings come once a second, and phases of a step differ in pace.
-OWN_PACE_SHARE, SEEN_SECONDS = 0.5, 4.0
+# Of these steps a reading says how much is done. Their own pace counts by the square of the part that is done, from a
+# part on in full; and by how long it was seen: half of that after so many seconds. Readings come once a second, and the
+# phases of a step differ in pace: with few indexes rows are counted first, and sorts tell nothing.
+SEEN_SECONDS = {RestoreStep.ROWS: 4.0, RestoreStep.INDEXES: 60.0}
+OWN_PACE_SHARE = 0.5
 # The part of the estimate that has to pass until the pace so far counts as much as the estimate.
 TRUST_SHARE = 0.15
 # Steps of one restore that take as long as estimated differ by about so much: this says nothing of those that follow.
@@ -83,7 +83,7 @@ class RestorePace:
 
     def tell(self, reading: Reading) -> None:
         """Pass it on, with the operation, and how long the rest takes."""
-        if reading.total and not reading.node and self._step in COUNTED:
+        if reading.total and not reading.node and self._step in SEEN_SECONDS:
             with self._lock:
                 self._take(reading.done, reading.total)
         told = Reading(reading.done, reading.total, reading.unit, reading.node, self.operation, self.seconds_left())
@@ -137,7 +137,7 @@ class RestorePace:
         # Its pace is that of the work; what is slow to begin is not slow to go on.
         fixed = self.estimate.fixed.get(RestoreStep(self._step), 0.0)
         seen = elapsed - min(self._idle, fixed)
-        weight = min(done / OWN_PACE_SHARE, 1.0) ** 2 * seen / (seen + SEEN_SECONDS)
+        weight = min(done / OWN_PACE_SHARE, 1.0) ** 2 * seen / (seen + SEEN_SECONDS[RestoreStep(self._step)])
         # By the estimate the time that has not passed is left, or half of the work that is not done.
         left = weight * seen / done * (1 - done) + (1 - weight) * max(
             likely - elapsed, (likely - fixed) * (1 - done) / 2, 0.0

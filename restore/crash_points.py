@@ -1,6 +1,7 @@
-"""The crash points of a restore: one right after each effect that is visible from outside the process.
+"""The crash points of a restore: after its effects that are visible from outside the process.
 
-Each is reported to `Progress.reached`. A command that ends between two points leaves at most the effects of the first.
+Each is reported to `Progress.reached`. Between two points there may be an effect on each node: every database is made
+before its record, and closed, put back or dropped one after the other.
 """
 
 from __future__ import annotations

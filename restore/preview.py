@@ -13,6 +13,7 @@ import psycopg
 from msgspec import structs
 
 from fleet.config import Fleet
+from fleet.hints import SAME_TARGET
 from fleet.progress import Progress
 from fleet.some_names import list_some
 from restore.checked_ddl import CheckedDdl, read_all_ddl
@@ -34,6 +35,7 @@ from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_locales
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
+from restore.publishing import check_swappable, is_restored
 from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.run import RestoreRun, running
@@ -41,10 +43,12 @@ from restore.targets.database_records import Phase, list_databases
 from restore.targets.databases import find_closed, find_slots
 from restore.targets.target import Target, lock_targets, server_of
 from restore.targets.target_checks import check_target, check_xml, find_xml_columns
+from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError
 from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.large_objects import count_by_node
+from storage.errors import SnapshotError
 
 LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s"
 
@@ -99,7 +103,7 @@ def preview_resumed(
         store = source.store.open()
         found = find_resumable(store, request.name, provisional, locked, progress, settles=False)
         check_whole(found, provisional, locked, store)
-        plan = plan_resumed(source, target, found.last_record)
+        plan = _plan_shown(source, target, found)
         with running(plan, progress, locked) as run:
             run.records = dict(found.records)
             for one in run.find_stale():
@@ -108,12 +112,38 @@ def preview_resumed(
             left = [one for one in plan.targets if one not in done]
             preview = check_restore(plan, left, run.connections, run.folder, run.obstacles, run.find_begun())
             preview = with_replaced(preview, run)
+            check_all_swappable(run)
     return plan, preview
+
+
+def _plan_shown(source: Fleet, target: Fleet, found: UnfinishedRestore) -> RestorePlan:
+    """The plan of a restore that is resumed; one that is published needs none to end, but to be shown."""
+    try:
+        return plan_resumed(source, target, found.last_record)
+    except SnapshotError as error:
+        if not found.is_published:
+            raise
+        raise UnfinishedRestoreError(
+            f"{found.label()} has published all its databases, but can't be shown: {error.message}",
+            hint=[f"to end it: {found.last_record.command} --resume", SAME_TARGET],
+            details={"operation": found.last_record.operation},
+        ) from error
+
+
+def check_all_swappable(run: RestoreRun) -> None:
+    """Raise what `check_swappable` raises for the databases of a resumed restore that are ready for their names."""
+    if run.plan.request.scope.data_only:
+        return
+    for one in run.shards_in(Phase.FINISHED):
+        found = list_databases(run.connections[one.shard])
+        if not is_restored(found, one, run.operation):
+            check_swappable(one, found, run.records[one.shard])
 
 
 def with_replaced(preview: RestorePreview, run: RestoreRun) -> RestorePreview:
     """The preview of a restore that is resumed, with what it still replaces, and what is closed until it ends."""
-    unnamed = [one for one in run.plan.targets if not run.is_renamed(one)]
+    published = run.shards_in(Phase.PUBLISHED)
+    unnamed = [one for one in run.plan.targets if one not in published and not run.is_renamed(one)]
     closed = [f"nobody can connect to {one} until it is ended" for one in find_closed(unnamed, run.connections)]
     replaces = find_replaced(run.plan, run.connections, unnamed)
     return replace(preview, replaces=replaces, warnings=[*preview.warnings, *closed])
@@ -237,6 +267,8 @@ def find_replaced(
     plan: RestorePlan, connections: Mapping[str, psycopg.Connection[Any]], targets: Iterable[Target]
 ) -> list[str]:
     """What `--replace` ends, a line each: the databases that it puts aside, and the chains that go on in them."""
+    if not plan.request.replace:
+        return []
     lines: list[str] = []
     chains: set[str] = set()
     owners = read_slot_owners(plan.store.open())

@@ -48,7 +48,7 @@ def is_restored(found: Mapping[str, FoundDatabase], target: Target, operation: s
 def close_databases(targets: Iterable[Target], connections: Connections, records: Mapping[str, DatabaseRecord]) -> None:
     """Let nobody into the databases to be renamed, on any node, and end the sessions in them; `records` are by shard.
 
-    If a node refuses, all are opened again, and TargetUnfitError is raised. Raises RestoredMissingError, and
+    Raises TargetUnfitError if a node refuses: then the caller opens them all again. Raises RestoredMissingError, and
     TargetExistsError if a database with the real name was made meanwhile and is not to be replaced.
     """
     targets = list(targets)
@@ -58,21 +58,18 @@ def close_databases(targets: Iterable[Target], connections: Connections, records
         found = list_databases(connection)
         if is_restored(found, target, record.operation):
             return
-        _check_swappable(target, found, record)
+        check_swappable(target, found, record)
         if target.database in found:
             with refusing(target.node, f"database {target.database} can't be put aside"):
-                (prepared,) = connection.execute(PREPARED_QUERY, (target.database,)).fetchone() or (0,)
-                if prepared:
-                    raise _prepared_error(target, prepared)
+                check_nothing_prepared(target, connection)
                 _close(connection, target.database)
+                # A session may have prepared one before it was ended.
+                check_nothing_prepared(target, connection)
+                _check_nobody_inside(target, connection)
         with refusing(target.node, f"database {target.loading} can't be renamed"):
             _close(connection, target.loading)
 
-    try:
-        in_parallel(close, targets)
-    except BaseException:
-        open_databases(targets, connections)
-        raise
+    in_parallel(close, targets)
 
 
 def open_databases(targets: Iterable[Target], connections: Connections) -> list[str]:
@@ -98,7 +95,7 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
     found = list_databases(connection)
     if is_restored(found, target, record.operation):
         return target.aside in found
-    _check_swappable(target, found, record)
+    check_swappable(target, found, record)
     is_replacing = target.database in found
     steps = [(target.database, target.aside)] if is_replacing else []
     marked = structs.replace(record, aside=is_replacing)
@@ -106,7 +103,7 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
     return is_replacing
 
 
-def _check_swappable(target: Target, found: Mapping[str, FoundDatabase], record: DatabaseRecord) -> None:
+def check_swappable(target: Target, found: Mapping[str, FoundDatabase], record: DatabaseRecord) -> None:
     """Raise RestoredMissingError or TargetExistsError unless the database that was loaded may get the real name."""
     if target.loading not in found:
         raise RestoredMissingError(
@@ -135,6 +132,8 @@ def put_back(target: Target, connection: psycopg.Connection[Any], operation: str
     if target.aside in found and (steps or target.database not in found):
         steps.append((target.aside, target.database))
     if steps:
+        if target.database in found:
+            check_nothing_prepared(target, connection)
         _rename(target, connection, steps)
     elif target.database in found and not found[target.database].is_open:
         with refusing(target.node, f"database {target.database} can't be opened"):
@@ -188,13 +187,26 @@ def _set_open(connection: psycopg.Connection[Any], database: str, *, is_open: bo
     connection.execute(statement.format(sql.Identifier(database), sql.SQL(str(is_open).lower())))
 
 
-def _prepared_error(target: Target, prepared: int) -> TargetUnfitError:
-    return TargetUnfitError(
-        f"node {target.node.id}: database {target.database} can't be put aside: it has {prepared} prepared"
-        " transactions",
-        hint="commit them or roll them back (see pg_prepared_xacts), then repeat the command",
-        details={"node": target.node.id, "database": target.database},
-    )
+def _check_nobody_inside(target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Raise TargetUnfitError if sessions in the closed database have not ended in time."""
+    if left := [pid for (pid,) in connection.execute(f"SELECT a.pid {SESSIONS} ORDER BY 1", (target.database,))]:
+        raise TargetUnfitError(
+            f"node {target.node.id}: sessions {', '.join(map(str, left))} in database {target.database} do not end",
+            hint="end their processes on the server's machine, then repeat the command",
+            details={"node": target.node.id, "database": target.database, "sessions": left},
+        )
+
+
+def check_nothing_prepared(target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Raise TargetUnfitError if the database with the real name has prepared transactions: it can't be renamed."""
+    (prepared,) = connection.execute(PREPARED_QUERY, (target.database,)).fetchone() or (0,)
+    if prepared:
+        raise TargetUnfitError(
+            f"node {target.node.id}: database {target.database} can't be renamed: it has {prepared} prepared"
+            " transactions",
+            hint="commit them or roll them back (see pg_prepared_xacts), then repeat the command",
+            details={"node": target.node.id, "database": target.database},
+        )
 
 
 def end_published(

@@ -7,7 +7,7 @@ goes forward. Where a restore ends unfinished, its databases' records say how fa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from msgspec import structs
@@ -16,14 +16,14 @@ from fleet.config import Fleet
 from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.sessions import in_parallel
-from fleet.nodes.watch import REACHABLE, SilentNodeError
+from fleet.nodes.watch import REACHABLE, SilentNodeError, watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.estimates.pace import RestorePace
 from restore.existing_tables import publish_rows, remove_fillings
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
-from restore.preview import RestorePreview, check_restore, find_replaced, with_replaced
+from restore.preview import RestorePreview, check_all_swappable, check_restore, find_replaced, with_replaced
 from restore.publishing import clear_records, close_databases, end_published, open_databases, publish_database
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
@@ -31,13 +31,14 @@ from restore.rows.ledger import TablesInUseError
 from restore.run import RestoreRun, running
 from restore.targets.database_records import Phase
 from restore.targets.databases import end_chains, find_owner_changes
-from restore.targets.target import Target, lock_targets, naming_lost_nodes
-from restore.unfinished import settle_recorded
+from restore.targets.target import Connections, Target, ending_on_silence, lock_targets, naming_lost_nodes
+from restore.unfinished import UnfinishedRestore, settle_recorded
 from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
 from snapshots.operations.leases import HeldLease, hold_lease
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.spark_jobs import SparkSource
 from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
+from storage.store import ObjectStore
 
 Confirm = Callable[[list[str]], None]
 
@@ -97,24 +98,22 @@ def resume_restore(
     provisional = provisional_targets(target, request.scope.nodes)
     store = source.store.open()
     with ExitStack() as stack:
+        watch = stack.enter_context(watch_nodes(one.maintenance for one in provisional))
         locked = stack.enter_context(lock_targets(provisional))
+        early = stack.enter_context(ExitStack())
+        early.enter_context(ending_on_silence(watch, locked.values()))
         found = find_resumable(store, request.name, provisional, locked, progress, settles=True)
         check_whole(found, provisional, locked, store)
         if found.is_published:
             planned: RestoreReport | None = None
             with suppress(SnapshotError):
                 planned = plan_resumed(source, target, found.last_record).report()
-            filled = [one for one in provisional if found.is_filling and one.shard in found.records]
-            # What has its outcome in the store is not looked for any more; without a store the record is the outcome.
-            if found.last_record.in_store:
-                remove_fillings(filled, found.suffix)
-            report = end_published(store, target, found, provisional, locked, planned)
-            if not found.last_record.in_store:
-                remove_fillings(filled, found.suffix)
-            return report
+            return _end_published(store, target, found, provisional, locked, planned)
         plan = plan_resumed(source, target, found.last_record)
-        run = stack.enter_context(running(plan, progress, locked))
+        early.close()
+        run = stack.enter_context(running(plan, progress, locked, watch))
         run.records, run.report.is_resumed = dict(found.records), True
+        run.is_decided = found.is_decided(store)
         for one in run.find_stale():
             run.enter(one, Phase.CREATED, rows=0)
         chosen = [one for one in plan.targets if one not in run.shards_in(Phase.FINISHED, Phase.PUBLISHED)]
@@ -122,6 +121,7 @@ def resume_restore(
             run.end_loading(one)
         preview = check_restore(plan, chosen, run.connections, run.folder, run.obstacles, run.find_begun())
         preview = with_replaced(preview, run)
+        check_all_swappable(run)
         if announce:
             announce(plan, preview)
         for line in (*preview.warnings, *preview.replaces):
@@ -130,6 +130,24 @@ def resume_restore(
         _restore(run, preview, spark, is_resumed=True)
     run.report.seconds = time.monotonic() - began
     return run.report
+
+
+def _end_published(
+    store: ObjectStore,
+    target: Fleet,
+    found: UnfinishedRestore,
+    provisional: Sequence[Target],
+    locked: Connections,
+    planned: RestoreReport | None,
+) -> RestoreReport:
+    filled = [one for one in provisional if found.is_filling and one.shard in found.records]
+    # What has its outcome in the store is not looked for any more; without a store the record is the outcome.
+    if found.last_record.in_store:
+        remove_fillings(filled, found.suffix)
+    report = end_published(store, target, found, provisional, locked, planned)
+    if not found.last_record.in_store:
+        remove_fillings(filled, found.suffix)
+    return report
 
 
 def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is_resumed: bool) -> None:
@@ -238,8 +256,14 @@ def _add_hint(run: RestoreRun, error: BaseException) -> None:
     """Say how to end the restore that is left open."""
     scope = run.plan.request.scope
     command = restore_command(run.plan.request.name, scope.nodes)
-    may_undo = not (run.is_decided and scope.data_only)
-    lines = [f"to go on with it: {command} --resume", *[f"to undo it: {command} --abandon"] * may_undo, SAME_TARGET]
+    is_published = len(run.shards_in(Phase.PUBLISHED)) == len(run.plan.targets)
+    may_undo = not (run.is_decided if scope.data_only else is_published)
+    lines = [
+        # Before there is a record nobody can.
+        *[f"to go on with it: {command} --resume"] * bool(run.records),
+        *[f"to undo it: {command} --abandon"] * may_undo,
+        SAME_TARGET,
+    ]
     if isinstance(error, RestoreAbandonedError):
         lines = [f"wait until that command ends; if it was killed: {command} --abandon", SAME_TARGET]
     if isinstance(error, SilentNodeError):

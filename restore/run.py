@@ -38,7 +38,7 @@ from restore.targets.database_records import (
     write_record,
 )
 from restore.targets.databases import drop_database
-from restore.targets.target import Target, lock_targets, place_of, server_of, suffix_of
+from restore.targets.target import Target, lock_targets, place_of, server_of, start_of, suffix_of
 from snapshots.records.operation_records import Intent
 from storage.errors import SnapshotError
 
@@ -179,7 +179,8 @@ class RestoreRun:
         """The intent, with the databases that the restore makes, and their servers."""
         targets = [(target, self.connections[target.shard]) for target in self.plan.targets]
         places = tuple(place_of(target, connection) for target, connection in targets)
-        return structs.replace(self.plan.intent, targets=places, servers=tuple(server_of(one) for _, one in targets))
+        servers, started = (tuple(map(ask, (one for _, one in targets))) for ask in (server_of, start_of))
+        return structs.replace(self.plan.intent, targets=places, servers=servers, started=started)
 
     def find_begun(self) -> dict[str, BegunShard]:
         """What earlier processes have done, by shard."""
@@ -218,16 +219,19 @@ class RestoreRun:
 
 @contextmanager
 def running(
-    plan: RestorePlan, progress: Progress, locked: Mapping[str, psycopg.Connection[Any]] | None = None
+    plan: RestorePlan,
+    progress: Progress,
+    locked: Mapping[str, psycopg.Connection[Any]] | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[RestoreRun]:
     """Lock the targets and the fleet that they are of, and watch their nodes, while the block restores.
 
-    `locked` are the sessions that hold the targets' locks already. Raises what lock_targets and lock_target_fleet
-    raise.
+    `locked` are the sessions that hold the targets' locks already, and `watch` watches their nodes. Raises what
+    lock_targets and lock_target_fleet raise.
     """
     progress.step("check targets")
     with ExitStack() as stack:
-        watch = stack.enter_context(watch_nodes(target.maintenance for target in plan.targets))
+        watch = watch or stack.enter_context(watch_nodes(target.maintenance for target in plan.targets))
         obstacles = Obstacles()
         connections = locked or stack.enter_context(lock_targets(plan.targets, obstacles))
         reached = [target for target in plan.targets if target.shard in connections]

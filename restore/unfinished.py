@@ -15,9 +15,10 @@ from fleet.progress import Progress
 from fleet.some_names import list_some
 from restore.data_only.filling import find_fillings
 from restore.parts.scope import WHOLE, RestoreScope
-from restore.targets.database_records import DatabaseRecord, Phase, list_databases, parse_record
+from restore.remains import find_remains
+from restore.targets.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, parse_record
 from restore.targets.databases import is_shut, open_session
-from restore.targets.target import Target, place_of, suffix_of
+from restore.targets.target import Target, place_of, server_of, start_of, suffix_of
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import read_open_intents, record_outcome
 from snapshots.operations.restore_decisions import PUBLISH
@@ -38,13 +39,16 @@ class UnfinishedRestore:
 
     `databases` are its databases by shard, under the names that they have now, and `records` their records. A database
     whose process was gone before it had a record has none. `is_filling`: it loads rows into tables that existed before
-    it.
+    it. `foreign`: by shard where none is found, a database of its name that belongs to a role whose records do not
+    count, and that role. `doubled`: shards where two databases are of it, which no restore makes.
     """
 
     suffix: str
     is_filling: bool = False
     databases: dict[str, str] = field(default_factory=dict)
     records: dict[str, DatabaseRecord] = field(default_factory=dict)
+    foreign: dict[str, tuple[str, str]] = field(default_factory=dict)
+    doubled: set[str] = field(default_factory=set)
 
     @property
     def record(self) -> DatabaseRecord | None:
@@ -58,8 +62,8 @@ class UnfinishedRestore:
 
     @property
     def last_record(self) -> DatabaseRecord:
-        """The record of the database that is furthest; raise StopIteration if none has one."""
-        return next(iter(sorted(self.records.values(), key=lambda one: [*Phase].index(one.phase), reverse=True)))
+        """The record of the database that is furthest; raise ValueError if none has one."""
+        return max(self.records.values(), key=lambda one: [*Phase].index(one.phase))
 
     @property
     def shards(self) -> set[str]:
@@ -132,11 +136,14 @@ def find_unfinished(
     Notes schemas and databases that look like those of a restore but belong to others.
     """
     restores: dict[str, UnfinishedRestore] = {}
+    foreign: dict[str, dict[str, tuple[str, str]]] = {}
     for target in targets:
         for name, database in list_databases(connections[target.shard]).items():
             record = database.record
             is_loading = is_beside(name, target.database, LOADING)
-            if not database.is_trusted and (is_loading or (name == target.database and database.has_claim)):
+            if not database.is_trusted and (is_loading or (name == target.database and database.claim is not None)):
+                suffix = name.rsplit("_", 1)[-1] if is_loading else suffix_of(_claimed(database))
+                foreign.setdefault(suffix, {})[target.shard] = (name, database.owner)
                 progress.note(
                     f"{target.node.id}: database {name} looks like one of a restore, but belongs to role"
                     f" {database.owner}, and is left alone: only that role can resume or undo a restore of its own"
@@ -149,6 +156,8 @@ def find_unfinished(
             else:
                 continue
             found = restores.setdefault(suffix, UnfinishedRestore(suffix))
+            if target.shard in found.databases:
+                found.doubled.add(target.shard)
             # The real name, if it has that, is that of a later step.
             if name == target.database or target.shard not in found.databases:
                 found.databases[target.shard] = name
@@ -159,8 +168,15 @@ def find_unfinished(
             found.databases[target.shard] = target.database
             if record is not None:
                 found.records[target.shard] = record
+    for suffix, found in restores.items():
+        lacking = found.shards - found.databases.keys()
+        found.foreign = {shard: one for shard, one in foreign.get(suffix, {}).items() if shard in lacking}
     unfinished = [one for one in restores.values() if not one.is_over(store)]
     return sorted(unfinished, key=lambda one: one.record.operation if one.record else "")
+
+
+def _claimed(database: FoundDatabase) -> str:
+    return database.claim.operation if database.claim else ""
 
 
 def _find_filled(
@@ -200,16 +216,26 @@ def settle_recorded(
 
 
 def find_recorded(
-    store: ObjectStore, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+    store: ObjectStore,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    without: Iterable[str] = (),
 ) -> Iterator[tuple[Intent, bool]]:
     """The open restores into these targets of which the store knows, and whether they have decided to publish.
 
-    Without those into databases that our role can't enter: nobody knows what they have left there.
+    Without those into databases that our role can't enter: nobody knows what they have left there. And without those of
+    which anything is left, whoever owns it, or that were begun on servers that have another address and were started at
+    another time: of one server the other may be a physical copy. What is left of those with the suffixes `without` is
+    not looked at.
     """
     asked = [one for one in targets if not is_shut(one, connections[one.shard])]
     places = frozenset(place_of(target, connections[target.shard]) for target in asked)
+    servers, started = (frozenset(ask(connections[one.shard]) for one in asked) for ask in (server_of, start_of))
+    remains = find_remains(asked, connections).keys() - set(without)
     for intent in read_open_intents(store, skips_unreadable=True):
         made = intent.targets if isinstance(intent.targets, tuple) else ()
-        if intent.kind == RESTORE and made and places.issuperset(made):
+        at, since = (one if isinstance(one, tuple) else () for one in (intent.servers, intent.started))
+        is_here = places.issuperset(made) and (servers.issuperset(at) or bool(since and started.issuperset(since)))
+        if intent.kind == RESTORE and made and is_here and suffix_of(intent.operation) not in remains:
             decision = read_decision(store, intent.operation)
             yield intent, decision is not None and decision.decision == PUBLISH

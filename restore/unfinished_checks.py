@@ -13,8 +13,11 @@ from fleet.nodes.privileges import quote
 from fleet.progress import Progress
 from restore.targets.database_records import list_databases
 from restore.targets.databases import find_closed, is_shut
-from restore.targets.target import Connections, Target
+from restore.targets.target import Connections, Target, suffix_of
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished, settle_recorded
+from snapshots.operations.operation import read_open_intents
+from snapshots.operations.restore_decisions import PUBLISH
+from snapshots.records.operation_records import operation_key, read_decision
 from storage.errors import UsageError
 from storage.store import ObjectStore
 
@@ -34,15 +37,55 @@ def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
             raise UnfinishedRestoreError(
                 f"{found.label()} ended unfinished, and its database {found.databases[shard]} on {nodes[shard]} is that"
                 f" of {record.shard}, not of {shard}",
-                hint="the nodes had other addresses when it began: give them those that they had",
+                hint="give the --to FILE that the restore had, and its nodes the addresses that they had",
                 details={"operation": record.operation, "node": nodes[shard]},
             )
+    for shard in sorted(found.doubled):
+        raise UnfinishedRestoreError(
+            f"{found.label()} ended unfinished, and node {nodes[shard]} has two databases of it: the comment of"
+            f" {found.databases[shard]} is a copy",
+            hint="remove it from the one that the restore has not made, then repeat the command:"
+            f" COMMENT ON DATABASE {quote(found.databases[shard])} IS NULL;",
+            details={"databases": found.databases, "node": nodes[shard]},
+        )
+    for shard, (name, owner) in sorted(found.foreign.items()):
+        raise UnfinishedRestoreError(
+            f"{found.label()} ended unfinished, and database {name} on {nodes[shard]} belongs to role {owner}, so that"
+            " it is not known what it is",
+            hint="if it is the restore's, give it back to the role that restores, with ALTER DATABASE … OWNER TO; if it"
+            " is not, drop or rename it; then repeat the command",
+            details={"databases": found.databases, "node": nodes[shard]},
+        )
     if unreadable := sorted(found.databases.keys() - found.records.keys()) if found.is_filling else []:
         where = ", ".join(f"database {found.databases[shard]} of {shard}" for shard in unreadable)
         raise UnfinishedRestoreError(
             f"{found.label()} ended unfinished, and its record in {where} can't be read",
             hint="resume or undo it with the version of Cutline that began it",
             details={"databases": found.databases},
+        )
+
+
+def check_recorded(found: UnfinishedRestore, store: ObjectStore) -> None:
+    """Raise UnfinishedRestoreError if another store has the decision, or this one has it and the record is gone."""
+    record = found.record
+    if record is None:
+        for intent in read_open_intents(store, skips_unreadable=True):
+            decision = read_decision(store, intent.operation) if suffix_of(intent.operation) == found.suffix else None
+            if decision is not None and decision.decision == PUBLISH:
+                where = ", ".join(f"{name} of {shard}" for shard, name in sorted(found.databases.items()))
+                raise UnfinishedRestoreError(
+                    f"restore {intent.operation} has decided to publish, and its record, the comment of {where}, is"
+                    " gone",
+                    hint="rename the database to its real name, if it is the restored one, or drop it; then repeat the"
+                    " command",
+                    details={"operation": intent.operation},
+                )
+        return
+    if record.in_store and not store.exists(operation_key(record.operation, "intent")):
+        raise UnfinishedRestoreError(
+            f"{found.label()} is of another store: {store.url} does not know it",
+            hint="give the --fleet FILE whose store has the snapshot: it also has the restore's decision",
+            details={"operation": record.operation, "store": store.url},
         )
 
 
@@ -207,11 +250,11 @@ def find_resumable(
         )
     (found,) = unfinished
     check_readable(found, targets)
+    check_recorded(found, store)
     if found.record is None or found.is_abandoned:
         what = "is being undone" if found.is_abandoned else "ended before it recorded anything"
-        raise UnfinishedRestoreError(
-            f"{found.label()} {what}", hint=f"run: {restore_command(name, found.scope.nodes)} --abandon"
-        )
+        command = found.record.command if found.record else restore_command(name, found.scope.nodes)
+        raise UnfinishedRestoreError(f"{found.label()} {what}", hint=f"run: {command} --abandon")
     if found.record.snapshot != name:
         raise UnfinishedRestoreError(
             f"the unfinished restore is of snapshot {found.record.snapshot}, not of {name}",

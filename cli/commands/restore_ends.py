@@ -26,15 +26,15 @@ from storage.errors import RefusedError, SnapshotError, UsageError
 RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
 # A command that names its target itself.
 ELSEWHERE = re.compile(r" --(?:to|drill)\b")
-# The last command of a hint's line; one with `or:` can't take another word at its end.
-RESTORE_COMMAND = re.compile(r"snapshot restore \S+(?: (?!or:)\S+)*$")
+# A command in a hint, up to what follows it: `; and …` or, after three spaces, `or: --option`.
+RESTORE_COMMAND = re.compile(r"snapshot restore [^\s;]+(?: (?!or:)[^\s;]+)*(?=;|$| {3})")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
 # By field of the report: what has been done, and what would be.
 ABANDON_LINES = {
     "operations": ("restore {} is undone", "restore {} would be undone"),
     "done": (
-        "restore {} had published all its databases, and is recorded as done",
-        "restore {} has published all its databases, and would be recorded as done",
+        "restore {} had decided to publish, and nothing of it is left to be ended: it is recorded as done",
+        "restore {} has decided to publish, and nothing of it is left to be ended: it would be recorded as done",
     ),
     "put_back": (
         "previous database has its name again on {}",
@@ -84,14 +84,14 @@ def naming_target(to: Path | None) -> Iterator[None]:
     try:
         yield
     except SnapshotError as error:
-        given = f" --to {shlex.quote(str(to))}" if to else ""
-        lines = [
-            f"{line}{given}" if (found := RESTORE_COMMAND.search(line)) and not ELSEWHERE.search(found[0]) else line
-            for line in error.hint.split("\n")
-            if line != SAME_TARGET
-        ]
-        error.hint = "\n".join(lines)
+        error.hint = "\n".join(name_target(line, to) for line in error.hint.split("\n") if line != SAME_TARGET)
         raise
+
+
+def name_target(line: str, to: Path | None) -> str:
+    """The line of a hint with the target in every command that ends a restore and names none."""
+    given = f" --to {shlex.quote(str(to))}" if to else ""
+    return RESTORE_COMMAND.sub(lambda found: found[0] if ELSEWHERE.search(found[0]) else f"{found[0]}{given}", line)
 
 
 def check_ends(words: list[str], request: RestoreRequest) -> None:

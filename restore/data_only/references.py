@@ -60,21 +60,29 @@ SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname) || ', whic
  WHERE c.relowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
 # What loading a row and verifying its keys runs: the tables' types, what defaults, constraints, indexes and partition
-# keys use, and what these consist of or use themselves. Of the calls in a function's text the server does not know.
+# keys use, and what these consist of or use themselves. Of the calls in a function's text the server does not know. A
+# cast within an expression is recorded as its function; the values of keys are cast to the types of their operators and
+# to text. Anybody may make another cast to a built-in type, which nothing here runs.
 CODE_QUERY = f"""
 WITH RECURSIVE {OWN}, {TRUSTED},
+key_types (oid) AS (
+    SELECT part.oid FROM pg_constraint k CROSS JOIN LATERAL (
+           SELECT a.atttypid FROM (VALUES (k.conrelid, k.conkey), (k.confrelid, k.confkey)) AS end_of (relid, columns)
+             JOIN pg_attribute a ON a.attrelid = end_of.relid AND a.attnum = ANY (end_of.columns)
+           UNION SELECT unnest(ARRAY[o.oprleft, o.oprright]) FROM pg_operator o WHERE o.oid = ANY (k.conpfeqop)
+           UNION SELECT 'text'::regtype) AS part (oid)
+     WHERE k.contype = 'f' AND (k.conrelid IN (SELECT relid FROM own) OR k.confrelid IN (SELECT relid FROM own))
+    UNION SELECT part.oid FROM key_types JOIN pg_type t ON t.oid = key_types.oid
+          CROSS JOIN LATERAL (VALUES (t.typbasetype), (t.typelem)) AS part (oid) WHERE part.oid <> 0),
 of_tables (classid, objid) AS (
     SELECT 'pg_class'::regclass::oid, relid FROM own
     UNION ALL SELECT 'pg_class'::regclass, i.indexrelid FROM pg_index i WHERE i.indrelid IN (SELECT relid FROM own)
     UNION ALL SELECT 'pg_attrdef'::regclass, d.oid FROM pg_attrdef d WHERE d.adrelid IN (SELECT relid FROM own)
     UNION ALL SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint k
                WHERE k.conrelid IN (SELECT relid FROM own) OR k.confrelid IN (SELECT relid FROM own)
-    UNION ALL SELECT 'pg_type'::regclass, a.atttypid
-                FROM pg_constraint k CROSS JOIN LATERAL (
-                     SELECT conrelid, conkey UNION ALL SELECT confrelid, confkey) AS end_of (relid, columns)
-                JOIN pg_attribute a ON a.attrelid = end_of.relid AND a.attnum = ANY (end_of.columns)
-               WHERE k.contype = 'f'
-                 AND (k.conrelid IN (SELECT relid FROM own) OR k.confrelid IN (SELECT relid FROM own))),
+    UNION ALL SELECT 'pg_type'::regclass, oid FROM key_types
+    UNION ALL SELECT 'pg_proc'::regclass, c.castfunc FROM pg_cast c
+               WHERE c.castsource IN (SELECT oid FROM key_types) AND c.casttarget IN (SELECT oid FROM key_types)),
 code (classid, objid) AS (
     SELECT classid, objid FROM of_tables
     UNION SELECT part.classid, part.objid FROM code CROSS JOIN LATERAL (
@@ -86,8 +94,6 @@ code (classid, objid) AS (
           UNION ALL SELECT 'pg_type'::regclass, a.atttypid FROM pg_type t JOIN pg_attribute a ON a.attrelid = t.typrelid
                      WHERE code.classid = 'pg_type'::regclass AND t.oid = code.objid
                        AND a.attnum > 0 AND NOT a.attisdropped
-          UNION ALL SELECT 'pg_proc'::regclass, c.castfunc FROM pg_cast c
-                     WHERE code.classid = 'pg_type'::regclass AND code.objid IN (c.castsource, c.casttarget)
           UNION ALL SELECT 'pg_proc'::regclass, f.amproc
                       FROM pg_opclass o JOIN pg_amproc f ON f.amprocfamily = o.opcfamily
                      WHERE code.classid = 'pg_opclass'::regclass AND o.oid = code.objid

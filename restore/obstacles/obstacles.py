@@ -44,7 +44,8 @@ class Obstacles:
         """Raise the obstacle, or one error with all of them, if there are any.
 
         A single one is raised as it is. Several of one kind are an error of that kind, others an ObstaclesError; its
-        `details["obstacles"]` has node, kind, message and hint of each.
+        `details["obstacles"]` has node, kind, message and hint of each. Those that say the same are one in the message,
+        with their nodes.
         """
         if len(self.found) == 1:
             raise self.found[0]

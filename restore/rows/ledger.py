@@ -18,7 +18,7 @@ COUNTED_AT_ONCE = 100
 
 
 class LoadError(RefusedError):
-    """A target node refused rows, or holds another number of rows than were loaded; the restore is undone."""
+    """A target node refused rows, or holds another number of rows than were loaded."""
 
 
 class TablesInUseError(RefusedError):

@@ -25,7 +25,7 @@ from restore.parts.scope import WHOLE, RestoreScope
 
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database'), pg_get_userbyid(d.datdba),
-       d.datdba IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
+       d.datdba IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user), d.datconnlimit <> -2
   FROM pg_database d ORDER BY 1
 """
 
@@ -97,26 +97,29 @@ class FoundDatabase:
     """A database of a server: whether it accepts connections, its owner, and its record if a restore made it.
 
     A record counts only if our role or a superuser owns the database (`is_trusted`): its owner writes the comment, and
-    anybody with CREATEDB may make a database of any name. `has_claim`: its comment is a record, whether that counts or
-    not.
+    anybody with CREATEDB may make a database of any name. `claim` is the record in its comment, whether that counts or
+    not. `is_valid`: no interrupted DROP DATABASE has left it.
     """
 
     name: str
     is_open: bool
-    record: DatabaseRecord | None
+    claim: DatabaseRecord | None
     owner: str
     is_trusted: bool
-    has_claim: bool
+    is_valid: bool = True
+
+    @property
+    def record(self) -> DatabaseRecord | None:
+        """The record, if it counts."""
+        return self.claim if self.is_trusted else None
 
 
 def list_databases(connection: psycopg.Connection[Any]) -> Mapping[str, FoundDatabase]:
     """The databases of the server, by name."""
     rows = connection.execute(DATABASES_QUERY).fetchall()
     found: dict[str, FoundDatabase] = {}
-    for name, is_open, comment, owner, is_trusted in rows:
-        record = _parse_comment(comment)
-        counts = record if is_trusted else None
-        found[name] = FoundDatabase(name, is_open, counts, owner, is_trusted, record is not None)
+    for name, is_open, comment, owner, is_trusted, is_valid in rows:
+        found[name] = FoundDatabase(name, is_open, _parse_comment(comment), owner, is_trusted, is_valid)
     return found
 
 

@@ -108,8 +108,15 @@ def _provider(source: NodeIdentity) -> sql.Composable:
 
 def drop_database(target: Target, connection: psycopg.Connection[Any], name: str) -> None:
     """Drop a database of the target's server, if it exists; raise TargetUnfitError, NodeUnreachableError."""
-    with refusing(target.node, f"database {name} can't be dropped"):
-        _drop(connection, name)
+    try:
+        with refusing(target.node, f"database {name} can't be dropped"):
+            _drop(connection, name)
+    except psycopg.errors.WrongObjectType as error:
+        raise TargetUnfitError(
+            f"node {target.node.id}: database {name} can't be dropped: {shorten_message(error)}",
+            hint=f"if nobody needs it as a template: ALTER DATABASE {quote(name)} IS_TEMPLATE false;",
+            details={"node": target.node.id, "database": name},
+        ) from error
 
 
 def _drop(connection: psycopg.Connection[Any], name: str) -> None:

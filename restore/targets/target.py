@@ -1,10 +1,11 @@
-"""Where a restore goes: the target of every shard, and the checks of its server."""
+"""Where a restore goes: the target of every shard, and the sessions that lock it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -22,6 +23,8 @@ from fleet.nodes.connections import (
 from fleet.nodes.lock import lock_key, take_lock
 from fleet.nodes.problems import GRANT, raising_unfit
 from fleet.nodes.sessions import in_parallel
+from fleet.nodes.shut_down import shut_down
+from fleet.nodes.watch import Watch
 from restore.obstacles.obstacles import Obstacles
 from storage.errors import RefusedError, UsageError
 
@@ -29,6 +32,7 @@ LOCK_NAME = "restore"
 # The sessions in the maintenance databases that hold the targets' locks, by shard.
 Connections = Mapping[str, psycopg.Connection[Any]]
 
+START_QUERY = "SELECT pg_postmaster_start_time()::text"
 SYSTEM_QUERY = "SELECT system_identifier::text FROM pg_control_system()"
 # The sessions that have to end before a database is renamed. Those without a user are autovacuum's: only superusers may
 # end them, and PostgreSQL itself ends them where it has to.
@@ -142,6 +146,15 @@ def close_all(connections: Connections) -> None:
 
 
 @contextmanager
+def ending_on_silence(watch: Watch, connections: Iterable[psycopg.Connection[Any]]) -> Iterator[None]:
+    """While the block runs, shut all these sessions down when a node falls silent or the command is interrupted."""
+    with ExitStack() as stack:
+        for connection in connections:
+            stack.enter_context(watch.on_silence(partial(shut_down, connection)))
+        yield
+
+
+@contextmanager
 def naming_lost_nodes(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> Iterator[None]:
     """Raise NodeUnreachableError naming the node if its session, by shard, is lost in the block."""
     try:
@@ -178,6 +191,12 @@ def place_of(target: Target, connection: psycopg.Connection[Any]) -> str:
     """What identifies the target's database among all servers."""
     (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
     return f"{system}/{target.database}"
+
+
+def start_of(connection: psycopg.Connection[Any]) -> str:
+    """When the server was started, to the microsecond."""
+    (start,) = connection.execute(START_QUERY).fetchone() or ("",)
+    return str(start)
 
 
 def server_of(connection: psycopg.Connection[Any]) -> str:

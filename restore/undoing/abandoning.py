@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -16,7 +16,7 @@ from restore.data_only.filling import Filling
 from restore.publishing import open_databases, put_back
 from restore.targets.database_records import Phase, list_databases, record_text, write_record
 from restore.targets.databases import drop_database, find_closed
-from restore.targets.target import Connections, Target
+from restore.targets.target import Target, suffix_of
 from restore.undoing.undoable import Undoable, find_entered, hold_undoable
 from restore.unfinished import (
     UnfinishedRestore,
@@ -28,7 +28,9 @@ from restore.unfinished_checks import NONE_UNFINISHED, WHERE_UNFINISHED
 from snapshots.operations.operation import is_open, record_outcome
 from snapshots.operations.restore_decisions import ABANDON, PUBLISH, decide_restore
 from snapshots.records.operation_records import read_intent
-from storage.store import ObjectMissingError, ObjectStore
+
+# Before the suffix of an id of which no more is known.
+CUT = "…"
 
 
 @dataclass(slots=True)
@@ -72,12 +74,13 @@ def abandon_restore(
         # The newest first: it may have replaced what an older one published.
         for one in reversed(undoable.found):
             if one.is_filling:
-                _empty_filled(store, one, own[one.suffix], undoable.inside, progress, report)
+                _empty_filled(undoable, one, progress, report)
             else:
-                _abandon(store, one, own[one.suffix], undoable.connections, progress, report)
+                _abandon(undoable, one, progress, report)
         _open_left(undoable, progress)
         report.done, made_nothing = settle_recorded(store, undoable.targets, undoable.connections)
-        report.operations += made_nothing
+        # Of one without a record only the suffix was known.
+        report.operations = [one for one in report.operations if not _is_named(one, made_nothing)] + made_nothing
         left = find_closed(undoable.targets, undoable.connections)
         report.opened = [one for one in closed if one not in left]
     return _checked(report)
@@ -107,7 +110,8 @@ def preview_abandon(
                     report.dropped.append(f"{place.node.id}: {place.loading}")
                 if place.aside in list_databases(undoable.connections[place.shard]):
                     report.put_back.append(f"{place.node.id}: {place.database}")
-        for intent, is_done in find_recorded(undoable.store, undoable.targets, undoable.connections):
+        for intent, is_done in find_recorded(undoable.store, undoable.targets, undoable.connections, undoable.own):
+            report.operations = [one for one in report.operations if not _is_named(one, [intent.operation])]
             if intent.operation not in report.operations:
                 (report.done if is_done else report.operations).append(intent.operation)
     return _checked(report), entered
@@ -120,30 +124,28 @@ def _checked(report: AbandonReport) -> AbandonReport:
 
 
 def _label_of(found: UnfinishedRestore) -> str:
-    return found.record.operation if found.record else f"…{found.suffix}"
+    return found.record.operation if found.record else f"{CUT}{found.suffix}"
 
 
-def _empty_filled(
-    store: ObjectStore,
-    found: UnfinishedRestore,
-    targets: list[Target],
-    inside: Connections,
-    progress: Progress,
-    report: AbandonReport,
-) -> None:
-    """Undo a restore of rows alone; `inside` are sessions in the databases."""
+def _is_named(label: str, operations: Iterable[str]) -> bool:
+    """Whether the label is that of a restore without a record, and one of these operations is that restore."""
+    return label.startswith(CUT) and any(label == f"{CUT}{suffix_of(one)}" for one in operations)
+
+
+def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progress, report: AbandonReport) -> None:
+    """Undo a restore of rows alone."""
+    store, targets, inside = undoable.store, undoable.own[found.suffix], undoable.inside
     record, intent = found.last_record, None
     if record.in_store:
-        with suppress(ObjectMissingError):
-            intent = read_intent(store, record.operation)
-            if decide_restore(store, intent, ABANDON) == PUBLISH:
-                raise UnfinishedRestoreError(
-                    f"{found.label()} has decided that its rows stay, and can't be undone",
-                    hint=f"to end it: {record.command} --resume",
-                )
+        intent = read_intent(store, record.operation)
+        if decide_restore(store, intent, ABANDON) == PUBLISH:
+            raise UnfinishedRestoreError(
+                f"{found.label()} has decided that its rows stay, and can't be undone",
+                hint=f"to end it: {record.command} --resume",
+            )
 
     def mark(target: Target) -> None:
-        one = structs.replace(found.records.get(target.shard, record), phase=Phase.ABANDONED)
+        one = structs.replace(found.records[target.shard], phase=Phase.ABANDONED)
         Filling(target.node.id, inside[target.shard], found.suffix).write(record_text(one))
         progress.reached(RestoreCrashPoint.ABANDONED, node=target.node.id)
 
@@ -153,27 +155,20 @@ def _empty_filled(
 
     # From the first mark on nobody can resume it.
     for work in (mark, empty):
-        in_parallel(work, targets)
+        in_parallel(work, targets, undoable.watch.end_all)
     if intent is not None and is_open(store, record.operation):
         record_outcome(store, intent, "failed", "abandoned")
     report.operations.append(record.operation)
 
 
-def _abandon(
-    store: ObjectStore,
-    found: UnfinishedRestore,
-    targets: list[Target],
-    connections: Connections,
-    progress: Progress,
-    report: AbandonReport,
-) -> None:
+def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, report: AbandonReport) -> None:
+    store, targets, connections = undoable.store, undoable.own[found.suffix], undoable.connections
     operation = found.record.operation if found.record else ""
     intent, was_publishing = None, False
     if found.record is not None and found.record.in_store:
-        with suppress(ObjectMissingError):
-            intent = read_intent(store, operation)
-            # A process that was only suspended ends by this, unless it has decided to publish: then that is undone.
-            was_publishing = decide_restore(store, intent, ABANDON) == PUBLISH
+        intent = read_intent(store, operation)
+        # A process that was only suspended ends by this, unless it has decided to publish: then that is undone.
+        was_publishing = decide_restore(store, intent, ABANDON) == PUBLISH
 
     def mark(target: Target) -> None:
         if record := found.records.get(target.shard):
@@ -199,14 +194,26 @@ def _abandon(
             record_outcome(store, intent, "failed", "abandoned")
 
     # From the first mark on nobody can resume it, and it is dropped only when all old databases are back.
-    for work in (mark, undo):
-        in_parallel(work, targets)
+    in_parallel(mark, targets, undoable.watch.end_all)
+    with _opening(undoable, targets, progress):
+        in_parallel(undo, targets, undoable.watch.end_all)
     if was_publishing:
         # Once nothing is left, its decision would say that it was published.
         end()
-    in_parallel(drop, targets)
+    in_parallel(drop, targets, undoable.watch.end_all)
     end()
     report.operations.append(_label_of(found))
+
+
+@contextmanager
+def _opening(undoable: Undoable, targets: list[Target], progress: Progress) -> Iterator[None]:
+    """If the block fails, let everybody into the databases that it may have closed."""
+    try:
+        yield
+    except BaseException:
+        for line in open_databases(targets, undoable.connections):
+            progress.note(line)
+        raise
 
 
 def _open_left(undoable: Undoable, progress: Progress) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from fleet.config import Fleet
 from fleet.nodes.beside import OldDatabase, read_old
 from fleet.nodes.sessions import in_parallel
+from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from restore.plan import provisional_targets
+from restore.remains import find_remains
 from restore.targets.databases import drop_database
-from restore.targets.target import Connections, Target, lock_targets
+from restore.targets.target import Connections, Target, ending_on_silence, lock_targets
+from restore.unfinished import UnfinishedRestoreError
 from restore.unfinished_checks import check_no_unfinished
 
 
@@ -27,16 +31,16 @@ def discard_old(
 
     `confirm` is given them before, and may raise. Raises UnfinishedRestoreError: an unfinished restore may need them.
     """
-    with _old_databases(source, target, name, progress, nodes) as (found, connections):
-        listed = [old for databases in found.values() for old in databases]
+    with _old_databases(source, target, name, progress, nodes) as aside:
+        listed = aside.listed
         confirm(listed)
         progress.step("drop databases")
 
         def drop(one: Target) -> None:
-            for old in found[one]:
-                drop_database(one, connections[one.shard], old.database)
+            for old in aside.found[one]:
+                drop_database(one, aside.connections[one.shard], old.database)
 
-        in_parallel(drop, list(found))
+        in_parallel(drop, list(aside.found), aside.watch.end_all)
     return listed
 
 
@@ -44,16 +48,43 @@ def find_old(
     source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...] = ()
 ) -> list[OldDatabase]:
     """The databases that `discard_old` would drop; raises what that raises."""
-    with _old_databases(source, target, name, progress, nodes) as (found, _):
-        return [old for databases in found.values() for old in databases]
+    with _old_databases(source, target, name, progress, nodes) as aside:
+        return aside.listed
+
+
+@dataclass(frozen=True, slots=True)
+class _OldDatabases:
+    """The databases that were put aside, by target; the sessions that hold the targets, and what ends these."""
+
+    found: Mapping[Target, list[OldDatabase]]
+    connections: Connections
+    watch: Watch
+
+    @property
+    def listed(self) -> list[OldDatabase]:
+        return [old for databases in self.found.values() for old in databases]
 
 
 @contextmanager
 def _old_databases(
     source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]
-) -> Iterator[tuple[Mapping[Target, list[OldDatabase]], Connections]]:
+) -> Iterator[_OldDatabases]:
     progress.step("find databases put aside")
     targets = provisional_targets(target, nodes)
-    with lock_targets(targets) as connections:
+    with (
+        watch_nodes(one.maintenance for one in targets) as watch,
+        lock_targets(targets) as connections,
+        ending_on_silence(watch, connections.values()),
+    ):
         check_no_unfinished(source.store.open(), name, targets, connections, progress)
-        yield {one: read_old(one.node, connections[one.shard]) for one in targets}, connections
+        aside = _OldDatabases({one: read_old(one.node, connections[one.shard]) for one in targets}, connections, watch)
+        remains = find_remains(targets, connections)
+        for old in aside.listed:
+            if (left := remains.get(old.database.rsplit("_", 1)[-1])) is not None:
+                raise UnfinishedRestoreError(
+                    f"{old.node}: database {old.database} was put aside by a restore that ended unfinished: it left"
+                    f" {left}",
+                    hint="let the role that began it end it",
+                    details={"node": old.node, "database": old.database},
+                )
+        yield aside

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 from fleet.config import Fleet
 from fleet.hints import restore_command
+from fleet.nodes.privileges import quote
+from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from restore.plan import provisional_targets
-from restore.publishing import is_restored
+from restore.publishing import check_nothing_prepared, is_restored
 from restore.run import lock_target_fleet
 from restore.targets.database_records import list_databases
-from restore.targets.target import Connections, Target, lock_targets
+from restore.targets.target import Connections, Target, ending_on_silence, lock_targets
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished
-from restore.unfinished_checks import check_readable, check_whole
+from restore.unfinished_checks import check_readable, check_recorded, check_whole
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 
@@ -28,12 +30,13 @@ class OldDatabaseMissingError(RefusedError):
 class Undoable:
     """The unfinished restores of the targets' databases, each with its own targets, by suffix, and what holds them.
 
-    `inside` are sessions in the databases, if there are tables to empty.
+    `inside` are sessions in the databases, if there are tables to empty. `watch` ends all of them if a node is silent.
     """
 
     store: ObjectStore
     targets: tuple[Target, ...]
     connections: Connections
+    watch: Watch
     inside: Connections
     found: list[UnfinishedRestore]
     own: Mapping[str, list[Target]]
@@ -46,7 +49,12 @@ def hold_undoable(
     """Hold the targets and find what can be undone there; raises what abandon_restore raises."""
     progress.step("find unfinished restores")
     targets, store = provisional_targets(target, nodes), source.store.open()
-    with lock_targets(targets) as connections, lock_target_fleet(target, targets, connections) as inside:
+    with (
+        watch_nodes(one.maintenance for one in targets) as watch,
+        lock_targets(targets) as connections,
+        lock_target_fleet(target, targets, connections) as inside,
+        ending_on_silence(watch, (*connections.values(), *inside.values())),
+    ):
         found = find_unfinished(store, targets, connections, progress)
         own = {
             one.suffix: [
@@ -58,10 +66,11 @@ def hold_undoable(
         }
         for one in found:
             check_readable(one, targets)
+            check_recorded(one, store)
             _check_undoable(store, one, name)
             check_whole(one, targets, connections, store, undoes=True)
             _check_old_are_there(one, own[one.suffix], connections)
-        yield Undoable(store, targets, connections, inside, found, own)
+        yield Undoable(store, targets, connections, watch, inside, found, own)
 
 
 def find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[str]:
@@ -94,14 +103,25 @@ def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> 
 
 
 def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:
+    """Raise what keeps an old database from getting its name back, before anything is marked as undone."""
     for target in targets:
-        databases, record = list_databases(connections[target.shard]), found.records.get(target.shard)
-        if not record or not record.aside or not is_restored(databases, target, record.operation):
+        connection, record = connections[target.shard], found.records.get(target.shard)
+        databases = list_databases(connection)
+        if not record or not is_restored(databases, target, record.operation):
             continue
-        if target.aside not in databases:
-            raise OldDatabaseMissingError(
-                f"node {target.node.id}: database {target.aside}, which the restore put aside, is gone: the old"
-                " databases can't be put back on all nodes",
-                hint=f"to finish the restore instead: {record.command} --resume",
-                details={"node": target.node.id, "database": target.aside},
-            )
+        check_nothing_prepared(target, connection)
+        if not record.aside or (target.aside in databases and databases[target.aside].is_valid):
+            continue
+        is_gone = target.aside not in databases
+        finish = f"to finish the restore instead: {record.command} --resume"
+        if found.is_abandoned:
+            # Nobody can finish it any more.
+            finish = f"if it is lost for good, make an empty one: CREATE DATABASE {quote(target.aside)};"
+        why = "is gone" if is_gone else "is invalid, as an interrupted DROP DATABASE leaves it"
+        drop = [] if is_gone else [f"DROP DATABASE {quote(target.aside)};"]
+        raise OldDatabaseMissingError(
+            f"node {target.node.id}: database {target.aside}, which the restore put aside, {why}: the old databases"
+            " can't be put back on all nodes",
+            hint=[*drop, finish],
+            details={"node": target.node.id, "database": target.aside},
+        )

@@ -99,7 +99,7 @@ def hold_lease(
     """
     by = own_label(intent.kind, intent.snapshot) if isinstance(intent.by, UnsetType) else intent.by
     intent = structs.replace(intent, expires_at=_expiry(), by=by)
-    held = HeldLease(is_stored=False)
+    held, is_unsure = HeldLease(is_stored=False), False
     number = 1
     try:
         if is_resumed:
@@ -108,6 +108,7 @@ def hold_lease(
             begin(store, intent)
         held.is_stored = True
     except (UnreachableError, StoreUnfitError, IndeterminateError) as error:
+        is_unsure = isinstance(error, IndeterminateError)
         progress.note(
             f"snapshot {intent.snapshot} is not protected from deletion while it is read: its lease could not be stored"
             f" ({error.message})"
@@ -117,14 +118,15 @@ def hold_lease(
         with _renewing(store, intent, progress, number) if held.is_stored else nullcontext():
             yield held
     except BaseException as error:
-        if held.is_stored and not held.stays_open:
+        if not held.stays_open and (held.is_stored or is_unsure):
             with suppress(SnapshotError):
                 record_outcome(store, intent, "failed", reason_of(error))
         # The errors of a restore whose objects are deleted while it reads them.
         if isinstance(error, ObjectMissingError | ObjectDamagedError):
             _check_not_removed(store, intent)
         raise
-    if held.is_stored:
+    # An intent whose answer was lost may be stored: without an outcome it would be taken for that of a dead restore.
+    if held.is_stored or is_unsure:
         try:
             record_outcome(store, intent, "done", figures=held.figures)
         except (UnreachableError, IndeterminateError) as error:

@@ -33,7 +33,8 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     older version made. `terminal`: the operation may leave the fleet read-only. Only creates have `fleet_id`, that of
     the store, and only restores `expires_at`, when the lease first expires, `by`, the label of the command
     (fleet.label), `targets`, the databases that it makes, as `system identifier/name`, `servers`, where these are, as
-    `host:port` or `folder of the socket:port`, and `only_nodes`: it was asked for `nodes` alone.
+    `host:port` or `folder of the socket:port`, `started`, when these were started, for a physical copy of a server has
+    its system identifier, and `only_nodes`: it was asked for `nodes` alone.
     """
 
     operation: str
@@ -50,6 +51,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     by: str | UnsetType = UNSET
     targets: tuple[str, ...] | UnsetType = UNSET
     servers: tuple[str, ...] | UnsetType = UNSET
+    started: tuple[str, ...] | UnsetType = UNSET
     only_nodes: bool | UnsetType = UNSET
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,11 +19,17 @@ from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, ho
 from snapshots.operations.operation import begin, is_open, new_operation, read_open_intents
 from snapshots.records.commits import SnapshotMissingError
 from snapshots.records.documents import ManifestError, seal
-from snapshots.records.operation_records import Intent, LeaseRenewal, operation_key, write_operation_record
+from snapshots.records.operation_records import (
+    Intent,
+    LeaseRenewal,
+    operation_key,
+    read_outcome,
+    write_operation_record,
+)
 from snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
 from storage.local import LocalStore
 from storage.memory import InMemoryStore
-from storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
+from storage.store import AnswerLostError, ObjectMissingError, ObjectStore, StoreUnreachableError
 from tests.unit.made_commits import mark, memory, unused_url
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -265,3 +272,26 @@ def test_an_object_that_is_missing_because_its_snapshot_was_deleted_is_not_calle
     with pytest.raises(SnapshotDeletedError):
         read_missing_object(store, is_deleted=True)
     assert read_open_intents(store) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_intent_whose_answer_was_lost_gets_its_outcome(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    """It is stored, which the restore does not know: without an outcome it would be settled as dead."""
+    store = memory()
+    operation = new_restore()
+
+    def lose_answer(store: ObjectStore, intent: Intent) -> None:
+        begin(store, intent)
+        raise AnswerLostError(url=store.url, key="intent", reason="timeout")
+
+    monkeypatch.setattr(module, "begin", lose_answer)
+    progress = Noting(Silent())
+    with suppress(ZeroDivisionError), hold_lease(store, operation, progress) as lease:
+        assert not lease.is_stored
+        assert is_open(store, operation.id)
+        _ = 1 // (0 if fails else 1)
+    (note,) = progress.notes
+    assert "is not protected from deletion" in note
+    outcome = read_outcome(store, operation.id)
+    assert outcome is not None
+    assert outcome.state == ("failed" if fails else "done")

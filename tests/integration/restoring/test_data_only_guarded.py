@@ -73,9 +73,10 @@ FUNCTION = "CREATE FUNCTION theirs({}) RETURNS bool LANGUAGE plpgsql IMMUTABLE A
             ["function public.theirs(text,text) of guest"],
         ),
         (
-            ["CREATE FUNCTION theirs(int) RETURNS ours IMMUTABLE LANGUAGE sql AS 'SELECT NULL::ours'", "RESET ROLE",
-             "CREATE CAST (int AS ours) WITH FUNCTION theirs(int) AS IMPLICIT", "ALTER TABLE log ADD one ours"],
-            ["function public.theirs(integer) of guest"],
+            ["CREATE FUNCTION theirs(ours) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 1'", "RESET ROLE",
+             "CREATE CAST (ours AS int) WITH FUNCTION theirs(ours) AS IMPLICIT",
+             "SET session_replication_role = replica", "CREATE TABLE naming (one ours REFERENCES item)"],
+            ["function public.theirs(public.ours) of guest"],
         ),
         (
             ["CREATE TYPE theirs AS (n int)",
@@ -104,6 +105,22 @@ def test_code_of_a_role_that_owns_no_restored_table_is_not_run(
             preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
         assert f"code of roles that own no restored table: {', '.join(said)}" in raised.value.message
         execute(filled.dsn, "REASSIGN OWNED BY guest TO postgres")
+        preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
+    finally:
+        drop_databases(place)
+        execute(filled.dsn.replace("/shop", "/postgres"), "DROP OWNED BY guest", "DROP ROLE guest")
+
+
+def test_a_cast_that_anybody_may_make_refuses_nothing(place: Place, filled: Node) -> None:
+    """From a type of their own to that of a key: nothing here runs it."""
+    execute(filled.dsn, "CREATE ROLE guest", "GRANT CREATE ON SCHEMA public TO guest")
+    made = [
+        "CREATE TYPE theirs AS (n int)",
+        "CREATE FUNCTION theirs_to(theirs) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1.n'",
+        "CREATE CAST (theirs AS int) WITH FUNCTION theirs_to(theirs) AS IMPLICIT",
+    ]
+    try:
+        execute(filled.dsn, "SET ROLE guest", *made)
         preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
     finally:
         drop_databases(place)

@@ -16,6 +16,7 @@ from restore.crash_points import RestoreCrashPoint
 from restore.data_only.checker import TablesUnfitError
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
+from restore.preview import preview_resumed
 from restore.publishing import RestoredMissingError, publish_database
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
@@ -247,6 +248,9 @@ def test_a_database_that_was_made_meanwhile_is_not_put_aside_unasked(place: Plac
         with pytest.raises(TargetExistsError, match=f"database {DATABASE}") as raised:
             resume(place)
         assert "rename or drop it" in raised.value.hint
+        with pytest.raises(TargetExistsError) as shown:
+            preview_resumed(place.fleet, place.target, RestoreRequest(NAME), Silent())
+        assert shown.value.message == raised.value.message
         assert not [name for name in place.databases() if "_before_" in name]
         execute(maintenance_of(place, 0), f"DROP DATABASE {DATABASE}")
         resume(place)

@@ -20,6 +20,7 @@ from fleet.nodes.lock import FleetBusyError
 from fleet.progress import Noting, Silent
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
+from restore.preview import preview_resumed
 from restore.request import RestoreRequest
 from restore.restore import RestoreAbandonedError, restore_fleet, resume_restore
 from restore.undoing.abandoning import abandon_restore
@@ -165,10 +166,15 @@ def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
         assert_old(place)
     create_full(place.fleet, CreateRequest("brief2"), Ready(place.spark), Silent())
     with old_databases(place):
-        restore_left(place, RestoreCrashPoint.SLOTS_RELEASED, 1, replace(REQUEST, name="brief2"))
+        error = restore_left(place, RestoreCrashPoint.SLOTS_RELEASED, 1, replace(REQUEST, name="brief2"))
+        assert "--resume" in error.hint
+        assert "--abandon" not in error.hint
         assert run_here(place.fleet, "delete", "brief2", "--force")[0] == 0
         with pytest.raises(UnfinishedRestoreError, match="can't be undone"):
             abandon_restore(place.fleet, place.target, "brief2", print, Silent())
+        with pytest.raises(UnfinishedRestoreError, match="can't be shown") as raised:
+            preview_resumed(place.fleet, place.target, RestoreRequest("brief2"), Silent())
+        assert raised.value.hint.split("\n")[0] == "to end it: snapshot restore brief2 --resume"
         report = resume_restore(place.fleet, place.target, RestoreRequest("brief2"), Ready(place.spark), Silent())
         assert (report.rows > 0, len(report.aside)) == (True, SHARDS)
         assert place.comments() == []

@@ -6,13 +6,15 @@ from contextlib import suppress
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 import restore.loading
 import snapshots.operations.leases
-from fleet.nodes.connections import with_database
+from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
+from restore.publishing import end_sessions
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
 from restore.targets.target import TargetUnfitError
@@ -23,6 +25,7 @@ from tests.commands.watching import Watching
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import REQUEST, abandon, restore_left, resume
 from tests.integration.restoring.target_place import (
+    DATABASE,
     NAME,
     SHARDS,
     NoSession,
@@ -93,6 +96,8 @@ def test_an_index_that_a_killed_restore_is_building_is_built_once(place: Place) 
             with suppress(psycopg.errors.DuplicateTable):
                 building.execute("CREATE INDEX item_n_idx ON item (n)")
                 break
+        else:
+            pytest.fail("all have built theirs")
         resume_restore(place.fleet, place.target, RestoreRequest(NAME), NoSession(), Silent())
         building.close()
         assert_restored(place)
@@ -130,3 +135,51 @@ def test_what_can_not_be_put_aside_is_refused_before_anything_is_decided(place: 
             assert_old(place)
         finally:
             execute(prepared.dsn, "ROLLBACK PREPARED 'mine'")
+
+
+def test_a_transaction_prepared_by_a_session_that_is_ended_is_found_before_anything_is_decided(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two checks: an application that is ended between both phases of its commit leaves it."""
+    last = place.target.primaries[-1]
+
+    def prepare_and_end(connection: psycopg.Connection, database: str) -> None:
+        if connection.info.host == conninfo_to_dict(last.dsn)["host"] and database == DATABASE:
+            session = sessions.pop()
+            session.execute("PREPARE TRANSACTION 'mine'")
+        end_sessions(connection, database)
+
+    monkeypatch.setattr("restore.publishing.end_sessions", prepare_and_end)
+    with old_databases(place):
+        sessions = [psycopg.connect(last.dsn)]
+        sessions[0].execute("INSERT INTO old VALUES (2)")
+        try:
+            with pytest.raises(TargetUnfitError, match="it has 1 prepared transactions"):
+                restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
+            assert not sessions
+            assert_old(place)
+        finally:
+            execute(last.dsn, "ROLLBACK PREPARED 'mine'")
+
+
+def test_a_restore_that_has_recorded_nothing_is_named_once_when_it_is_undone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its database was made, and its process killed before it wrote the comment."""
+
+    def lose(*_: object, **__: object) -> None:
+        raise NodeUnreachableError("node s2: it is gone", hint="bring it back")
+
+    with old_databases(place):
+        with monkeypatch.context() as patch:
+            patch.setattr("restore.run.write_record", lose)
+            patch.setattr("restore.run.drop_database", lose)
+            with pytest.raises(NodeUnreachableError) as raised:
+                restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
+        # What it offers is accepted.
+        assert "--resume" not in raised.value.hint
+        assert f"snapshot restore {NAME} --abandon" in raised.value.hint
+        (operation,) = open_restores(place)
+        assert abandon(place).operations == [operation]
+        assert_old(place)
+        assert open_restores(place) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -23,9 +22,8 @@ from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
 from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
-from storage.store import ObjectMissingError, ObjectStore
-
-ASKING_THREADS_MAX = 16
+from storage.sizes import sizes_of
+from storage.store import ObjectStore
 
 
 def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -119,9 +117,9 @@ def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> N
     nodes |= {stored.key: stored.node for commit in chain.commits for stored in commit.objects}
     sizes = [entry for commit in chain.commits for entry in commit.object_sizes.items()]
     # Each key is looked up: a listing may be out of date.
-    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-        stored_sizes = list(threads.map(lambda entry: _size_of(store, entry[0]), sizes))
-    for (key, size), stored_size in zip(sizes, stored_sizes, strict=True):
+    stored_sizes = sizes_of(store, (key for key, _ in sizes))
+    for key, size in sizes:
+        stored_size = stored_sizes[key]
         if stored_size == size:
             report.compared.objects += 1
         elif stored_size is None:
@@ -135,10 +133,3 @@ def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> N
     report.skipped += [
         Skipped(what, why) for what in (contents, "copies against each other", "global transactions between shards")
     ]
-
-
-def _size_of(store: ObjectStore, key: str) -> int | None:
-    try:
-        return store.size(key)
-    except ObjectMissingError:
-        return None

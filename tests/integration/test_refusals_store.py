@@ -13,9 +13,16 @@ import pytest
 
 from embedded.fleet import EmbeddedFleet
 from fleet.hints import NEW_CHAIN
-from snapshots.records.commits import commit_key
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.stored_objects import ObjectsNotStoredError
+from snapshots.records.commits import commit_key, snapshot_names
+from storage.errors import SnapshotError
 from storage.location import StoreLocation
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
+from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import create, refused, take_increment
 from tests.run.soak import SEED, SOAK_SECONDS
 
@@ -124,3 +131,56 @@ def test_an_increment_continues_after_one_that_archived_and_died(runs: Runs) -> 
     (store_of(runs) / commit_key(NAME, commit.increment)).unlink()
     shutil.rmtree(store_of(runs) / "operations" / commit.operation)
     assert runs.increment(NAME).increment == commit.increment
+
+
+@pytest.mark.parametrize(
+    ("point", "pattern"),
+    [(CrashPoint.DDL_STORED, "base/s1/*/*.parquet"), (CrashPoint.RESOLVED, "wal/s1/*/*.parquet")],
+)
+def test_what_was_reported_as_stored_and_is_not_there_is_not_committed(
+    runs: Runs, tmp_path: Path, point: CrashPoint, pattern: str
+) -> None:
+    """As with an executor that has the store's folder on a disk of its own."""
+    name, lost = f"lost-{point.name.lower()}", list[str]()
+    slots = slots_of(runs.fleet.nodes[0].dsn)
+
+    def lose(reached: Reached) -> None:
+        if reached.point == point:
+            for file in (store_of(runs) / "snapshots" / name).glob(pattern):
+                lost.append(str(file.relative_to(store_of(runs))))
+                file.rename(tmp_path / file.name)
+
+    with pytest.raises(ObjectsNotStoredError) as raised:
+        create_full(runs.fleet, CreateRequest(name), runs.spark, Watching(lose))
+    error = raised.value
+    assert (error.exit_code, error.details["missing"], error.details["other_size"]) == (3, len(lost), 0)
+    assert lost
+    assert lost[0] in error.message
+    assert not (store_of(runs) / commit_key(name, 0)).exists()
+    assert slots_of(runs.fleet.nodes[0].dsn) == slots
+    assert name not in snapshot_names(runs.fleet.store.open())
+
+
+def test_an_increment_whose_segment_is_not_there_is_not_committed_and_the_chain_continues_once_it_is(
+    runs: Runs, tmp_path: Path
+) -> None:
+    wal = store_of(runs) / "snapshots" / NAME / "wal"
+    known, number = set(wal.glob("s1/*/*.parquet")), newest_increment(runs)
+    lost: dict[Path, Path] = {}
+
+    def lose(reached: Reached) -> None:
+        if reached.point == CrashPoint.RESOLVED:
+            lost.update({file: tmp_path / file.name for file in set(wal.glob("s1/*/*.parquet")) - known})
+            for file, aside in lost.items():
+                file.rename(aside)
+
+    with pytest.raises(ObjectsNotStoredError, match=f"store {runs.fleet.store.url} lacks snapshots/{NAME}/wal/s1/"):
+        create_increment(runs.fleet, CreateRequest(NAME), runs.spark, Watching(lose))
+    assert newest_increment(runs) == number
+    # The slot is past what was lost: that is found, whoever asks.
+    with pytest.raises(SnapshotError) as raised:
+        runs.increment(NAME)
+    assert raised.value.slug == "slot-lost"
+    for file, aside in lost.items():
+        aside.rename(file)
+    assert runs.increment(NAME).increment == number + 1

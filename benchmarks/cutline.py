@@ -36,7 +36,7 @@ class WarmSpark:
 
     started: SparkStart
 
-    def begin(self) -> None:
+    def begin(self, *_: object) -> None:
         """Do nothing: the session is already running."""
 
     def session(self) -> SparkSession:

@@ -1,5 +1,5 @@
 """Check: reads a chain back and proves it complete, or names what is damaged. It can't pass on nothing.
 
-Imports `columns`, `fleet`, `fleet.tables`, `snapshots.base_copy`, `snapshots.ddl`, `snapshots.fold`,
-`snapshots.operations`, `snapshots.records`, `storage`, `wal.cut` and `wal.segments`.
+Imports `columns`, `fleet`, `fleet.tables`, `snapshots.base_copy`, `snapshots.ddl`, `snapshots.executors`,
+`snapshots.fold`, `snapshots.operations`, `snapshots.records`, `storage`, `wal.cut` and `wal.segments`.
 """

@@ -9,6 +9,7 @@ from functools import partial
 from check.report import Conflict, Skipped, SnapshotReport
 from fleet.tables.left_out import select_warnings
 from snapshots.ddl.dump import find_ddl_objects
+from snapshots.operations.stored_objects import sizes_of
 from snapshots.records.chain import Chain
 from snapshots.records.commits import (
     SnapshotMissingError,
@@ -22,7 +23,6 @@ from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
 from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
-from storage.sizes import sizes_of
 from storage.store import ObjectStore
 
 

@@ -13,6 +13,7 @@ from check.structure import check_listing, check_structure, names_to_check
 from fleet.config import Fleet
 from fleet.progress import Progress
 from snapshots.ddl.dump import read_ddl
+from snapshots.executors.needs import ExecutorNeeds
 from snapshots.operations.open_operations import naming_open_operations, read_open_operations
 from snapshots.operations.operation import read_recorded_commits
 from snapshots.operations.spark_jobs import SparkSource
@@ -84,7 +85,7 @@ def _check_chain(
 
         check_restore_point(chain, store, findings, progress)
         return
-    spark.begin()
+    spark.begin(ExecutorNeeds(location), progress)
     _check_ddl(store, chain, findings)
     from check.contents import check_contents
 

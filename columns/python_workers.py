@@ -9,13 +9,18 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+# What every worker process does before its first task; set in the driver, and sent along with the tasks.
+FirstWork: TypeAlias = Callable[[], None]
+
+_first_work: FirstWork | None = None
+_has_begun = False
 _modules_frozen = 0
 
 
@@ -23,19 +28,40 @@ def map_batches(
     rows: DataFrame, work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str
 ) -> DataFrame:
     """Return the rows that `work` yields for the Arrow batches of each Spark partition, as `schema` (DDL text)."""
+    first = first_work()
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        freeze_modules()
+        begin_task(first)
         yield from work(batches)
 
     return rows.mapInArrow(run, schema)
+
+
+def set_first_work(work: FirstWork | None) -> None:
+    """From now on jobs of this driver begin with `work` in every worker process, once; it must be picklable."""
+    global _first_work  # the state of the driver's process
+    _first_work = work
+
+
+def first_work() -> FirstWork | None:
+    """What `set_first_work` was given."""
+    return _first_work
+
+
+def begin_task(first: FirstWork | None) -> None:
+    """Begin a task in a worker: do `first`, unless this process has done it."""
+    global _has_begun  # the state of this process
+    freeze_modules()
+    if first is not None and not _has_begun:
+        first()
+        _has_begun = True
 
 
 def freeze_modules() -> None:
     """Exempt all objects that exist now from later garbage collections, unless that was done since the last import.
 
     Garbage is collected first. A cycle that exists now and is dropped later is never freed, so every function that runs
-    in a worker begins with this.
+    in a worker begins with this (`begin_task`).
     """
     global _modules_frozen  # the state of this process
     if len(sys.modules) != _modules_frozen:

@@ -154,6 +154,8 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
     """Load what is not loaded, and publish it all."""
     plan, report, store = run.plan, run.report, run.plan.store.open()
     run.volumes = preview.volumes
+    if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
+        spark.begin(run.executor_needs, run.progress)
     # Where the decision is does not change.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
     with (
@@ -165,8 +167,6 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with _undoing(run, lease, is_resumed=is_resumed):
             run.report.left_out = preview.left_out
-            if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
-                spark.begin()
             with naming_lost_rows(run):
                 if plan.request.use_backup_copies and not is_resumed:
                     choose_verified_copies(run, spark)

@@ -39,6 +39,7 @@ from restore.targets.database_records import (
 )
 from restore.targets.databases import drop_database
 from restore.targets.target import Target, lock_targets, place_of, server_of, start_of, suffix_of
+from snapshots.executors.needs import ExecutorNeeds
 from snapshots.records.operation_records import Intent
 from storage.errors import SnapshotError
 
@@ -79,6 +80,14 @@ class RestoreRun:
     def operation(self) -> str:
         """The operation's id."""
         return self.plan.intent.operation
+
+    @property
+    def executor_needs(self) -> ExecutorNeeds:
+        """What its tasks need of executors: the databases are not made yet, their servers are there."""
+        is_filling = self.plan.request.scope.data_only
+        return ExecutorNeeds(
+            self.plan.store, tuple(one.node if is_filling else one.maintenance for one in self.plan.targets)
+        )
 
     def row_count(self, shard: str) -> int:
         """About how many rows the shard has."""

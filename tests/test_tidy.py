@@ -29,6 +29,7 @@ FLOORS = (
     ("fleet/read_only", "wal/segments", "embedded"),
     ("wal/cut",),
     ("wal/decoding", "snapshots/records"),
+    ("snapshots/executors",),
     ("wal/drain", "snapshots/ddl", "snapshots/operations"),
     ("snapshots/base_copy", "snapshots/listing", "snapshots/removal"),
     ("snapshots/fold", "snapshots/create"),

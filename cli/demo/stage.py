@@ -96,7 +96,7 @@ class Stage:
             BankWorkload(fleet.dsns(), clients=CLIENTS, pause_seconds=CLIENT_PAUSE_SECONDS)
         )
 
-    def begin(self) -> None:
+    def begin(self, *_: object) -> None:
         """Do nothing: entering the block started Spark."""
 
     def session(self) -> SparkSession:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from cli.spark.protection import check_protection
 from fleet.config import Fleet
+from fleet.progress import Progress
+from fleet.spark_masters import has_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cli.spark.start import SparkStart
+    from snapshots.executors.needs import ExecutorNeeds
 
 
 class SparkOnDemand:
@@ -24,20 +28,33 @@ class SparkOnDemand:
         check_protection(fleet.spark_master, fleet.spark_settings)
         self._fleet, self._name = fleet, name
         self._start: SparkStart | None = None
+        self._is_checked = False
 
-    def begin(self) -> None:
-        """Start the session in the background, unless it was started before."""
+    def begin(self, needs: ExecutorNeeds, progress: Progress) -> None:
+        """See SparkSource."""
+        start = self._begin()
+        if self._is_checked or not has_executors(self._fleet.spark_master):
+            return
+        from columns.python_workers import set_first_work
+        from snapshots.executors.build import build_digest
+        from snapshots.executors.late import check_worker
+        from snapshots.executors.preflight import check_executors
+
+        progress.step("start Spark")
+        complete = check_executors(start.session(), needs, progress)
+        set_first_work(partial(check_worker, build_digest(), complete))
+        self._is_checked = True
+
+    def session(self) -> SparkSession:
+        """Start the session if necessary, wait for it and return it."""
+        return self._begin().session()
+
+    def _begin(self) -> SparkStart:
         if self._start is None:
             from cli.spark.start import start_spark
 
             self._start = start_spark(self._fleet, self._name)
-
-    def session(self) -> SparkSession:
-        """Start the session if necessary, wait for it and return it."""
-        self.begin()
-        if self._start is None:
-            raise RuntimeError("begin did not start the session")
-        return self._start.session()
+        return self._start
 
     def __enter__(self) -> Self:
         return self
@@ -45,5 +62,9 @@ class SparkOnDemand:
     def __exit__(
         self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        if self._is_checked:
+            from columns.python_workers import set_first_work
+
+            set_first_work(None)
         if self._start is not None:
             self._start.stop(graceful=error is None)

@@ -7,12 +7,12 @@ switched off. What runs on a cluster is described in Spark's manual, "Security".
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 from fleet.settings import JAVA_OPTIONS, secrets_in_options
+from fleet.spark_masters import runs_on_this_machine
 from storage.errors import UsageError, remember_secret
 
 AUTHENTICATE = "spark.authenticate"
@@ -40,11 +40,6 @@ REQUIRED_ON_A_CLUSTER = {
 
 class SparkUnprotectedError(UsageError):
     """The settings in [spark] would let others on the network read or join the session, or show a secret."""
-
-
-def runs_on_this_machine(master: str) -> bool:
-    """Whether driver and executors all run on this machine: `local`, `local[4]`, `local-cluster[2,1,1024]`."""
-    return re.match(r"local(\[|$|-cluster\[)", master) is not None
 
 
 def check_protection(master: str, given: Mapping[str, str]) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cli.spark.java import Java
-from cli.spark.protection import protection_settings, runs_on_this_machine
+from cli.spark.protection import protection_settings
+from fleet.spark_masters import runs_on_this_machine
 
 DAEMON_MODULE = "cli.spark.python_daemon"
 LOOPBACK = "127.0.0.1"

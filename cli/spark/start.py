@@ -28,8 +28,9 @@ from cli.folders.session_folder import lasting_folder
 from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import find_java
 from cli.spark.private_settings import in_private_file, with_private_options
-from cli.spark.protection import check_protection, runs_on_this_machine
+from cli.spark.protection import check_protection
 from cli.spark.settings import jvm_options, session_settings, set_environment
+from fleet.spark_masters import runs_on_this_machine
 from storage.errors import RefusedError, SnapshotError, redact
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal, undo_freeze
 from snapshots.create.request import CreateRequest
+from snapshots.executors.needs import ExecutorNeeds
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.operation import Operation, new_operation
@@ -47,6 +48,12 @@ class CreateContext:
     def fleet(self) -> Fleet:
         """The fleet as fleet.toml describes it."""
         return self.lock.sessions.fleet
+
+    @property
+    def executor_needs(self) -> ExecutorNeeds:
+        """What its tasks need of executors."""
+        nodes, wait = tuple(self.sessions.nodes), self.request.wait_seconds
+        return ExecutorNeeds(self.fleet.store, nodes, writes=True, wait_seconds=wait)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         progress.reached(CrashPoint.CHECKED)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress) as context:
             operation, slot = context.operation, slot_name(context.operation.id)
-            spark.begin()
+            spark.begin(context.executor_needs, progress)
             progress.reached(CrashPoint.SPARK_BEGUN)
             from snapshots.create.full_attempt import take_full
 

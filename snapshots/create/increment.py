@@ -90,7 +90,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         )
         operation = Operation(intent)
         context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
-        spark.begin()
+        spark.begin(context.executor_needs, progress)
         progress.reached(CrashPoint.SPARK_BEGUN)
         from snapshots.create.increment_attempt import take_increment
 

@@ -4,6 +4,6 @@ An operation stores an *intent* before it changes anything, and an *outcome* at 
 is *open*. The next operation that holds the fleet's lock *settles* it, and *decides* for good whether it has committed.
 A *lease* protects a snapshot from deletion while a restore reads it.
 
-Imports `columns`, `fleet`, `fleet.nodes`, `fleet.read_only`, `snapshots.records`, `storage`, `wal.segments` and
-`wal.slots`.
+Imports `columns`, `fleet`, `fleet.nodes`, `fleet.read_only`, `snapshots.executors`, `snapshots.records`, `storage`,
+`wal.segments` and `wal.slots`.
 """

@@ -8,9 +8,12 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from columns.python_workers import freeze_modules
+from columns.python_workers import FirstWork, begin_task, first_work
 from fleet.nodes.watch import Watch
 from fleet.progress import Progress
+from snapshots.executors.failures import raising_executor_errors
+from snapshots.executors.needs import WAIT_SECONDS, ExecutorNeeds
+from snapshots.executors.preflight import WAIT_SETTING, awaiting_executors
 from snapshots.operations.crash_points import CrashPoint
 from storage.errors import ErrorReport, error_of
 
@@ -25,8 +28,11 @@ POLL_SECONDS = 0.3
 class SparkSource(Protocol):
     """A Spark session that may not be started yet."""
 
-    def begin(self) -> None:
-        """Start it in the background, unless it was started before."""
+    def begin(self, needs: ExecutorNeeds, progress: Progress) -> None:
+        """Start it in the background, unless it was started before.
+
+        On a cluster wait for it, and raise the error of any executor that can't take part: before anything is made.
+        """
         ...
 
     def session(self) -> SparkSession:
@@ -57,14 +63,16 @@ def run_tasks(
     if not tasks:
         return []
     with job_progress(spark, progress, watch) as seen:
-        reports = list(spark.sparkContext.parallelize(tasks, len(tasks)).map(partial(_run, work)).collect())
+        reports = list(
+            spark.sparkContext.parallelize(tasks, len(tasks)).map(partial(_run, work, first_work())).collect()
+        )
     # The tasks that ended after the last poll.
     progress.advance(len(tasks) - sum(seen.values()))
     return reports
 
 
-def _run(work: Callable[[Task], Report], task: Task) -> Report:
-    freeze_modules()
+def _run(work: Callable[[Task], Report], first: FirstWork | None, task: Task) -> Report:
+    begin_task(first)
     return work(task)
 
 
@@ -92,7 +100,11 @@ def job_progress(spark: SparkSession, progress: Progress, watch: Watch | None = 
     thread = threading.Thread(target=poll, name="job progress", daemon=True)
     thread.start()
     try:
-        with watch.on_silence(spark.sparkContext.cancelAllJobs) if watch else nullcontext():
+        with (
+            watch.on_silence(spark.sparkContext.cancelAllJobs) if watch else nullcontext(),
+            awaiting_executors(spark, float(spark.conf.get(WAIT_SETTING, str(WAIT_SECONDS)) or 0), progress),
+            raising_executor_errors(),
+        ):
             yield seen
     except BaseException:
         # Tasks must release their sessions and slots before the caller cleans up the nodes.

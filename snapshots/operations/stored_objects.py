@@ -7,13 +7,14 @@ that it did.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from fleet.some_names import list_some
 from storage.errors import RefusedError
-from storage.sizes import sizes_of
-from storage.store import ObjectStore
+from storage.store import ObjectMissingError, ObjectStore
 
 NAMED_MAX = 3
+ASKING_THREADS_MAX = 16
 # A listing has up to 1,000 keys in a request, but may be of more keys than those that are asked for.
 LISTED_MIN = 50
 
@@ -51,3 +52,17 @@ def _listed_sizes(store: ObjectStore, keys: Iterable[str]) -> dict[str, int]:
         folders[folder] = folders.get(folder, 0) + 1
     wanted = [folder for folder, count in folders.items() if count >= LISTED_MIN]
     return {one.key: one.size for folder in wanted for one in store.inventory(folder)}
+
+
+def sizes_of(store: ObjectStore, keys: Iterable[str]) -> dict[str, int | None]:
+    """The size in bytes of each object, by key; None if there is none. One request for each, several at a time."""
+
+    def ask(key: str) -> int | None:
+        try:
+            return store.size(key)
+        except ObjectMissingError:
+            return None
+
+    keys = list(keys)
+    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+        return dict(zip(keys, threads.map(ask, keys), strict=True))

@@ -50,7 +50,7 @@ class Ready:
 
     running: SparkSession
 
-    def begin(self) -> None:
+    def begin(self, *_: object) -> None:
         """Do nothing: the session is running."""
 
     def session(self) -> SparkSession:

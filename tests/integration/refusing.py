@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class NoSpark:
     """A SparkSource that must not be used: a refusal comes before Spark starts."""
 
-    def begin(self) -> None:
+    def begin(self, *_: object) -> None:
         raise AssertionError("a refusal starts no Spark")
 
     def session(self) -> SparkSession:

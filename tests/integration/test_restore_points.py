@@ -44,7 +44,7 @@ ROW = "INSERT INTO transfer VALUES (gen_random_uuid(), 1, 10001, 0, '2026-01-01'
 class NoSpark:
     """Restore points need no Spark."""
 
-    def begin(self) -> None:
+    def begin(self, *_: object) -> None:
         raise AssertionError
 
     def session(self) -> SparkSession:

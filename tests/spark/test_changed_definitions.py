@@ -67,7 +67,7 @@ class Started:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def begin(self) -> None:
+    def begin(self, *_: object) -> None:
         """Do nothing: it runs already."""
 
     def session(self) -> SparkSession:

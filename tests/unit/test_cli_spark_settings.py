@@ -10,9 +10,9 @@ import pytest
 from cli.spark import class_archive
 from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import Java
-from cli.spark.protection import runs_on_this_machine
 from cli.spark.settings import cores_of, driver_memory_bytes, session_settings, with_retries
 from cli.spark.start import _keep_text
+from fleet.spark_masters import runs_on_this_machine
 
 
 def test_errors_that_cause_each_other_keep_their_text_without_end() -> None:

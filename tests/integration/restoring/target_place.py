@@ -201,7 +201,7 @@ class StoppedError(Exception):
 
 
 class NoSession:
-    def begin(self) -> None:
+    def begin(self, *_: object) -> None:
         raise AssertionError
 
     def session(self) -> SparkSession:

@@ -1,0 +1,61 @@
+"""What Spark's errors say of an executor that could not even begin with a task."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from storage.errors import RefusedError, SnapshotError, error_of, report_of
+
+# Before the report of an error that ends a task: PythonException passes on its text.
+MARK = "cutline-error "
+EXECUTOR = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
+LACKS_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] .*?different version: (\S+) than that in driver: (\S+?)[,.]? ")
+NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
+PYTHON_HINT = "set pyspark.python in [spark] of fleet.toml to a Python that every executor has: docs/spark.md"
+
+
+class ExecutorPythonError(RefusedError):
+    """An executor has no Python that can run tasks."""
+
+
+class ExecutorTaskError(Exception):
+    """Ends a task with a SnapshotError that the driver raises again."""
+
+    def __init__(self, error: SnapshotError) -> None:
+        super().__init__(f"{MARK}{json.dumps(report_of(error))}")
+
+
+@contextmanager
+def raising_executor_errors() -> Iterator[None]:
+    """Raise the error that names the executor and what it lacks, if that is why the job in the block failed."""
+    try:
+        yield
+    except SnapshotError:
+        raise
+    except Exception as error:
+        found = find_executor_error(str(error))
+        if found is None:
+            raise
+        raise found from error
+
+
+def find_executor_error(text: str) -> SnapshotError | None:
+    """The error for the text of a failed job; None if it tells of no executor's lack."""
+    if MARK in text:
+        report, _ = json.JSONDecoder().raw_decode(text, text.index(MARK) + len(MARK))
+        return error_of(report)
+    where = EXECUTOR.search(text)
+    name = f"executor {where.group(2)} on {where.group(1)}" if where else "an executor"
+    if lacking := LACKS_MODULE.search(text):
+        return ExecutorPythonError(f"{name}: its Python has no module {lacking.group(1)}", hint=PYTHON_HINT)
+    if other := OTHER_PYTHON.search(text):
+        return ExecutorPythonError(
+            f"{name}: its Python is {other.group(1)}, here it is {other.group(2)}", hint=PYTHON_HINT
+        )
+    if program := NO_PYTHON.search(text):
+        return ExecutorPythonError(f"{name}: there is no {program.group(1)}", hint=PYTHON_HINT)
+    return None

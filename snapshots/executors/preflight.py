@@ -1,0 +1,228 @@
+"""Before anything is made on a node or in the store, ask every executor for what the command's tasks need.
+
+The answers are compared here, by the driver. Whatever is not right is said with the executor's name.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fleet.progress import Progress
+from fleet.spark_masters import has_executors
+from snapshots.executors.build import build_digest
+from snapshots.executors.failures import raising_executor_errors
+from snapshots.executors.late import INSTALL
+from snapshots.executors.needs import ExecutorNeeds, ExecutorUnfitError, StoreNotSharedError
+from snapshots.records.store_identity import FLEET_KEY
+from storage.errors import SnapshotError, UnreachableError, error_of
+from storage.ids import new_operation_id
+from storage.probe import PROBES
+from storage.store import ObjectMissingError, ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Executors that come while the others answer are asked too.
+ROUNDS_MAX = 3
+POLL_SECONDS = 0.5
+# The seconds for which later jobs of the session wait for an executor.
+WAIT_SETTING = "cutline.wait.seconds"
+NAMED_SECONDS = 30.0
+# S3 refuses requests that are signed a quarter of an hour earlier or later.
+CLOCK_SECONDS_MAX = 300.0
+
+
+class NoExecutorError(UnreachableError):
+    """The cluster's master grants no executor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The answer of one executor, and when the driver had asked for it and got it (seconds since the epoch)."""
+
+    found: Mapping[str, Any]
+    asked_at: float
+    answered_at: float
+
+    @property
+    def name(self) -> str:
+        """How messages name the executor."""
+        return f"executor on {self.found['host']} (process {self.found['process']})"
+
+
+def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> ExecutorNeeds:
+    """Wait for an executor, and raise the error of those that can't take part; return the completed needs.
+
+    Raises NoExecutorError, ExecutorUnfitError, StoreNotSharedError, or what an executor met at the store or a node.
+    """
+    progress.step("check executors")
+    store = needs.store.open()
+    with _probing(store, needs) as complete:
+        answers = _ask(session, complete, progress)
+        problems = [problem for one in answers.values() if (problem := _problem_of(one, store)) is not None]
+    if problems:
+        raise _combine(problems, len(answers))
+    session.conf.set(WAIT_SETTING, str(needs.wait_seconds))
+    # Later ones are asked for what is always there.
+    return replace(needs, key=FLEET_KEY, body=store.read(FLEET_KEY))
+
+
+@contextmanager
+def _probing(store: ObjectStore, needs: ExecutorNeeds) -> Iterator[ExecutorNeeds]:
+    """The needs with an object that the driver has stored if tasks write, else one that it has read."""
+    if not needs.writes:
+        yield replace(needs, key=FLEET_KEY, body=store.read(FLEET_KEY))
+        return
+    folder, body = f"{PROBES}/{new_operation_id(datetime.now(UTC))}", uuid.uuid4().bytes
+    try:
+        store.create(f"{folder}/driver", body)
+        yield replace(needs, key=f"{folder}/driver", body=body, folder=folder)
+    finally:
+        # What may not be deleted stays, as after `init`.
+        with suppress(SnapshotError):
+            for key in store.list(folder):
+                store.delete(key)
+
+
+def _ask(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> dict[tuple[str, int], Examined]:
+    """The answers by host and process."""
+    from pyspark import cloudpickle
+
+    from snapshots.executors import examine
+
+    cloudpickle.register_pickle_by_value(examine)  # type: ignore[no-untyped-call]  # pyspark's own
+    work = partial(examine.examine, build_digest(), pickle.dumps(needs))
+    answers: dict[tuple[str, int], Examined] = {}
+    for _ in range(ROUNDS_MAX):
+        asked_at = time.time()
+        with awaiting_executors(session, needs.wait_seconds, progress), raising_executor_errors():
+            # As many as run at once: an idle executor gets one before a busy one gets a second.
+            count = max(session.sparkContext.defaultParallelism, 2)
+            found = session.sparkContext.parallelize(range(count), count).map(work).collect()
+        for one in found:
+            answers.setdefault((one["host"], one["process"]), Examined(one, asked_at, time.time()))
+        if len(answers) >= count_executors(session):
+            break
+    return answers
+
+
+def count_executors(session: SparkSession) -> int:
+    """How many executors the session has now."""
+    # The driver is one of them.
+    return int(session._jsc.sc().getExecutorMemoryStatus().size()) - 1  # pyspark has no other way
+
+
+@contextmanager
+def awaiting_executors(session: SparkSession, wait_seconds: float, progress: Progress) -> Iterator[None]:
+    """While the block runs a job, cancel it if there is no executor for `wait_seconds`: raise NoExecutorError.
+
+    Notes after NAMED_SECONDS that there is none. With a local master the driver runs the tasks.
+    """
+    if not has_executors(str(session.sparkContext.master)):
+        yield
+        return
+    ended, gave_up = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        since, is_noted = time.monotonic(), False
+        while not ended.wait(POLL_SECONDS):
+            if count_executors(session) > 0:
+                since, is_noted = time.monotonic(), False
+                continue
+            waited = time.monotonic() - since
+            if waited >= wait_seconds:
+                gave_up.set()
+                session.sparkContext.cancelAllJobs()
+                return
+            if waited >= NAMED_SECONDS and not is_noted:
+                progress.note(f"{_none_text(session)}; waiting for up to {wait_seconds:.0f} s")
+                is_noted = True
+
+    thread = threading.Thread(target=watch, name="executors", daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception as error:
+        if not gave_up.is_set():
+            raise
+        raise NoExecutorError(
+            f"{_none_text(session)} in {wait_seconds:.0f} s",
+            hint="see that its workers run, and have the memory and cores that [spark] of fleet.toml asks for",
+            details={"master": session.sparkContext.master},
+        ) from error
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _none_text(session: SparkSession) -> str:
+    conf = session.sparkContext.getConf()
+    cores, memory = conf.get("spark.executor.cores", "all"), conf.get("spark.executor.memory", "1g")
+    return f"{session.sparkContext.master} has granted no executor of {memory} memory and {cores} cores"
+
+
+def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
+    """The first thing that is not right with an executor."""
+    import pyarrow
+    import pyspark
+
+    found, name = answer.found, answer.name
+    details: dict[str, object] = {"host": found["host"], "process": found["process"]}
+    if found["lacks"]:
+        what = f"Python {found['python']} there has no module {found['lacks']}"
+        return ExecutorUnfitError(f"{name}: {what}", hint=INSTALL, details=details)
+    if found["build"] != build_digest():
+        return ExecutorUnfitError(f"{name}: it has another build of Cutline", hint=INSTALL, details=details)
+    for library, version in (("pyspark", pyspark.__version__), ("pyarrow", pyarrow.__version__)):
+        if found[library] != version:
+            what = f"{library} is {found[library]} there, and {version} here"
+            return ExecutorUnfitError(f"{name}: {what}", hint=INSTALL, details=details)
+    early, late = answer.asked_at - CLOCK_SECONDS_MAX, answer.answered_at + CLOCK_SECONDS_MAX
+    if not early < found["time"] < late:
+        off = found["time"] - answer.answered_at
+        hint = "set the clocks of all machines by NTP"
+        return ExecutorUnfitError(f"{name}: its clock is off by {off:+.0f} s", hint=hint, details=details)
+    if found["problem"] is not None:
+        report = found["problem"]
+        return error_of(report | {"message": f"{name}: {report['message']}", "details": report["details"] | details})
+    return _check_answer(name, found["key"], details, store)
+
+
+def _check_answer(name: str, key: str, details: dict[str, object], store: ObjectStore) -> SnapshotError | None:
+    """The error if the store has not what the executor stored under `key`."""
+    if not key:
+        return None
+    with suppress(ObjectMissingError):
+        if store.read(key) == key.encode():
+            return None
+    error = StoreNotSharedError(store.url)
+    error.message = f"{name}: {error.message}"
+    error.details |= details
+    return error
+
+
+def _combine(problems: Sequence[SnapshotError], asked: int) -> SnapshotError:
+    """The first error, with the messages of the others, and how many executors are right."""
+    first, others = problems[0], problems[1:]
+    if others:
+        first.details["others"] = [one.message for one in others]
+        messages = "; ".join(one.message for one in problems)
+        kind = type(first)
+        combined = kind.__new__(kind)
+        SnapshotError.__init__(
+            combined,
+            f"{len(problems)} of {asked} executors can't take part: {messages}",
+            hint=list(dict.fromkeys(line for one in problems for line in one.hint.split("\n"))),
+            details=first.details,
+        )
+        return combined
+    return first

@@ -38,7 +38,7 @@ def run_as_text(fleet: Fleet, *words: str, spark: SparkSession | None = None) ->
 def shared_session(spark: SparkSession | None) -> Iterator[None]:
     """Give this session to the commands in the block; without one, commands that need a session fail."""
 
-    def begin(_: SparkOnDemand) -> None:
+    def begin(_: SparkOnDemand, *__: object) -> None:
         assert spark, "this command needs no Spark"
 
     def session(_: SparkOnDemand) -> SparkSession:

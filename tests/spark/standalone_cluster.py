@@ -6,7 +6,8 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyspark
@@ -16,6 +17,38 @@ from tests.s3.server import free_port
 
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker with an environment of its own; `hidden` folders are empty ones of its own, as on another machine.
+
+    Hiding folders takes root, as it is done by a mount namespace.
+    """
+
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    hidden: Sequence[Path] = ()
+    cores: int = 1
+
+
+@contextlib.contextmanager
+def standalone_workers(folder: Path, settings: Mapping[str, str], workers: Sequence[Worker]) -> Iterator[str]:
+    """Run a master and these workers with `settings`; yield the master's URL."""
+    with standalone_master(folder, settings) as url, contextlib.ExitStack() as stack:
+        for one in workers:
+            stack.enter_context(running_worker(folder, url, one))
+        yield url
+
+
+@contextlib.contextmanager
+def running_worker(folder: Path, url: str, worker: Worker) -> Iterator[None]:
+    """Run one more worker of the master at `url`, which runs in `folder`."""
+    options = ["--host", "127.0.0.1", "--cores", str(worker.cores), "--memory", "1g", "--webui-port", "0"]
+    properties = ["--properties-file", str(folder / "spark.properties")]
+    command = ["worker.Worker", *options, *properties, url]
+    with _daemon(folder, worker.name, command, "Successfully registered", worker):
+        yield
 
 
 @contextlib.contextmanager
@@ -42,19 +75,20 @@ def standalone_master(folder: Path, settings: Mapping[str, str]) -> Iterator[str
 
 
 @contextlib.contextmanager
-def _daemon(folder: Path, name: str, command: list[str], ready: str) -> Iterator[None]:
+def _daemon(folder: Path, name: str, command: list[str], ready: str, worker: Worker | None = None) -> Iterator[None]:
     home, java = Path(pyspark.__file__).parent, find_java(folder)
     environment = os.environ | {
         "SPARK_HOME": str(home),
         "SPARK_SCALA_VERSION": "2.13",
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_WORKER_DIR": str(folder / "work"),
+        "SPARK_WORKER_DIR": str(folder / "work" / name),
     }
+    environment |= worker.environment if worker else {}
     log = folder / f"{name}.log"
     java_command = [str(java.launch_home / "bin" / "java"), "-cp", f"{home}/jars/*", "-Xmx256m"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*java_command, f"org.apache.spark.deploy.{command[0]}", *command[1:]],
+            [*_hiding(worker), *java_command, f"org.apache.spark.deploy.{command[0]}", *command[1:]],
             stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, cwd=folder,
         )  # fmt: skip
     try:
@@ -71,3 +105,10 @@ def _daemon(folder: Path, name: str, command: list[str], ready: str) -> Iterator
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _hiding(worker: Worker | None) -> list[str]:
+    if worker is None or not worker.hidden:
+        return []
+    mounts = " && ".join(f"mount -t tmpfs none '{folder}'" for folder in worker.hidden)
+    return ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "worker"]

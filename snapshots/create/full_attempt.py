@@ -48,6 +48,7 @@ from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.operation import commit_operation
 from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks
+from snapshots.operations.stored_objects import check_stored
 from snapshots.records.commit import FullSnapshot, StoredObject
 from snapshots.records.keys import ddl_prefix
 from snapshots.records.large_objects import with_large_object_counts
@@ -84,6 +85,7 @@ def take_full(
     commit = _build_commit(context, base, cut, time.monotonic() - began)
     commit = structs.replace(commit, left_out=(*with_large_object_counts(commit.left_out or (), commit), *unknown))
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
+    check_stored(store, commit.object_sizes)
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
     progress.reached(CrashPoint.COMMITTED)

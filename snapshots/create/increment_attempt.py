@@ -30,6 +30,7 @@ from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.operation import commit_operation
 from snapshots.operations.spark_jobs import SparkSource
+from snapshots.operations.stored_objects import check_stored
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Increment, Previous
 from snapshots.records.large_objects import with_large_object_counts
@@ -84,6 +85,7 @@ def take_increment(
         databases=sessions.ask_primaries(read_facts),
     )
     commit = counted_increment(chain, commit, cut.archived_cut.ignored)
+    check_stored(store, commit.object_sizes)
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
     progress.reached(CrashPoint.COMMITTED)

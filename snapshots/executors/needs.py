@@ -10,6 +10,7 @@ from fleet.nodes.connections import connect
 from storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 from storage.location import StoreLocation
 from storage.store import ObjectMissingError
+from storage.storing import create_or_find
 
 WAIT_SECONDS = 60.0
 
@@ -53,7 +54,7 @@ def check_needs(needs: ExecutorNeeds) -> tuple[ErrorReport | None, str]:
         check_shared(needs)
         if needs.folder:
             name = f"{needs.folder}/{uuid.uuid4().hex}"
-            needs.store.open().create(name, name.encode())
+            create_or_find(needs.store.open(), name, name.encode())
             key = name
         for node in needs.nodes:
             connect(node).close()

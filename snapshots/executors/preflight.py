@@ -27,6 +27,7 @@ from storage.errors import SnapshotError, UnreachableError, error_of
 from storage.ids import new_operation_id
 from storage.probe import PROBES
 from storage.store import ObjectMissingError, ObjectStore
+from storage.storing import create_or_find
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +85,7 @@ def _probing(store: ObjectStore, needs: ExecutorNeeds) -> Iterator[ExecutorNeeds
         return
     folder, body = f"{PROBES}/{new_operation_id(datetime.now(UTC))}", uuid.uuid4().bytes
     try:
-        store.create(f"{folder}/driver", body)
+        create_or_find(store, f"{folder}/driver", body)
         yield replace(needs, key=f"{folder}/driver", body=body, folder=folder)
     finally:
         # What may not be deleted stays, as after `init`.

@@ -18,7 +18,6 @@ from fleet.progress import Progress, Silent
 from fleet.record import Time
 from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
-from snapshots.operations.stored_objects import check_stored
 from snapshots.records.commit import Commit
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import (
@@ -144,8 +143,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:
-    """Put the operation's commit; raises ObjectsNotStoredError, and what `put_commit` raises."""
-    check_stored(store, commit.object_sizes)
+    """Put the operation's commit; raises what `put_commit` raises."""
     operation.is_committing = True
     put_commit(store, commit, operation.intent.turn)
 

@@ -28,6 +28,7 @@ from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.operation import commit_operation, record_operation
 from snapshots.operations.slot_guard import preview_guard
+from snapshots.operations.stored_objects import check_stored
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.commits import check_name, free_turn
 from snapshots.records.store_identity import read_identity
@@ -99,6 +100,7 @@ def _take(context: CreateContext, plan: RestorePointPlan, progress: Progress, be
     drop_copy_slots(sessions.nodes, slot, progress)
     progress.step("commit")
     commit = _build_commit(context, plan, base, cut, time.monotonic() - began)
+    check_stored(context.store, commit.object_sizes)
     check_exclusive(context.lock, context.store, operation)
     commit_operation(context.store, operation, commit)
     progress.reached(CrashPoint.COMMITTED)

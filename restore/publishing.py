@@ -7,6 +7,7 @@ enter, or the new one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,7 @@ from storage.store import ObjectMissingError, ObjectStore
 # A session that began before connections were refused may end late.
 ATTEMPTS = 3
 END_MILLISECONDS_MAX = 5000
+END_POLL_SECONDS = 0.1
 PREPARED_QUERY = "SELECT count(*) FROM pg_prepared_xacts WHERE database = %s"
 
 
@@ -188,8 +190,14 @@ def _set_open(connection: psycopg.Connection[Any], database: str, *, is_open: bo
 
 
 def _check_nobody_inside(target: Target, connection: psycopg.Connection[Any]) -> None:
-    """Raise TargetUnfitError if sessions in the closed database have not ended in time."""
-    if left := [pid for (pid,) in connection.execute(f"SELECT a.pid {SESSIONS} ORDER BY 1", (target.database,))]:
+    """Raise TargetUnfitError if sessions of users in the closed database have not ended in time."""
+    deadline = time.monotonic() + END_MILLISECONDS_MAX / 1000
+    # PostgreSQL itself ends autovacuum's workers, of which new ones may begin.
+    query = f"SELECT a.pid {SESSIONS} AND a.usesysid IS NOT NULL ORDER BY 1"
+    while left := [pid for (pid,) in connection.execute(query, (target.database,))]:
+        if time.monotonic() < deadline:
+            time.sleep(END_POLL_SECONDS)
+            continue
         raise TargetUnfitError(
             f"node {target.node.id}: sessions {', '.join(map(str, left))} in database {target.database} do not end",
             hint="end their processes on the server's machine, then repeat the command",

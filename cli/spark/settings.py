@@ -27,6 +27,7 @@ DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
 # The path of a socket has at most 104 bytes (macOS; Linux: 108), of which Spark's name for it takes 43.
 SOCKET_FOLDER_BYTES_MAX = 60
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+WORKER_PYTHON = "spark.pyspark.python"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 
@@ -106,12 +107,17 @@ def files_options(temporary: Path) -> list[str]:
     return [f'"-Djava.io.tmpdir={temporary}"', "-XX:-UsePerfData"]
 
 
-def set_environment(master: str, java: Java, spark_home: Path) -> None:
-    """Set the environment variables that Spark's launcher reads, for the life of this process."""
+def set_environment(master: str, given: Mapping[str, str], java: Java, spark_home: Path) -> None:
+    """Set the environment variables that Spark's launcher reads, for the life of this process.
+
+    On a cluster `given` or the user's environment may name another Python for the workers than the driver's.
+    """
     # The launcher is a JVM as well; it writes no files but those about itself.
     os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:-UsePerfData"
     os.environ["JAVA_HOME"] = str(java.launch_home)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    chosen = "" if runs_on_this_machine(master) else given.get(WORKER_PYTHON) or os.environ.get("PYSPARK_PYTHON")
+    os.environ["PYSPARK_PYTHON"] = chosen or sys.executable
     if runs_on_this_machine(master):
         os.environ["SPARK_HOME"] = str(spark_home)
         os.environ["SPARK_LOCAL_IP"] = LOOPBACK

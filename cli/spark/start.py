@@ -169,7 +169,7 @@ class SparkStart:
         java = find_java(*filter(None, [cache_folder()]), self.temporary)
         archive = archive_options(java, spark_home, spark_version)
         self.is_recording = is_recording(archive)
-        set_environment(self._master, java, spark_home)
+        set_environment(self._master, self._settings, java, spark_home)
         options = [*archive, *jvm_options(self.temporary, local=local)]
         settings = session_settings(self._master, self._settings, self._name, self.temporary, options)
         return with_private_options(settings, self.temporary)

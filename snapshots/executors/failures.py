@@ -29,6 +29,14 @@ class ExecutorTaskError(Exception):
         super().__init__(f"{MARK}{json.dumps(report_of(error))}")
 
 
+def of_executor(error: SnapshotError, host: object, process: object) -> SnapshotError:
+    """The error as one of the executor that met it."""
+    report = report_of(error)
+    report["message"] = f"executor on {host} (process {process}): {error.message}"
+    report["details"] = error.details | {"host": host, "process": process}
+    return error_of(report)
+
+
 @contextmanager
 def raising_executor_errors() -> Iterator[None]:
     """Raise the error that names the executor and what it lacks, if that is why the job in the block failed."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fleet.progress import Progress
 from fleet.spark_masters import has_executors
 from snapshots.executors.build import build_digest
-from snapshots.executors.failures import raising_executor_errors
+from snapshots.executors.failures import of_executor, raising_executor_errors
 from snapshots.executors.late import INSTALL
 from snapshots.executors.needs import ExecutorNeeds, ExecutorUnfitError, StoreNotSharedError
 from snapshots.records.store_identity import FLEET_KEY
@@ -54,11 +54,6 @@ class Examined:
     asked_at: float
     answered_at: float
 
-    @property
-    def name(self) -> str:
-        """How messages name the executor."""
-        return f"executor on {self.found['host']} (process {self.found['process']})"
-
 
 def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> ExecutorNeeds:
     """Wait for an executor, and raise the error of those that can't take part; return the completed needs.
@@ -69,12 +64,14 @@ def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progr
     store = needs.store.open()
     with _probing(store, needs) as complete:
         answers = _ask(session, complete, progress)
-        problems = [problem for one in answers.values() if (problem := _problem_of(one, store)) is not None]
+        problems = [
+            of_executor(problem, *place) for place, one in answers.items() if (problem := _problem_of(one, store))
+        ]
     if problems:
         raise _combine(problems, len(answers))
     session.conf.set(WAIT_SETTING, str(needs.wait_seconds))
-    # Later ones are asked for what is always there.
-    return replace(needs, key=FLEET_KEY, body=store.read(FLEET_KEY))
+    # Later ones are asked for what is always there; this travels with every task, and no password of a node with it.
+    return replace(needs, nodes=(), key=FLEET_KEY, body=store.read(FLEET_KEY))
 
 
 @contextmanager
@@ -176,39 +173,29 @@ def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
     import pyarrow
     import pyspark
 
-    found, name = answer.found, answer.name
-    details: dict[str, object] = {"host": found["host"], "process": found["process"]}
+    found = answer.found
     if found["lacks"]:
-        what = f"Python {found['python']} there has no module {found['lacks']}"
-        return ExecutorUnfitError(f"{name}: {what}", hint=INSTALL, details=details)
+        return ExecutorUnfitError(f"its Python {found['python']} has no module {found['lacks']}", hint=INSTALL)
     if found["build"] != build_digest():
-        return ExecutorUnfitError(f"{name}: it has another build of Cutline", hint=INSTALL, details=details)
+        return ExecutorUnfitError("it has another build of Cutline", hint=INSTALL)
     for library, version in (("pyspark", pyspark.__version__), ("pyarrow", pyarrow.__version__)):
         if found[library] != version:
-            what = f"{library} is {found[library]} there, and {version} here"
-            return ExecutorUnfitError(f"{name}: {what}", hint=INSTALL, details=details)
+            return ExecutorUnfitError(f"its {library} is {found[library]}, here it is {version}", hint=INSTALL)
     early, late = answer.asked_at - CLOCK_SECONDS_MAX, answer.answered_at + CLOCK_SECONDS_MAX
     if not early < found["time"] < late:
         off = found["time"] - answer.answered_at
-        hint = "set the clocks of all machines by NTP"
-        return ExecutorUnfitError(f"{name}: its clock is off by {off:+.0f} s", hint=hint, details=details)
+        return ExecutorUnfitError(f"its clock is off by {off:+.0f} s", hint="set the clocks of all machines by NTP")
     if found["problem"] is not None:
-        report = found["problem"]
-        return error_of(report | {"message": f"{name}: {report['message']}", "details": report["details"] | details})
-    return _check_answer(name, found["key"], details, store)
+        return error_of(found["problem"])
+    return None if not found["key"] or _has_answer(store, found["key"]) else StoreNotSharedError(store.url)
 
 
-def _check_answer(name: str, key: str, details: dict[str, object], store: ObjectStore) -> SnapshotError | None:
-    """The error if the store has not what the executor stored under `key`."""
-    if not key:
-        return None
-    with suppress(ObjectMissingError):
-        if store.read(key) == key.encode():
-            return None
-    error = StoreNotSharedError(store.url)
-    error.message = f"{name}: {error.message}"
-    error.details |= details
-    return error
+def _has_answer(store: ObjectStore, key: str) -> bool:
+    """Whether the store has what an executor stored under `key`."""
+    try:
+        return store.read(key) == key.encode()
+    except ObjectMissingError:
+        return False
 
 
 def _combine(problems: Sequence[SnapshotError], asked: int) -> SnapshotError:

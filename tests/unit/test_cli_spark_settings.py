@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from cli.spark import class_archive
 from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import Java
-from cli.spark.settings import cores_of, driver_memory_bytes, session_settings, with_retries
+from cli.spark.settings import cores_of, driver_memory_bytes, session_settings, set_environment, with_retries
 from cli.spark.start import _keep_text
 from fleet.spark_masters import runs_on_this_machine
 
@@ -113,3 +114,23 @@ def test_a_class_archive_is_recorded_once_then_used_but_never_required(
     assert archive_options(java, spark_home, "4.3.0") == [f"-XX:SharedArchiveFile={archive}"]
     monkeypatch.setattr(class_archive, "cache_folder", lambda: None)
     assert archive_options(java, spark_home, "4.3.0") == []
+
+
+@pytest.mark.parametrize(
+    ("master", "given", "inherited", "chosen"),
+    [
+        ("spark://m:7077", {"spark.pyspark.python": "/opt/a"}, "/opt/b", "/opt/a"),
+        ("spark://m:7077", {}, "/opt/b", "/opt/b"),
+        ("spark://m:7077", {}, "", sys.executable),
+        # There the workers are this machine's.
+        ("local[*]", {"spark.pyspark.python": "/opt/a"}, "/opt/b", sys.executable),
+    ],
+)
+def test_the_workers_of_a_cluster_have_the_python_that_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, master: str, given: dict[str, str], inherited: str, chosen: str
+) -> None:
+    for name in ("JAVA_HOME", "SPARK_HOME", "SPARK_LOCAL_IP", "SPARK_LAUNCHER_OPTS", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PYSPARK_PYTHON", inherited)
+    set_environment(master, given, Java(Path("/java"), Path("/java"), "17"), Path("/spark"))
+    assert (os.environ["PYSPARK_PYTHON"], os.environ["PYSPARK_DRIVER_PYTHON"]) == (chosen, sys.executable)

@@ -1,0 +1,92 @@
+"""What is not right with an executor is said in one line, by what it answers or by why it could not answer."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyspark
+import pytest
+
+from snapshots.executors.build import build_digest
+from snapshots.executors.failures import ExecutorTaskError, find_executor_error, of_executor
+from snapshots.executors.late import check_worker
+from snapshots.executors.needs import ExecutorNeeds, StoreNotSharedError
+from snapshots.executors.preflight import Examined, _problem_of
+from storage.local import LocalStore
+from storage.location import StoreLocation
+
+# As Spark words them: cut from the errors of jobs on a standalone cluster.
+LOST = "Lost task 0.3 in stage 0.0 (TID 7) (10.0.0.2 executor 1): "
+RIGHT: dict[str, Any] = {
+    "host": "w2", "process": 7, "python": "3.11.7", "lacks": "", "build": build_digest(), "problem": None, "key": "",
+    "pyarrow": pyarrow.__version__, "pyspark": pyspark.__version__,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"lacks": "pyarrow"}, "its Python 3.11.7 has no module pyarrow"),
+        ({"build": "another"}, "it has another build of Cutline"),
+        ({"pyarrow": "1.0"}, f"its pyarrow is 1.0, here it is {pyarrow.__version__}"),
+        ({"pyspark": "3.5"}, f"its pyspark is 3.5, here it is {pyspark.__version__}"),
+        ({"time": 301.0}, "its clock is off by +301 s"),
+        ({"time": -302.0}, "its clock is off by -302 s"),
+        ({"time": 299.0}, None),
+        ({"key": "probes/x/lost"}, "its store {} is not the one of this machine"),
+        ({"key": "probes/x/stored"}, None),
+    ],
+)
+def test_an_answer_is_compared_with_the_driver(tmp_path: Path, changed: dict[str, Any], said: str | None) -> None:
+    store, now = LocalStore(tmp_path), time.time()
+    store.create("probes/x/stored", b"probes/x/stored")
+    answer = RIGHT | changed | {"time": now + changed.get("time", 0.0)}
+    problem = _problem_of(Examined(answer, now, now), store)
+    assert (problem and problem.message) == (said and said.format(store.url))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            f'{LOST}java.io.IOException: Cannot run program "/opt/python": error=2, No such file or directory',
+            "executor 1 on 10.0.0.2: there is no /opt/python",
+        ),
+        (
+            f"{LOST}org.apache.spark.api.python.PythonException: … ModuleNotFoundError: No module named 'columns'",
+            "executor 1 on 10.0.0.2: its Python has no module columns",
+        ),
+        (
+            "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than"
+            " that in driver: 3.11, PySpark cannot run with different minor versions.",
+            "an executor: its Python is 3.12, here it is 3.11",
+        ),
+        (f"{LOST}java.lang.OutOfMemoryError", None),
+    ],
+)
+def test_a_failed_job_tells_what_an_executor_lacks(text: str, said: str | None) -> None:
+    found = find_executor_error(text)
+    assert (found and found.message) == said
+
+
+def test_an_error_of_a_worker_crosses_with_its_class_and_the_executor() -> None:
+    error = of_executor(StoreNotSharedError("file:///store"), "w2", 7)
+    found = find_executor_error(f"{LOST}PythonException: {ExecutorTaskError(error)}\n\tat org.apache.spark")
+    assert isinstance(found, StoreNotSharedError)
+    assert found.message == "executor on w2 (process 7): its store file:///store is not the one of this machine"
+    assert found.details == {"store": "file:///store", "host": "w2", "process": 7}
+
+
+def test_a_worker_refuses_another_build_and_another_store(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.create("fleet.json", b"ours")
+    needs = ExecutorNeeds(StoreLocation(store.url), key="fleet.json", body=b"ours")
+    check_worker(build_digest(), needs)
+    with pytest.raises(ExecutorTaskError, match="another build"):
+        check_worker("another", needs)
+    with pytest.raises(ExecutorTaskError, match="is not the one of this machine"):
+        check_worker(build_digest(), ExecutorNeeds(StoreLocation(store.url), key="fleet.json", body=b"theirs"))

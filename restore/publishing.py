@@ -9,26 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import psycopg
 from msgspec import structs
 from psycopg import sql
 
-from fleet.config import Fleet
 from fleet.nodes.privileges import quote
 from fleet.nodes.sessions import in_parallel
-from restore.report import NodeReport, RestoreReport
-from restore.routing.routes import parse_route
-from restore.targets.database_records import DatabaseRecord, FoundDatabase, clear_record, list_databases, write_record
-from restore.targets.databases import end_chains, refusing
+from restore.targets.database_records import DatabaseRecord, FoundDatabase, list_databases, write_record
+from restore.targets.databases import refusing
 from restore.targets.target import SESSIONS, Connections, Target, TargetExistsError, TargetUnfitError
-from restore.topology.topology import ShownRoute
-from restore.unfinished import UnfinishedRestore
-from snapshots.operations.operation import record_outcome
-from snapshots.records.operation_records import DONE, read_intent
-from storage.store import ObjectMissingError, ObjectStore
 
 # A session that began before connections were refused may end late.
 ATTEMPTS = 3
@@ -215,58 +206,3 @@ def check_nothing_prepared(target: Target, connection: psycopg.Connection[Any]) 
             hint="commit them or roll them back (see pg_prepared_xacts), then repeat the command",
             details={"node": target.node.id, "database": target.database},
         )
-
-
-def end_published(
-    store: ObjectStore,
-    fleet: Fleet,
-    found: UnfinishedRestore,
-    provisional: Iterable[Target],
-    connections: Connections,
-    planned: RestoreReport | None,
-) -> RestoreReport:
-    """End a restore of which nothing is missing but its outcome.
-
-    `planned` is its report as its plan has it, None if the snapshot is gone by now.
-    """
-    record = found.last_record
-    targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
-    nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
-    report = planned or _report_of(record, nodes)
-    report.nodes, report.is_resumed = nodes, True
-    ending = store if record.in_store else None
-    report.slots_dropped, report.slots_left = end_chains(ending, fleet, targets, connections, record.operation)
-    report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
-    if record.in_store:
-        with suppress(ObjectMissingError):
-            record_outcome(store, read_intent(store, record.operation), DONE)
-    clear_records(targets, connections)
-    report.rows = sum(node.rows for node in nodes)
-    return report
-
-
-def _report_of(record: DatabaseRecord, nodes: list[NodeReport]) -> RestoreReport:
-    """What the record alone says: it has the numbers of borrowed tables, not their names."""
-    return RestoreReport(
-        record.snapshot,
-        record.increment,
-        record.operation,
-        nodes,
-        scope=record.scope,
-        warnings=[
-            f"rows were taken from the copy of {node}; the snapshot, which has the names of the {len(numbers)} tables,"
-            " can't be read"
-            for node, numbers in record.borrowed.items()
-        ],
-        moved=[f"{node.node}: {move.label}" for node in nodes for move in record.scope.moves],
-        routes=[ShownRoute(route.pattern, route.text) for route in map(parse_route, record.routes)],
-    )
-
-
-def clear_records(targets: Iterable[Target], connections: Connections) -> None:
-    """Remove the records of restores that have ended from the databases with the targets' real names."""
-    for target in targets:
-        connection = connections[target.shard]
-        found = list_databases(connection).get(target.database)
-        if found is not None and found.record is not None:
-            clear_record(connection, target.database)

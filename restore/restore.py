@@ -7,7 +7,7 @@ goes forward. Where a restore ends unfinished, its databases' records say how fa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from msgspec import structs
@@ -19,26 +19,26 @@ from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import REACHABLE, SilentNodeError, watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
+from restore.ending import clear_records, end_published
 from restore.estimates.pace import RestorePace
-from restore.existing_tables import publish_rows, remove_fillings
+from restore.existing_tables import publish_rows
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import RestorePreview, check_all_swappable, check_restore, find_replaced, with_replaced
-from restore.publishing import clear_records, close_databases, end_published, open_databases, publish_database
+from restore.publishing import close_databases, open_databases, publish_database
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.rows.ledger import TablesInUseError
 from restore.run import RestoreRun, running
 from restore.targets.database_records import Phase
 from restore.targets.databases import end_chains, find_owner_changes
-from restore.targets.target import Connections, Target, ending_on_silence, lock_targets, naming_lost_nodes
-from restore.unfinished import UnfinishedRestore, settle_recorded
+from restore.targets.target import Target, ending_on_silence, lock_targets, naming_lost_nodes
+from restore.unfinished import settle_recorded
 from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
 from snapshots.operations.leases import HeldLease, hold_lease
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.spark_jobs import SparkSource
 from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
-from storage.store import ObjectStore
 
 Confirm = Callable[[list[str]], None]
 
@@ -108,7 +108,7 @@ def resume_restore(
             planned: RestoreReport | None = None
             with suppress(SnapshotError):
                 planned = plan_resumed(source, target, found.last_record).report()
-            return _end_published(store, target, found, provisional, locked, planned)
+            return end_published(store, target, found, provisional, locked, planned)
         plan = plan_resumed(source, target, found.last_record)
         early.close()
         run = stack.enter_context(running(plan, progress, locked, watch))
@@ -130,24 +130,6 @@ def resume_restore(
         _restore(run, preview, spark, is_resumed=True)
     run.report.seconds = time.monotonic() - began
     return run.report
-
-
-def _end_published(
-    store: ObjectStore,
-    target: Fleet,
-    found: UnfinishedRestore,
-    provisional: Sequence[Target],
-    locked: Connections,
-    planned: RestoreReport | None,
-) -> RestoreReport:
-    filled = [one for one in provisional if found.is_filling and one.shard in found.records]
-    # What has its outcome in the store is not looked for any more; without a store the record is the outcome.
-    if found.last_record.in_store:
-        remove_fillings(filled, found.suffix)
-    report = end_published(store, target, found, provisional, locked, planned)
-    if not found.last_record.in_store:
-        remove_fillings(filled, found.suffix)
-    return report
 
 
 def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is_resumed: bool) -> None:

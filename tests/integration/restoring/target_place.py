@@ -99,6 +99,17 @@ class Place:
         return found
 
 
+def maintenance_of(place: Place, shard: int) -> str:
+    """The dsn of the shard's server, in its maintenance database."""
+    return with_database(place.target.primaries[shard], "postgres").dsn
+
+
+def beside(place: Place, shard: int, middle: str) -> str:
+    """The only database of the shard's server with `middle` in its name."""
+    (name,) = [one for one in place.databases_of(place.target.primaries[shard]) if middle in one]
+    return name
+
+
 def state_of(dsn: str) -> str:
     """Which database answers: `old`, `new`, or `none`."""
     try:

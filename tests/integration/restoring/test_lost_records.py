@@ -10,10 +10,9 @@ import psycopg
 import pytest
 
 import snapshots.operations.leases
-from fleet.nodes.connections import NodeUnreachableError, with_database
+from fleet.nodes.connections import NodeUnreachableError
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
-from restore.data_only.checker import TablesUnfitError
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.preview import preview_resumed
@@ -29,7 +28,7 @@ from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import REQUEST, abandon, restore_left, resume
-from tests.integration.restoring.filled import acting_at, assert_empty, assert_filled, leave, load, tables_to_fill
+from tests.integration.restoring.filled import assert_filled, leave, tables_to_fill
 from tests.integration.restoring.target_place import (
     DATABASE,
     NAME,
@@ -37,7 +36,9 @@ from tests.integration.restoring.target_place import (
     Place,
     assert_old,
     assert_restored,
+    beside,
     drop_databases,
+    maintenance_of,
     old_databases,
     open_restores,
 )
@@ -53,15 +54,6 @@ def lose(*_: object) -> None:
     raise NodeUnreachableError("node s2: it is gone")
 
 
-def maintenance_of(place: Place, shard: int) -> str:
-    return with_database(place.target.primaries[shard], "postgres").dsn
-
-
-def loading_of(place: Place, shard: int) -> str:
-    (name,) = [one for one in place.databases_of(place.target.primaries[shard]) if "_restoring_" in one]
-    return name
-
-
 def test_the_record_of_a_database_of_another_role_is_not_read(place: Place) -> None:
     """Anybody with CREATEDB may make a database of any name, and what is in it runs as who restores."""
     own = maintenance_of(place, 0)
@@ -71,7 +63,7 @@ def test_the_record_of_a_database_of_another_role_is_not_read(place: Place) -> N
         with psycopg.connect(own) as connection:
             ((text,),) = connection.execute(
                 "SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname = %s",
-                (loading_of(place, 0),),
+                (beside(place, 0, "_restoring_"),),
             ).fetchall()
         assert '"phase": "loading"' in text
         abandon(place)
@@ -119,7 +111,7 @@ def test_an_undo_opens_databases_also_where_nothing_else_is_left(place: Place) -
         for shard in range(SHARDS):
             # As after a kill: the process that loses a node opens them.
             execute(maintenance_of(place, shard), f"ALTER DATABASE {DATABASE} ALLOW_CONNECTIONS false")
-        execute(maintenance_of(place, 1), f'DROP DATABASE "{loading_of(place, 1)}"')
+        execute(maintenance_of(place, 1), f'DROP DATABASE "{beside(place, 1, "_restoring_")}"')
         abandon_restore(place.fleet, place.target, NAME, print, Silent())
         assert_old(place)
 
@@ -140,23 +132,6 @@ def test_an_undo_that_is_cut_off_at_the_end_is_no_restore_that_has_published(
         assert (outcome.state, outcome.reason) == ("failed", "abandoned")
         abandon_restore(place.fleet, place.target, NAME, print, Silent())
         assert_old(place)
-
-
-def test_a_filled_database_that_is_gone_keeps_both_ends_from_lying(place: Place) -> None:
-    with tables_to_fill(place):
-        leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
-        execute(maintenance_of(place, 1), f"ALTER DATABASE {DATABASE} RENAME TO hidden", f"CREATE DATABASE {DATABASE}")
-        try:
-            for end in (abandon, resume):
-                with pytest.raises(UnfinishedRestoreError, match=f"kept in database {DATABASE} is gone"):
-                    end(place)
-            assert len(open_restores(place)) == 1
-        finally:
-            execute(
-                maintenance_of(place, 1), f"DROP DATABASE {DATABASE}", f"ALTER DATABASE hidden RENAME TO {DATABASE}"
-            )
-        abandon(place)
-        assert_empty(place)
 
 
 def test_a_published_database_without_its_record_where_none_was_put_aside(place: Place) -> None:
@@ -262,44 +237,11 @@ def test_a_database_that_was_made_meanwhile_is_not_put_aside_unasked(place: Plac
 def test_a_database_that_was_loaded_and_is_gone_is_named(place: Place) -> None:
     def drop(reached: Reached) -> None:
         if (reached.point, reached.count) == (str(RestoreCrashPoint.FINISHED), SHARDS):
-            execute(maintenance_of(place, 1), f'DROP DATABASE "{loading_of(place, 1)}" WITH (FORCE)')
+            execute(maintenance_of(place, 1), f'DROP DATABASE "{beside(place, 1, "_restoring_")}" WITH (FORCE)')
 
     with pytest.raises(RestoredMissingError, match=f"node s2: database {DATABASE}_restoring_.* is gone"):
         restore_fleet(plan_restore(place.fleet, place.target, WITHOUT_REPLACE), Ready(place.spark), Watching(drop))
     assert (place.databases(), open_restores(place)) == (set(), [])
-
-
-def test_a_resumed_filling_that_had_begun_to_be_undone_knows_again_what_is_lost(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tables of one database were emptied when those of the next were in use."""
-
-    def refuse(*_: object) -> None:
-        raise TablesUnfitError("refused")
-
-    with tables_to_fill(place):
-        with monkeypatch.context() as patch:
-            patch.setattr("restore.loading.finish_databases", refuse)
-            patch.setattr("restore.data_only.filling.LOCK_SECONDS_MAX", 1)
-            with psycopg.connect(place.dsns()[1]) as other:
-                watching = acting_at(RestoreCrashPoint.ROWS_LOADED, lambda: other.execute("SELECT FROM item"))
-                with pytest.raises(TablesUnfitError):
-                    load(place, watching)
-        assert any("could not be undone" in note for note in watching.notes)
-        with monkeypatch.context() as patch:
-            patch.setattr("restore.loading.finish_databases", lose)
-            with pytest.raises(NodeUnreachableError):
-                resume(place)
-        execute(maintenance_of(place, 0), f"ALTER DATABASE {DATABASE} RENAME TO hidden", f"CREATE DATABASE {DATABASE}")
-        try:
-            with pytest.raises(UnfinishedRestoreError, match=f"kept in database {DATABASE} is gone"):
-                abandon(place)
-        finally:
-            execute(
-                maintenance_of(place, 0), f"DROP DATABASE {DATABASE}", f"ALTER DATABASE hidden RENAME TO {DATABASE}"
-            )
-        abandon(place)
-        assert_empty(place)
 
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["writable", "read-only"])

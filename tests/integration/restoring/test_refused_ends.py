@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-import fleet.nodes.watch
 from fleet.config import Node
-from fleet.nodes.connections import NodeUnreachableError, with_database
-from fleet.nodes.watch import SilentNodeError
+from fleet.nodes.connections import NodeUnreachableError
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
-from restore.plan import plan_restore
 from restore.request import RestoreRequest
-from restore.restore import restore_fleet, resume_restore
+from restore.restore import resume_restore
 from restore.targets.target import TargetUnfitError
 from restore.undoing.abandoning import abandon_restore
 from restore.undoing.old_databases import discard_old
@@ -34,7 +26,7 @@ from snapshots.create.initialise import initialise
 from storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready
 from tests.integration.refusing import execute
-from tests.integration.restoring.ending import REQUEST, abandon, restore_left, resume
+from tests.integration.restoring.ending import abandon, restore_left, resume
 from tests.integration.restoring.filled import assert_filled, leave, tables_to_fill
 from tests.integration.restoring.target_place import (
     DATABASE,
@@ -43,34 +35,26 @@ from tests.integration.restoring.target_place import (
     Place,
     assert_old,
     assert_restored,
+    beside,
+    maintenance_of,
     old_databases,
     open_restores,
 )
-from tests.run.soak import draw
-
-
-def maintenance(place: Place, shard: int) -> str:
-    return with_database(place.target.primaries[shard], "postgres").dsn
-
-
-def beside(place: Place, shard: int, middle: str) -> str:
-    (name,) = [one for one in place.databases_of(place.target.primaries[shard]) if middle in one]
-    return name
 
 
 @contextmanager
 def role_guest(place: Place) -> Iterator[None]:
     for shard in range(SHARDS):
-        execute(maintenance(place, shard), "CREATE ROLE guest")
+        execute(maintenance_of(place, shard), "CREATE ROLE guest")
     try:
         yield
     finally:
         for shard in range(SHARDS):
-            execute(maintenance(place, shard), "REASSIGN OWNED BY guest TO postgres", "DROP ROLE guest")
+            execute(maintenance_of(place, shard), "REASSIGN OWNED BY guest TO postgres", "DROP ROLE guest")
 
 
 def give(place: Place, shard: int, database: str, owner: str) -> None:
-    execute(maintenance(place, shard), f'ALTER DATABASE "{database}" OWNER TO {owner}')
+    execute(maintenance_of(place, shard), f'ALTER DATABASE "{database}" OWNER TO {owner}')
 
 
 def test_a_restore_of_another_role_is_neither_undone_nor_done(place: Place) -> None:
@@ -140,7 +124,7 @@ def test_a_copied_record_is_not_taken_for_one_that_a_rename_brought(place: Place
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.CLOSED)
         loading = beside(place, 0, "_restoring_")
-        with psycopg.connect(maintenance(place, 0), autocommit=True) as connection:
+        with psycopg.connect(maintenance_of(place, 0), autocommit=True) as connection:
             query = "SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname = %s"
             (comment,) = connection.execute(query, (loading,)).fetchone() or ("",)
             connection.execute(f"COMMENT ON DATABASE {DATABASE} IS '{comment}'".encode())
@@ -150,7 +134,7 @@ def test_a_copied_record_is_not_taken_for_one_that_a_rename_brought(place: Place
             ) as raised:
                 end(place)
         assert place.states() == ["old"] * SHARDS
-        execute(maintenance(place, 0), raised.value.hint.partition(": ")[2])
+        execute(maintenance_of(place, 0), raised.value.hint.partition(": ")[2])
         resume(place)
         assert_restored(place)
 
@@ -185,102 +169,17 @@ def test_an_old_database_that_is_lost_while_it_is_put_back_can_be_replaced(
                 patch.setattr("restore.undoing.abandoning.put_back", lose)
                 with pytest.raises(NodeUnreachableError):
                     abandon_restore(place.fleet, place.target, NAME, print, Silent())
-        execute(maintenance(place, shard), f'DROP DATABASE "{beside(place, shard, "_before_")}"')
+        execute(maintenance_of(place, shard), f'DROP DATABASE "{beside(place, shard, "_before_")}"')
         with pytest.raises(OldDatabaseMissingError, match="is gone") as raised:
             abandon_restore(place.fleet, place.target, NAME, print, Silent())
         if is_begun:
-            execute(maintenance(place, shard), raised.value.hint.partition(": ")[2])
+            execute(maintenance_of(place, shard), raised.value.hint.partition(": ")[2])
             abandon_restore(place.fleet, place.target, NAME, print, Silent())
             assert (place.databases(), open_restores(place)) == ({DATABASE}, [])
         else:
             assert raised.value.hint == f"to finish the restore instead: snapshot restore {NAME} --resume"
             resume(place)
             assert_restored(place)
-
-
-@contextmanager
-def suspended(process: int) -> Iterator[None]:
-    os.kill(process, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(process, signal.SIGCONT)
-
-
-def test_a_session_that_does_not_end_is_named_before_anything_is_decided(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("restore.publishing.END_MILLISECONDS_MAX", 300)
-    with old_databases(place):
-        restore_left(place, RestoreCrashPoint.FINISHED, SHARDS)
-        with psycopg.connect(place.dsns()[1]) as session:
-            pid = session.info.backend_pid
-            with suspended(pid), pytest.raises(TargetUnfitError, match=f"sessions {pid} in database {DATABASE} do not"):
-                resume(place)
-        assert place.states() == ["old"] * SHARDS
-        resume(place)
-        assert_restored(place)
-
-
-@pytest.mark.parametrize(
-    ("end", "hook"),
-    [
-        (lambda place: discard_old(place.fleet, place.target, NAME, print, Silent()), "old_databases.drop_database"),
-        (lambda place: abandon_restore(place.fleet, place.target, NAME, print, Silent()), "abandoning.put_back"),
-    ],
-    ids=["discard", "abandon"],
-)
-@pytest.mark.parametrize("how", draw([SilentNodeError, KeyboardInterrupt]))
-def test_an_end_does_not_wait_for_a_silent_node_without_end(
-    place: Place,
-    monkeypatch: pytest.MonkeyPatch,
-    end: Callable[[Place], object],
-    hook: str,
-    how: type[BaseException],
-) -> None:
-    monkeypatch.setattr(fleet.nodes.watch, "SILENCE_SECONDS_MAX", 3.0 if how is SilentNodeError else 60.0)
-    monkeypatch.setattr(fleet.nodes.watch, "PROBE_SECONDS", 0.5)
-    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
-    stopped: list[int] = []
-
-    def stop(target: Any, connection: psycopg.Connection, *_: object) -> None:
-        if target.shard == "s2":
-            # As a server of which nothing is scheduled: its sessions, and those that are to come.
-            with psycopg.connect(maintenance(place, 1)) as other:
-                query = (
-                    "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-                )
-                stopped.extend(pid for (pid,) in other.execute(query))
-                (postmaster,) = other.execute(
-                    "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int"
-                ).fetchone() or (0,)
-            stopped.append(postmaster)
-            for pid in stopped:
-                os.kill(pid, signal.SIGSTOP)
-            if how is KeyboardInterrupt:
-                timer.start()
-            connection.execute("SELECT 1")
-
-    with old_databases(place):
-        if "old_databases" in hook:
-            restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
-        else:
-            restore_left(place, RestoreCrashPoint.RENAMED)
-        try:
-            with monkeypatch.context() as patch:
-                patch.setattr(f"restore.undoing.{hook}", stop)
-                began = time.monotonic()
-                with pytest.raises(how):
-                    end(place)
-                assert time.monotonic() - began < 20
-        finally:
-            for pid in reversed(stopped):
-                os.kill(pid, signal.SIGCONT)
-        end(place)
-        if "old_databases" in hook:
-            assert place.databases() == {DATABASE}
-        else:
-            assert_old(place)
 
 
 def test_a_restore_on_a_server_that_may_be_another_one_is_not_taken_for_ended(
@@ -292,7 +191,7 @@ def test_a_restore_on_a_server_that_may_be_another_one_is_not_taken_for_ended(
         for shard in range(SHARDS):
             for name in place.databases_of(place.target.primaries[shard]):
                 if "_restoring_" in name:
-                    execute(maintenance(place, shard), f'DROP DATABASE "{name}"')
+                    execute(maintenance_of(place, shard), f'DROP DATABASE "{name}"')
         (operation,) = open_restores(place)
         moved = tuple(replace(node, dsn=at_another_address(node)) for node in place.target.nodes)
         target = replace(place.target, nodes=moved)

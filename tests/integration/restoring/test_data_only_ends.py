@@ -224,7 +224,7 @@ def test_what_is_ended_after_the_decision_leaves_nothing_in_the_databases(
             raise NodeUnreachableError("node s2: it is gone")
 
         with monkeypatch.context() as patch:
-            patch.setattr("restore.publishing.clear_records", lose)
+            patch.setattr("restore.ending.clear_records", lose)
             with pytest.raises(NodeUnreachableError):
                 resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_filled(place)

@@ -13,7 +13,7 @@ import pytest
 from snapshots.executors.build import build_digest
 from snapshots.executors.failures import ExecutorTaskError, find_executor_error, of_executor
 from snapshots.executors.late import check_worker
-from snapshots.executors.needs import ExecutorNeeds, StoreNotSharedError
+from snapshots.executors.needs import ExecutorNeeds, StoreNotSharedError, check_needs
 from snapshots.executors.preflight import Examined, _problem_of
 from storage.local import LocalStore
 from storage.location import StoreLocation
@@ -90,3 +90,12 @@ def test_a_worker_refuses_another_build_and_another_store(tmp_path: Path) -> Non
         check_worker("another", needs)
     with pytest.raises(ExecutorTaskError, match="is not the one of this machine"):
         check_worker(build_digest(), ExecutorNeeds(StoreLocation(store.url), key="fleet.json", body=b"theirs"))
+
+
+@pytest.mark.parametrize(("body", "slug"), [(b"ours", None), (b"theirs", "store-not-shared")])
+def test_who_only_reads_is_asked_for_what_the_driver_has_read(tmp_path: Path, body: bytes, slug: str | None) -> None:
+    store = LocalStore(tmp_path)
+    store.create("fleet.json", body)
+    problem, key = check_needs(ExecutorNeeds(StoreLocation(store.url), key="fleet.json", body=b"ours"))
+    assert (problem and problem["slug"], key) == (slug, "")
+    assert store.list("") == ["fleet.json"]

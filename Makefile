@@ -24,7 +24,7 @@ SAMPLED := $(addprefix tests/integration/,damage drill exact parts recovering re
   test_tls_clients.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick soak fuzz lint format bench writers scale wheel schemas lock clean
+.PHONY: help install demo test quick stores soak fuzz lint format bench writers scale hot growth wheel schemas lock clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,8 +36,8 @@ demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minu
 
 # Most containers set PYTHONDONTWRITEBYTECODE. Each of the tests' thousand short processes would then compile every module
 # that it imports.
-test quick soak fuzz: export PYTHONDONTWRITEBYTECODE =
-test quick soak fuzz: export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/bytecode
+test quick stores soak fuzz: export PYTHONDONTWRITEBYTECODE =
+test quick stores soak fuzz: export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/bytecode
 
 # Much of what tests do is waiting for servers, so there are more processes than processors. Each starts Spark and the
 # servers that all modules share once, and has a module to itself until it is done with it; the longest begin first.
@@ -47,6 +47,12 @@ test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them, SNAPSHO
 # These tests wait for nothing, so more processes than processors would not help.
 quick: $(INSTALLED)  ## run the tests that need neither servers nor Spark, in less than a minute
 	@$(BIN)/python -m pytest -n 2 $(SHARED) -m 'not long' $(QUICK)
+
+# What they run on stays in the user's cache folder, and the two file systems in .venv: from then on `make test` uses them too.
+stores: $(INSTALLED)  ## install MinIO, fake-gcs-server and Azurite (needs Go and npm), and test stores and a whole run on them
+	@$(BIN)/python -m tests.programs.install
+	@$(BIN)/python -m pytest -k 'minio or clouds or main_job' tests/integration/test_storage_s3.py \
+	  tests/integration/test_storage_clouds.py tests/integration/test_main_job.py
 
 # The simulations and the chains each for a share of the time; all that the short form draws from, and the long drain, once.
 soak: $(INSTALLED)  ## test for hours; SECONDS=3600 for how long about
@@ -83,6 +89,12 @@ writers: $(INSTALLED)  ## measure what cuts cost those who write; JSON=FILE for 
 scale: $(INSTALLED)  ## measure sizes; PART=tables, changes, bytes or rows, TABLES=N and ROWS=N for how many, JSON=FILE
 	@$(BIN)/python -m benchmarks scale $(if $(PART),--part $(PART)) $(if $(TABLES),--tables $(TABLES)) \
 	  $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json $(JSON))
+
+hot: $(INSTALLED)  ## measure the drain of a busy node; CHANGES=N, BYTES=N of text in a row
+	@$(BIN)/python -m benchmarks.hot_node $(if $(CHANGES),--changes $(CHANGES)) $(if $(BYTES),--bytes $(BYTES))
+
+growth: $(INSTALLED)  ## measure what commands cost at 1, 10, 100 and 1,000 increments; INCREMENTS=N for fewer
+	@$(BIN)/python -m benchmarks.growth.chain_growth $(INCREMENTS)
 
 # As a user gets it: nothing of the tree is in reach, so a package that is missing in the wheel is missed here.
 wheel: $(INSTALLED)  ## build the wheel, install it into an empty environment, and test its demo

@@ -107,7 +107,7 @@ def warm_session(fleet_toml: Path) -> Iterator[Cutline]:
 
 def size_bytes(commit: Commit) -> int:
     """The bytes that a commit added to the store, without the commit file."""
-    return sum(commit.object_sizes.values())
+    return commit.counts["bytes"]
 
 
 def cold_increment(fleet_toml: Path, name: str, cache: Path) -> dict[str, Any]:

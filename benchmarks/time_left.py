@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 
-ROWS = (3_000_000, 8_000_000, 20_000_000)
+ROWS = (8_000_000, 20_000_000, 40_000_000)
 SHARES = (0.25, 0.5, 0.75)
 SHARDS = 2
 TABLES = """
@@ -82,6 +82,7 @@ def _judge(lines: list[dict[str, Any]]) -> dict[str, Any]:
         said = max(told[index]["operation_seconds_left"] - (moment - times[index]), 0.0)
         real = last - moment
         found[f"{share:.0%}"] = {"left": round(said, 1), "real": round(real, 1), "off": round(said / real - 1, 3)}
+        found["is_rough"] = told[index]["operation_seconds_left_is_rough"]
     return found
 
 

@@ -16,10 +16,13 @@ from check.partitions import hash_partitions
 from check.streams import check_markers, hash_streams
 from check.transactions import compare_pairs
 from fleet.progress import Progress
-from snapshots.fold.sources import SegmentSource, segment_sources
+from snapshots.fold.find_sources import segment_sources
+from snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
+from snapshots.fold.sources import SegmentSource
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
+from wal.segments.held_objects import HeldObjects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,18 +33,29 @@ def check_contents(
 ) -> None:
     """Read every object and compare the contents. The chain must have passed `check_structure`."""
     session, copies = spark.session(), Copies.of(chain)
-    streams = hash_streams(session, copies, store, findings, progress)
+    held = hold_archive(chain, store)
+    streams = hash_streams(session, copies, held or store, findings, progress)
     check_markers(chain, streams.markers, findings)
-    check_cuts(chain, store.open(), findings, progress)
-    hashes = hash_partitions(session, copies, store, findings, progress)
+    check_cuts(chain, (held or store).open(), findings, progress)
+    hashes = hash_partitions(session, copies, store, findings, progress, held)
     check_large_objects(session, chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
     progress.step("compare transactions")
-    _compare_transactions(session, copies, store, findings)
+    _compare_transactions(session, copies, held or store, findings)
 
 
-def _compare_transactions(session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings) -> None:
+def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
+    """The objects of the chain's archives, to be read once by the driver, if that is less work than jobs are."""
+    segments = [segment for node in chain.baseline for segment in chain.segments(node)]
+    if sum(one.size for one in segments) > STORED_BYTES_MAX or sum(one.changes for one in segments) > CHANGES_MAX:
+        return None
+    return HeldObjects(store)
+
+
+def _compare_transactions(
+    session: SparkSession, copies: Copies, store: StoreLocation | HeldObjects, findings: Findings
+) -> None:
     primaries = tuple(node for node in copies.nodes if copies.shard[node] == node)
     pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store)
     findings.report.compared.transactions += pairs.transactions

@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from check.findings import Findings
 from check.report import Conflict
+from check.streams import READS_AT_ONCE
 from fleet.lsn import Lsn
 from fleet.progress import Progress
 from snapshots.records.chain import Chain
@@ -30,8 +31,6 @@ from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import read_events
 
 NODE_FIELDS = ("position", "undecided", "rolled_back", "in_doubt", "local_transactions")
-# Most segments are small: reading one is mostly waiting for the store.
-READS_AT_ONCE = 8
 TOTALS = ("global_transactions", "included_early", "in_flight")
 
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from check.findings import NOT_OF_THE_OBJECT, Findings, conflict_of
 from fleet.progress import Progress
 from snapshots.base_copy.large_objects import PartOrder, read_parts
+from snapshots.operations.dealing import Dealing
 from snapshots.operations.spark_jobs import run_tasks
-from snapshots.records.commit import LARGE_OBJECTS_COUNT, FullSnapshot, StoredObject
+from snapshots.records.commit import FullSnapshot
 from snapshots.records.large_objects import group_by_copy_task, list_large_objects
+from snapshots.records.stored_object import LARGE_OBJECTS_COUNT, StoredObject
 from storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from storage.location import StoreLocation
 from storage.store import ObjectStore
@@ -42,7 +44,8 @@ def check_large_objects(
     if not tasks:
         return
     progress.step("read large objects", total=len(tasks), unit="tasks")
-    for task, problems in zip(tasks, run_tasks(session, read_large, tasks, progress), strict=True):
+    dealing = Dealing[LargeCheckTask](lambda task: sum(one.size for one in task.objects))
+    for task, problems in zip(tasks, run_tasks(session, read_large, tasks, progress, dealing), strict=True):
         for stored, problem in zip(task.objects, problems, strict=True):
             if problem is None:
                 findings.count(objects=1, size_bytes=stored.size)

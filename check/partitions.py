@@ -13,22 +13,25 @@ import pyarrow as pa
 from check.base_hashes import BaseHashTask, hash_base
 from check.copies import Copies
 from check.findings import Findings
-from check.hashing import Sums, combine_all, hash_aggregates, sums_of_table
+from check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
 from check.report import Conflict
-from columns.arrow_numbers import to_arrow
-from columns.bytes_column import from_arrow, xxhash64
+from columns.arrow_numbers import to_arrow, to_numpy
+from columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
 from columns.python_workers import map_batches
 from fleet.progress import Progress
+from snapshots.fold.find_sources import base_sources, sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
-from snapshots.fold.long_images import LongImageReader, order_by_place, partitions_of
-from snapshots.fold.sources import PROBLEM, BaseSource, Sources, base_sources, sources_of
+from snapshots.fold.long_images import LongImageReader, order_by_place
+from snapshots.fold.sources import PROBLEM, BaseSource, Sources
+from snapshots.operations.dealing import Dealing, cores_of
 from snapshots.operations.spark_jobs import run_tasks
 from storage.errors import report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError
+from wal.segments.held_objects import HeldObjects
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 ENTRY_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, entry bigint"
 ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", "entry"]
@@ -46,21 +49,32 @@ class PartitionHashes:
 
 
 def hash_partitions(
-    session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, progress: Progress
+    session: SparkSession,
+    copies: Copies,
+    store: StoreLocation,
+    findings: Findings,
+    progress: Progress,
+    held: HeldObjects | None = None,
 ) -> PartitionHashes:
-    """Fold the changes and hash every copy's rows; unreadable objects are noted as damage."""
+    """Fold the changes and hash every copy's rows; unreadable objects are noted as damage.
+
+    If segments are `held`, the driver reads them there.
+    """
     progress.step("fold changes")
     try:
-        sources = sources_of(copies.chain, tuple(copies.nodes), store.open(), skip=findings.damaged)
+        sources = sources_of(copies.chain, tuple(copies.nodes), (held or store).open(), skip=findings.damaged)
     except ObjectDamagedError as error:
         findings.damage(report_of(error))
         sources = Sources(tuple(copies.nodes), (), (), frozenset(), {})
-    folded = fold(session, sources, store)
+    folded = fold(session, sources, store, held=held)
     try:
         for problem in folded.problems:
             findings.damage(problem)
         tasks = _base_tasks(session, copies, sources, folded, store)
         base = _hash_bases(session, tasks, findings, progress)
+        if folded.local is not None:
+            images = hash_local(folded.local, copies)
+            return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
         if folded.images is None:
             return PartitionHashes(base, combine_all([], 3))
         images = _hash_images(folded.images, folded, copies, long_image_reader(sources, store))
@@ -94,7 +108,7 @@ def _base_tasks(
 def _hash_bases(session: SparkSession, tasks: list[BaseHashTask], findings: Findings, progress: Progress) -> Sums:
     progress.step("read base copies", total=len(tasks), unit="objects")
     parts: list[Sums] = []
-    for report in run_tasks(session, hash_base, tasks, progress):
+    for report in run_tasks(session, hash_base, tasks, progress, Dealing(lambda task: task.base.source.size)):
         if report.problem is not None:
             findings.damage(report.problem)
         elif report.sums is not None:
@@ -116,6 +130,26 @@ def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
             findings.damaged.add(node)
 
 
+def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
+    """Hash the rows and their versions that the driver has folded, as Spark does those that it has folded."""
+    numbers = ("node", "group", "partition", "lsn")
+    node, group, partition, lsn = (to_numpy(images[name]).astype(np.int64) for name in numbers)
+    key, row = (column_of(images[name]) for name in ("key", "row"))
+    hashed = xxhash64(key)
+    positions = BytesColumn(np.ascontiguousarray(lsn).view(np.uint8), np.arange(len(lsn) + 1, dtype=np.int64) * 8)
+    is_compared = np.zeros(len(lsn), np.bool_)
+    for number, name in enumerate(copies.nodes):
+        of_node = node == number
+        is_compared |= of_node & (lsn >= copies.since(name))
+        for recopied, position in copies.recopied_since(name).items():
+            of_group = of_node & (group == recopied)
+            is_compared[of_group] = lsn[of_group] >= position
+    keys = np.stack([node, group, partition], axis=1)
+    rows = combine_hashes(keys, xxhash64(row, hashed))
+    versions = combine_hashes(keys[is_compared], xxhash64(positions, hashed)[is_compared])
+    return PartitionHashes(rows, versions)
+
+
 def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageReader) -> PartitionHashes:
     """Hash the folded rows and their versions."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
@@ -125,7 +159,7 @@ def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageRea
     keys = ["node", "group", "partition"]
     entries = images.select(*keys, "key", "lsn", F.xxhash64("key", "row").alias("entry"))
     if folded.long_images is not None:
-        long_images = order_by_place(folded.long_images, partitions_of(images.sparkSession))
+        long_images = order_by_place(folded.long_images, _divide)
         entries = entries.unionByName(map_batches(long_images, partial(hash_images, reader=reader), ENTRY_ROWS))
     table = (
         entries.groupBy(*keys)
@@ -136,6 +170,10 @@ def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageRea
         .toArrow()
     )
     return PartitionHashes(sums_of_table(table, keys), sums_of_table(table, keys, "version_"))
+
+
+def _divide(rows: DataFrame, by: str) -> DataFrame:
+    return rows.repartition(cores_of(rows.sparkSession).now, by)
 
 
 def hash_images(batches: Iterable[pa.RecordBatch], reader: LongImageReader) -> Iterator[pa.RecordBatch]:

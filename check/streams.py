@@ -8,6 +8,7 @@ schema at the cut before they are hashed: copies may have stored the same change
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,21 +24,25 @@ from check.report import Conflict
 from columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from fleet.lsn import Lsn
 from fleet.progress import Progress
+from snapshots.fold.find_sources import segment_sources
 from snapshots.fold.schema_at_cut import SchemaMapping, to_schema_at_cut
-from snapshots.fold.sources import CHANGE_OPS, Source, read_tables, segment_sources
+from snapshots.fold.sources import Source, read_tables
+from snapshots.operations.dealing import Dealing
 from snapshots.operations.spark_jobs import run_tasks
 from snapshots.records.chain import Chain
 from storage.errors import ErrorReport, SnapshotError, report_of
-from storage.location import StoreLocation
 from wal.cut.markers import marker_from_bytes
 from wal.segments.archive import Segment
 from wal.segments.damage import ObjectDamagedError
-from wal.segments.segment_schema import MARKER, PARTIAL, ROLLBACK_PREPARED, SEGMENT_SCHEMA, TRUNCATE
+from wal.segments.held_objects import HeldObjects, OpensStore
+from wal.segments.segment_schema import CHANGES, MARKER, PARTIAL, ROLLBACK_PREPARED, SEGMENT_SCHEMA, TRUNCATE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# Reading a small segment is mostly waiting for the store.
+READS_AT_ONCE = 8
 ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
 
 
@@ -55,7 +60,7 @@ class StreamTask:
     position: Lsn
     excluded: frozenset[Lsn]
     mapping: SchemaMapping | None
-    store: StoreLocation
+    store: OpensStore
 
 
 class MarkerMessage(NamedTuple):
@@ -109,7 +114,9 @@ def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
 def _hashes(table: pa.Table) -> Any:
     """The hash of every change and event: over everything but the transaction's xid, which differs by node."""
     count = len(table)
-    numbers = [np.asarray(table[name].to_numpy(), np.int64) for name in ("lsn", "seq", "op", "group", "partition")]
+    numbers = [
+        np.asarray(table[name].to_numpy(), np.int64) for name in ("lsn", "end_lsn", "seq", "op", "group", "partition")
+    ]
     fixed = np.ascontiguousarray(np.stack(numbers, axis=1)).view(np.uint8).reshape(-1)
     width = len(numbers) * 8
     hashes = xxhash64(BytesColumn(fixed, np.arange(count + 1, dtype=np.int64) * width))
@@ -122,7 +129,7 @@ def _hashes(table: pa.Table) -> Any:
 
 def _count_rows(op: npt.NDArray[np.int8]) -> tuple[int, ...]:
     """The numbers of rows, in the order of ROW_COUNTS."""
-    changes = int(np.isin(op, CHANGE_OPS).sum())
+    changes = int(np.isin(op, CHANGES).sum())
     return changes, len(op) - changes, int((op == PARTIAL).sum()), int((op == TRUNCATE).sum())
 
 
@@ -148,16 +155,16 @@ class StreamHashes:
 
 
 def hash_streams(
-    session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, progress: Progress
+    session: SparkSession, copies: Copies, store: OpensStore, findings: Findings, progress: Progress
 ) -> StreamHashes:
-    """Hash every copy's segments in a Spark job; unreadable segments are noted as damage."""
+    """Hash every copy's segments, in a Spark job unless they are held; unreadable segments are noted as damage."""
     tasks = [
         StreamTask(one.source, one.segment, copies.since(node), one.position, one.excluded, one.mapping, store)
         for number, node in enumerate(copies.nodes)
         for one in segment_sources(copies.chain, number, node, copies.same_shard(node))
     ]
     progress.step("read WAL archive", total=len(tasks), unit="objects")
-    reports = run_tasks(session, hash_stream, tasks, progress)
+    reports = _run_here(tasks, progress) if isinstance(store, HeldObjects) else _run_tasks(session, tasks, progress)
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
     for task, report in zip(tasks, reports, strict=True):
@@ -168,6 +175,20 @@ def hash_streams(
             markers[task.source.node].update(dict(report.markers))
             findings.count(objects=1, size_bytes=task.source.size, changes=report.changes)
     return StreamHashes(combine_all(parts, 2), markers)
+
+
+def _run_tasks(session: SparkSession, tasks: list[StreamTask], progress: Progress) -> list[StreamReport]:
+    return run_tasks(session, hash_stream, tasks, progress, Dealing(lambda task: task.source.size))
+
+
+def _run_here(tasks: list[StreamTask], progress: Progress) -> list[StreamReport]:
+    def run(task: StreamTask) -> StreamReport:
+        report = hash_stream(task)
+        progress.advance(1)
+        return report
+
+    with ThreadPoolExecutor(READS_AT_ONCE) as threads:
+        return list(threads.map(run, tasks))
 
 
 def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:

@@ -9,14 +9,15 @@ from functools import partial
 from check.report import Conflict, Skipped, SnapshotReport
 from fleet.tables.left_out import select_warnings
 from snapshots.ddl.dump import find_ddl_objects
+from snapshots.operations.object_lists import read_chain_lists
 from snapshots.operations.stored_objects import sizes_of
 from snapshots.records.chain import Chain
+from snapshots.records.chains import read_chain
 from snapshots.records.commits import (
     SnapshotMissingError,
     commit_key,
     increment_numbers,
     increments_pruned_error,
-    read_chain,
     snapshot_names,
 )
 from snapshots.records.documents import ManifestError
@@ -49,7 +50,7 @@ def check_structure(
     missing, nothing else shows it.
     """
     try:
-        chain = read_chain(store, name, increment)
+        chain = read_chain_lists(store, read_chain(store, name, increment), allow_damage=True)
     except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
         raise
     except SnapshotError as error:
@@ -85,8 +86,9 @@ def check_structure(
 
 
 def _check_lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
-    # Operation ids sort by time: those before the full snapshot's worked on another chain of that name.
-    numbers = {number for operation, number in recorded.items() if operation > chain.full.operation}
+    # Ids of different seconds sort by time: operations before the full snapshot's worked on another chain of that name.
+    second = chain.full.operation.rpartition("-")[0]
+    numbers = {number for operation, number in recorded.items() if operation >= second}
     return [
         Conflict(
             "missing",
@@ -114,7 +116,8 @@ def _text(error: SnapshotError, name: str) -> str | None:
 def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> None:
     """Check that every object of the chain exists in its size; note conflicts, and what a listing can't check."""
     nodes = {one.key: node for commit in chain.commits for node, some in commit.segments.items() for one in some}
-    nodes |= {stored.key: stored.node for commit in chain.commits for stored in commit.objects}
+    nodes |= {one.key: one.node for commit in chain.commits for one in commit.objects}
+    nodes |= {one.key: one.node for commit in chain.commits for one in commit.object_lists}
     sizes = [entry for commit in chain.commits for entry in commit.object_sizes.items()]
     # Each key is looked up: a listing may be out of date.
     stored_sizes = sizes_of(store, (key for key, _ in sizes))

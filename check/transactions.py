@@ -8,6 +8,7 @@ separately; transactions are listed only where the hashes differ.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,11 @@ import pyarrow.compute as pc
 from check.hashing import hash_aggregates
 from check.report import Conflict
 from columns.python_workers import map_batches
-from snapshots.fold.fold import TASKS_PER_CORE, balance_by_size
+from snapshots.fold.changes import TASKS_PER_CORE, balance_by_size
 from snapshots.fold.sources import SegmentSource
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
+from wal.segments.held_objects import HeldObjects
 from wal.segments.segment_schema import COMMIT, PREPARE
 from wal.segments.segments import read_events
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PART_ROWS = "node int, global_id string, included boolean"
+PART_SCHEMA = pa.schema([("node", pa.int32()), ("global_id", pa.string()), ("included", pa.bool_())])
+PAIR_ORDER = ("node", "other", "global_id")
 NAMED_MAX = 100
 
 # An unreadable object is a transaction that these two share: so its report comes through the join as a pair's would.
@@ -49,13 +53,50 @@ def compare_pairs(
     spark: SparkSession,
     nodes: tuple[str, ...],
     segments: tuple[SegmentSource, ...],
-    store: StoreLocation,
+    store: StoreLocation | HeldObjects,
 ) -> PairReport:
-    """Compare the parts of every transaction that two of the primaries share."""
-    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
-
+    """Compare the parts of every transaction that two of the primaries share, in a Spark job unless they are held."""
     if len(nodes) < 2 or not segments:
         return PairReport(0, [], [])
+    if isinstance(store, HeldObjects):
+        return _compare_held(nodes, segments, store)
+    return _compare_in_job(spark, nodes, segments, store)
+
+
+def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], store: HeldObjects) -> PairReport:
+    parts: list[pa.RecordBatch] = []
+    try:
+        for one in segments:
+            parts += _part_batches(one, read_events(store.open(), one.segment))
+    except SnapshotError as error:
+        return PairReport(0, [], [report_of(error)])
+    names = ["global_id", "node"]
+    by_node = (
+        pa.Table.from_batches(parts, PART_SCHEMA)
+        .group_by(names)
+        .aggregate([("included", "max")])
+        .select([*names, "included_max"])
+    )
+    sides = (by_node.rename_columns([*names, "here"]), by_node.rename_columns(["global_id", "other", "there"]))
+    pairs = sides[0].join(sides[1], "global_id", join_type="inner").filter(pc.field("node") < pc.field("other"))
+    torn = pairs.filter(pc.field("here") != pc.field("there")).sort_by([(name, "ascending") for name in PAIR_ORDER])
+    named = Counter[tuple[int, int]]()
+    conflicts: list[Conflict] = []
+    for row in torn.to_pylist():  # bounded by what is held
+        named[pair := (row["node"], row["other"])] += 1
+        if named[pair] <= NAMED_MAX:
+            conflicts.append(_torn_conflict(nodes, row))
+    return PairReport(len(pairs), conflicts, [])
+
+
+def _compare_in_job(
+    spark: SparkSession,
+    nodes: tuple[str, ...],
+    segments: tuple[SegmentSource, ...],
+    store: StoreLocation,
+) -> PairReport:
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
     parts = read_parts(spark, segments, store).groupBy("global_id", "node").agg(F.max("included").alias("included"))
     pairs = pair_up(parts).persist()
     hashed = F.xxhash64("global_id")
@@ -91,13 +132,14 @@ def pair_up(parts: DataFrame) -> DataFrame:
 def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: StoreLocation) -> DataFrame:
     """PART_ROWS of the segments; for an unreadable one its report as the `global_id`, on both of UNREAD_NODES."""
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
-    segments = balance_by_size(segments, tasks)
+    listed = spark.sparkContext.broadcast(balance_by_size(segments, tasks))
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
+                one = listed.value[number]
                 try:
-                    yield from _part_batches(segments[number], read_events(store.open(), segments[number].segment))
+                    yield from _part_batches(one, read_events(store.open(), one.segment))
                 except SnapshotError as error:
                     yield pa.record_batch(
                         [pa.array(UNREAD_NODES, pa.int32()), [json.dumps(report_of(error))] * 2, [True, True]],
@@ -116,7 +158,7 @@ def _part_batches(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBat
     if one.excluded:
         included &= ~np.isin(lsn, np.fromiter(one.excluded, np.int64))
     node = np.full(len(events), one.source.number, np.int32)
-    table = pa.table([node, events["global_id"], included], names=["node", "global_id", "included"])
+    table = pa.table([node, events["global_id"], included], schema=PART_SCHEMA)
     yield from table.to_batches()
 
 

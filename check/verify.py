@@ -14,15 +14,16 @@ from fleet.config import Fleet
 from fleet.progress import Progress
 from snapshots.ddl.dump import read_ddl
 from snapshots.executors.needs import ExecutorNeeds
+from snapshots.operations.object_lists import lost_list_error
 from snapshots.operations.open_operations import naming_open_operations, read_open_operations
 from snapshots.operations.operation import read_recorded_commits
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.chain import Chain
-from snapshots.records.commit import DDL
 from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import read_identity
+from snapshots.records.stored_object import DDL, LostList
 from snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
-from storage.errors import SnapshotError
+from storage.errors import SnapshotError, report_of
 from storage.location import StoreLocation
 from storage.store import ObjectStore
 from wal.segments.damage import ObjectDamagedError, read_listed
@@ -78,6 +79,7 @@ def _check_chain(
     store = location.open()
     if request.metadata_only:
         check_listing(store, chain, findings.report)
+        _note_lost_lists(chain, findings)
         return
     if chain.full.only_cut:
         # Imported here, as contents are: only when there is something to read.
@@ -86,6 +88,7 @@ def _check_chain(
         check_restore_point(chain, store, findings, progress)
         return
     spark.begin(ExecutorNeeds(location), progress)
+    _note_lost_lists(chain, findings)
     _check_ddl(store, chain, findings)
     from check.contents import check_contents
 
@@ -117,8 +120,15 @@ def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
     return None
 
 
+def _note_lost_lists(chain: Chain, findings: Findings) -> None:
+    """Note the object lists that are missing or altered: without what they list, copies of their nodes lack rows."""
+    for one in [one for commit in chain.commits for one in commit.object_lists]:
+        if isinstance(one, LostList):
+            findings.damage(report_of(lost_list_error(one)))
+
+
 def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
-    """Read all stored DDL; a damaged object is a conflict."""
+    """Read all stored DDL; a damaged object is a conflict. Counts object lists, too."""
     for stored in [one for commit in chain.commits for one in commit.objects if one.kind in DDL]:
         try:
             read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
@@ -127,3 +137,7 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
             findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
             continue
         findings.count(objects=1, size_bytes=stored.size)
+    # Their bytes were compared when the chain was read.
+    for one in [one for commit in chain.commits for one in commit.object_lists]:
+        if not isinstance(one, LostList):
+            findings.count(objects=1, size_bytes=one.size)

@@ -54,8 +54,13 @@ COMMANDS: dict[str, CommandEntry] = {
     "prune": CommandEntry("cli.commands.prune", "prune", "Delete what no retention rule keeps."),
     "gc": CommandEntry("cli.commands.gc", "gc", "Remove garbage from the store."),
     "key": CommandEntry("cli.commands.key", "key_app", "Make, list, add and remove encryption keys."),
+    "cluster": CommandEntry("cli.commands.cluster", "cluster_app", "Bring Cutline to the executors of a cluster."),
     "demo": CommandEntry("cli.demo.command", "demo_app", "Run the whole story on an embedded fleet, or start one."),
 }
+
+
+class CommandInterruptedError(Exception):
+    """Carries a KeyboardInterrupt, with what it has interrupted, past typer."""
 
 
 def _in_session(callback: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +69,11 @@ def _in_session(callback: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(callback)
     def run_command(*arguments: Any, **options: Any) -> Any:
         begin_session()
-        return callback(*arguments, **options)
+        try:
+            return callback(*arguments, **options)
+        except KeyboardInterrupt as interrupt:
+            # typer would make a number of it.
+            raise CommandInterruptedError from interrupt
 
     return run_command
 
@@ -217,6 +226,9 @@ def main() -> None:
     except KeyboardInterrupt as error:  # while an error was reported
         shared = _before_dashes(arguments)
         code = report(failure_of(error), error, json="--json" in shared, verbose="--verbose" in shared)
+    # The result is written: nothing changes the exit code any more.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 

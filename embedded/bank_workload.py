@@ -25,6 +25,7 @@ from storage.errors import BusyError, UnreachableError
 STOP_SECONDS_MAX = 60
 ABANDON_SECONDS_MAX = 2
 CANCEL_SECONDS_MAX = 15
+LOCK_SECONDS_MAX = 5
 
 # An advisory lock on the first shard while a workload runs: two workloads would settle each other's transactions, and
 # could not check the bank's invariants at the end.
@@ -209,8 +210,12 @@ class _ClientThread(threading.Thread):
 
 
 def _lock(session: psycopg.Connection[Any]) -> None:
-    if session.execute("SELECT pg_try_advisory_lock(%s)", [LOCK_KEY]).fetchone() != (True,):
-        raise BankBusyError("another bank workload is running on this fleet", hint="wait until it has ended")
+    # The server may not have noticed yet that a workload was killed.
+    deadline = time.monotonic() + LOCK_SECONDS_MAX
+    while session.execute("SELECT pg_try_advisory_lock(%s)", [LOCK_KEY]).fetchone() != (True,):
+        if time.monotonic() > deadline:
+            raise BankBusyError("another bank workload is running on this fleet", hint="wait until it has ended")
+        time.sleep(0.1)
 
 
 def _stopped_error(error: psycopg.Error) -> BankStoppedError:

@@ -34,6 +34,9 @@ from storage.errors import UsageError
 from storage.location import StoreLocation, with_environment
 
 NO_FILE_HINT = "name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot demo up demo-fleet"
+DEPLOY_MODE = "spark.submit.deployMode"
+# Spark looks for the image only when it makes the first executor, and then goes on without one.
+IMAGES = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
 
@@ -51,6 +54,8 @@ class Node:
     backup_of: str | None = None
     # How much WAL a chain's slot may retain on this node.
     retained_wal_bytes_max: int = RETAINED_WAL_MAX
+    # The most sessions that a command has on this node at a time; None: half of what is free is for its tasks.
+    connections_max: int | None = None
     # The folder of pg_dump and pg_restore; None: they are found.
     programs: Path | None = None
 
@@ -124,7 +129,8 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
     except FileNotFoundError:
         raise FleetFileError(f"no fleet file at {path}", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetFileError(f"{path}: {error}", hint="correct the file, then repeat the command") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise FleetFileError(f"{path}: {reason}", hint="correct the file, then repeat the command") from error
     try:
         return _fleet(path, decode_fleet_file(text))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
@@ -144,8 +150,13 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     master = spark.pop("master", "local[*]")
     if not isinstance(master, str) or not master:
         raise ValueError("`spark.master` must be a non-empty string")
+    if master.startswith("sc://"):
+        raise ValueError(
+            "`spark.master` is a Spark Connect server, which lacks what jobs need; name the cluster's master"
+        )
     settings = spark_settings(spark)
     remember_secret_settings(settings)
+    _check_spark(master, settings)
     return Fleet(
         path=path,
         name=file.name,
@@ -159,6 +170,15 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         drill=file.drill,
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
+
+
+def _check_spark(master: str, settings: Mapping[str, str]) -> None:
+    if settings.get(DEPLOY_MODE, "client").strip().lower() != "client":
+        raise ValueError(
+            f"`{DEPLOY_MODE}` must be client: the command is the driver; in a cluster, run it in a pod or a container"
+        )
+    if master.startswith("k8s://") and not any(settings.get(name) for name in IMAGES):
+        raise ValueError(f"`{IMAGES[0]}` is missing: the image in which {master} runs executors (docs/kubernetes.md)")
 
 
 def _key_source(table: EncryptionTable) -> KeySource:
@@ -185,6 +205,7 @@ def _node(entry: NodeTable, wal: WalTable, tools: ToolsTable) -> Node:
         dsn=dsn,
         backup_of=entry.backup_of,
         retained_wal_bytes_max=wal.max_retained_wal if entry.max_retained_wal is None else entry.max_retained_wal,
+        connections_max=entry.connections_max,
         programs=Path(tools.postgresql) if tools.postgresql else None,
     )
 

@@ -14,6 +14,8 @@ from fleet.sizes import Size
 
 NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
 RETAINED_WAL_MAX = Size(16 * 1024**3)
+# A command has up to five sessions of its own on a node, and needs one for a task.
+CONNECTIONS_MIN = 6
 GC_GRACE = Duration.parse("24h")
 TOML_WORDS = {
     "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",
@@ -72,6 +74,7 @@ class NodeTable(Record, frozen=True):
     dsn: Text
     backup_of: Text | None = None
     max_retained_wal: Size | None = None
+    connections_max: Annotated[int, Meta(ge=CONNECTIONS_MIN)] | None = None
 
 
 Value: TypeAlias = bool | int | float | str

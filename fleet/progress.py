@@ -16,7 +16,8 @@ COUNTED_DOWN = 0.25
 class Reading:
     """How far the current step is, on one node, or on all together if `node` is "".
 
-    `total` is None if it is not known. `seconds_left` is for the whole operation; None: it is not known.
+    `total` is None if it is not known. `seconds_left` is for the whole operation; None: it is not known. If it
+    `is_rough`, it may be off by more than a fifth.
     """
 
     done: int
@@ -25,6 +26,7 @@ class Reading:
     node: str = ""
     operation: str = ""
     seconds_left: float | None = None
+    is_rough: bool = False
 
 
 class Progress(Protocol):

@@ -30,7 +30,8 @@ from restore.rows.load_target import LoadTarget
 from restore.rows.partition_roots import find_roots
 from snapshots.ddl.search_path import search_path_of
 from snapshots.records.chain import Chain
-from snapshots.records.commit import DDL_ARCHIVE, Sequence
+from snapshots.records.commit import Sequence
+from snapshots.records.stored_object import DDL_ARCHIVE
 from storage.store import ObjectStore
 
 # The roots of partitioned tables: their partitions are analyzed with them.

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleet.nodes.encodings import raw_text
+from fleet.nodes.free_connections import task_sessions
 from fleet.nodes.sessions import in_parallel
 from restore.against_ddl import check_against_ddl
 from restore.build import count_rows, create_tables, find_load_target, finish_database
@@ -175,16 +176,20 @@ def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> dict[str, Load
 def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[str, LoadTarget]) -> None:
     """Load the rows and, unless the restore is partial, the large objects."""
     # Imported once the checks have passed: a refusal must not wait for Arrow.
-    from restore.rows.jobs import load_rows
+    from restore.rows.jobs import count_parts, load_rows
     from restore.rows.large_objects import load_large_objects
-    from snapshots.fold.long_images import partitions_of
 
     plan, targets = run.plan, run.shards_in(Phase.LOADING)
-    parts = max(run.records[target.shard].parts for target in targets) or partitions_of(session)
+    sessions = task_sessions({target.node: run.connections[target.shard] for target in targets})
+    parts = max(run.records[target.shard].parts for target in targets) or count_parts(
+        session, len(plan.topology.sources if plan.topology else plan.targets), sessions, is_routed=bool(plan.topology)
+    )
     for target in targets:
         if run.records[target.shard].parts != parts:
             run.enter(target, Phase.LOADING, parts=parts)
-    databases = {target.shard: databases[target.shard] for target in targets}
+    databases = {
+        target.shard: replace(databases[target.shard], task_sessions=sessions[target.node.id]) for target in targets
+    }
     shards = tuple(target.shard for target in plan.targets)
     loads = find_feeds(plan.chain, shards, plan.topology, databases, parts)
     loads = replace(loads, chosen=plan.chosen)

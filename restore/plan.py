@@ -10,12 +10,13 @@ from msgspec import structs
 from fleet.config import Fleet
 from fleet.hints import SAME_TARGET
 from fleet.tables.groups import Group
-from restore.copies.choice import CopyChoice, Wanted, settle_copies
+from fleet.tables.names import is_matching
+from restore.copies.choice import CopyChoice, Wanted, check_chosen, settle_copies
 from restore.copies.stored import find_listed_damage, list_objects
 from restore.parts.nodes import choose_nodes, warn_of_nodes
 from restore.parts.scope import TableMove
 from restore.report import BorrowedRows, NodeReport, RestoreReport
-from restore.request import RestoreRequest
+from restore.request import RestoreRequest, check_routable
 from restore.targets.database_records import DatabaseRecord
 from restore.targets.target import Target, target_of
 from restore.topology.same_sources import check_large_objects_routed, compare_sources
@@ -23,13 +24,14 @@ from restore.topology.topology import Topology, plan_topology
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
 from snapshots.listing.in_doubt import find_in_doubt
+from snapshots.operations.object_lists import read_chain_lists
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
+from snapshots.records.chains import check_has_rows, read_chain
 from snapshots.records.commit import Sequence
-from snapshots.records.commits import SnapshotMissingError, increment_label, read_chain
+from snapshots.records.commits import SnapshotMissingError, increment_label
 from snapshots.records.cut_times import chain_at, next_cut_time
-from snapshots.records.only_cut import check_has_rows
 from snapshots.records.operation_records import Intent
 from snapshots.records.store_identity import check_of_fleet, read_identity
 from snapshots.records.tombstones import SnapshotDeletedError
@@ -207,6 +209,7 @@ def plan_restore(
     open_operations = tuple(one for one in read_open_operations(store, request.name) if one.id != own)
     with naming_open_operations(open_operations):
         whole = read_chain(store, request.name, request.increment)
+        whole = read_chain_lists(store, whole, allow_damage=True)
         chain = chain_at(whole, request.at) if request.at else whole
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
@@ -233,6 +236,7 @@ def plan_restore(
     copies, damage = CopyChoice(), None
     if resumed:
         copies = CopyChoice({node: frozenset(numbers) for node, numbers in resumed.borrowed.items()})
+        check_chosen(chain, wanted, copies)
     else:
         try:
             copies = settle_copies(store, chain, wanted, find_listed_damage(store, chain))
@@ -243,28 +247,6 @@ def plan_restore(
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
     return replace(plan, next_cut=next_cut_time(whole, chain) if request.at else None)
-
-
-def check_routable(request: RestoreRequest, fleet: Fleet) -> None:
-    """Raise UsageError for options that make no sense if the targets are not the snapshot's shards."""
-    scope = request.scope
-    if scope.nodes and not request.routes:
-        raise UsageError(
-            f"--node {', '.join(scope.nodes)}: {fleet.path} does not have these primaries",
-            hint=f"its primaries are: {', '.join(node.id for node in fleet.primaries)}",
-        )
-    options = {
-        "--node": scope.nodes,
-        "--schema-only": scope.schema_only,
-        "--data-only": scope.data_only,
-        "--group S.T=S.T": scope.moves,
-        "--use-backup-copies": request.use_backup_copies,
-    }
-    if given := [option for option, value in options.items() if value]:
-        raise UsageError(
-            f"{', '.join(given)}: not if rows go to other targets than the snapshot's shards",
-            hint="leave it out, or restore to the same shards: without --route, to a FILE that has their ids",
-        )
 
 
 def _check_tables(plan: RestorePlan) -> None:
@@ -284,10 +266,12 @@ def _check_tables(plan: RestorePlan) -> None:
                 hint=f"see: snapshot show {request.name}   the rows of a partitioned table are in its partitions",
                 details={"table": move.label},
             )
-    if request.is_partial and not any(plan.groups.values()):
+    names = [group.name for target in plan.targets for group in plan.chain.groups(target.source)]
+    if unmatched := [one for one in request.groups if not any(is_matching(name, (one,)) for name in names)]:
         raise UsageError(
-            f"no group of snapshot {request.name} matches {', '.join(request.groups)}",
+            f"no group of snapshot {request.name} matches {', '.join(unmatched)}",
             hint=f"see: snapshot show {request.name}",
+            details={"groups": unmatched},
         )
 
 

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.hints import SAME_TARGET
+from fleet.nodes.free_connections import check_free_connections
 from fleet.progress import Progress
 from fleet.some_names import list_some
 from restore.checked_ddl import CheckedDdl, read_all_ddl
@@ -165,6 +166,8 @@ def check_restore(
     store, targets = plan.store.open(), [target for target in targets if target.shard in connections]
     if plan.damage is not None:
         obstacles.add(plan.damage)
+    with obstacles.collecting():
+        check_free_connections({target.node: connections[target.shard] for target in targets})
     if plan.request.scope.data_only:
         readable, missing = targets, {one.shard: list[str]() for one in targets}
         checked = CheckedDdl(entries={one.shard: () for one in targets})
@@ -192,7 +195,7 @@ def check_restore(
         servers=servers,
         volumes=volumes,
         disks=disks,
-        estimate=estimate_restore(volumes.values(), figures, basis),
+        estimate=estimate_restore(volumes.values(), figures, basis, is_resumed=bool(begun)),
         begun=begun,
     )
 
@@ -256,7 +259,7 @@ def left_rows(plan: RestorePlan) -> list[str]:
         return []
     counts = count_by_node(plan.chain.full)
     rows = ["all rows, and the values of all sequences"] if request.scope.schema_only else []
-    if request.is_partial and not request.scope.data_only:
+    if request.is_partial:
         for shard in plan.sources:
             if others := sorted(one.name for one in plan.chain.groups(shard) if not request.chooses(one)):
                 rows.append(f"rows of {len(others)} other tables on {shard}: {list_some(others, OTHERS_MAX)}")

@@ -6,10 +6,12 @@ import shlex
 from dataclasses import dataclass
 from datetime import datetime
 
+from fleet.config import Fleet
 from fleet.tables.groups import Group
 from fleet.tables.names import is_matching
 from restore.copies.choice import Wanted
 from restore.parts.scope import WHOLE, RestoreScope
+from storage.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class RestoreRequest:
 
     @property
     def command(self) -> str:
-        """The command that asks for the same, but the increment and what does not choose rows."""
+        """The command that asks for the same, but the increment, the copies and where to."""
         scope = self.scope
         words = ["--drill"] if self.is_drill else []
         words += [word for node in scope.nodes for word in ("--node", node)]
@@ -47,6 +49,11 @@ class RestoreRequest:
         words += [word for route in self.routes for word in ("--route", route)]
         words += ["--schema-only"] if scope.schema_only else []
         words += ["--data-only"] if scope.data_only else []
+        words += ["--no-owner"] if scope.no_owner else []
+        words += [word for pair in scope.role_map for word in ("--role-map", "=".join(pair))]
+        words += ["--create-roles"] if self.create_roles else []
+        words += ["--replace"] if self.replace else []
+        words += ["--analyze"] if scope.analyze else []
         return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
 
     def wanted(self, *, is_routed: bool) -> Wanted:
@@ -77,3 +84,25 @@ class RestoreRequest:
             return not self.scope.schema_only
         moved = any((one.schema, one.table) == (group.schema, group.table) for one in self.scope.moves)
         return moved or group.schema in self.scope.schemas or is_matching(group.name, self.groups)
+
+
+def check_routable(request: RestoreRequest, fleet: Fleet) -> None:
+    """Raise UsageError for options that make no sense if the targets are not the snapshot's shards."""
+    scope = request.scope
+    if scope.nodes and not request.routes:
+        raise UsageError(
+            f"--node {', '.join(scope.nodes)}: {fleet.path} does not have these primaries",
+            hint=f"its primaries are: {', '.join(node.id for node in fleet.primaries)}",
+        )
+    options = {
+        "--node": scope.nodes,
+        "--schema-only": scope.schema_only,
+        "--data-only": scope.data_only,
+        "--group S.T=S.T": scope.moves,
+        "--use-backup-copies": request.use_backup_copies,
+    }
+    if given := [option for option, value in options.items() if value]:
+        raise UsageError(
+            f"{', '.join(given)}: not if rows go to other targets than the snapshot's shards",
+            hint="leave it out, or restore to the same shards: without --route, to a FILE that has their ids",
+        )

@@ -13,22 +13,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from msgspec import structs
 
 from fleet.config import Fleet
-from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.sessions import in_parallel
-from fleet.nodes.watch import REACHABLE, SilentNodeError, watch_nodes
+from fleet.nodes.watch import watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.ending import clear_records, end_published
 from restore.estimates.pace import RestorePace
 from restore.existing_tables import publish_rows
+from restore.left_open import RestoreAbandonedError, say_open, saying_published, undoing
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
-from restore.preview import RestorePreview, check_all_swappable, check_restore, find_replaced, with_replaced
-from restore.publishing import close_databases, open_databases, publish_database
+from restore.preview import RestorePreview, check_all_swappable, check_restore, find_replaced, left_rows, with_replaced
+from restore.publishing import close_databases, publish_database
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
-from restore.rows.ledger import TablesInUseError
 from restore.run import RestoreRun, running
 from restore.targets.database_records import Phase
 from restore.targets.databases import end_chains, find_owner_changes
@@ -38,13 +37,9 @@ from restore.unfinished_checks import check_no_unfinished, check_whole, find_res
 from snapshots.operations.leases import HeldLease, hold_lease
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.spark_jobs import SparkSource
-from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
+from storage.errors import SnapshotError
 
 Confirm = Callable[[list[str]], None]
-
-
-class RestoreAbandonedError(BusyError):
-    """Another command has undone this restore."""
 
 
 def restore_fleet(
@@ -75,7 +70,8 @@ def restore_fleet(
             progress.note(line)
         clear_records(plan.targets, run.connections)
         run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation)
-        _restore(run, preview, spark, is_resumed=False)
+        with saying_published(run):
+            _restore(run, preview, spark, is_resumed=False)
     run.report.seconds = time.monotonic() - began
     return run.report
 
@@ -107,7 +103,9 @@ def resume_restore(
         if found.is_published:
             planned: RestoreReport | None = None
             with suppress(SnapshotError):
-                planned = plan_resumed(source, target, found.last_record).report()
+                published = plan_resumed(source, target, found.last_record)
+                planned = published.report()
+                planned.left_out = left_rows(published)
             return end_published(store, target, found, provisional, locked, planned)
         plan = plan_resumed(source, target, found.last_record)
         early.close()
@@ -127,7 +125,8 @@ def resume_restore(
         for line in (*preview.warnings, *preview.replaces):
             progress.note(line)
         run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation, is_resumed=True)
-        _restore(run, preview, spark, is_resumed=True)
+        with saying_published(run):
+            _restore(run, preview, spark, is_resumed=True)
     run.report.seconds = time.monotonic() - began
     return run.report
 
@@ -140,14 +139,11 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
         spark.begin(run.executor_needs, run.progress)
     # Where the decision is does not change.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
-    with (
-        hold_lease(store, run.placed_intent(), run.progress, is_resumed=is_resumed)
-        if in_store
-        else _no_lease() as lease
-    ):
+    held = hold_lease(store, run.placed_intent(), run.progress, is_resumed=is_resumed) if in_store else _no_lease()
+    with held as lease:
         run.in_store = in_store if is_resumed else lease.is_stored
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
-        with _undoing(run, lease, is_resumed=is_resumed):
+        with undoing(run, lease, is_resumed=is_resumed):
             run.report.left_out = preview.left_out
             with naming_lost_rows(run):
                 if plan.request.use_backup_copies and not is_resumed:
@@ -164,13 +160,13 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
             run.is_decided = True
             run.progress.reached(RestoreCrashPoint.DECIDED)
             report.aside = _publish(run)
+            run.is_published = True
             report.owner_changes = find_owner_changes(plan.targets, run.connections) if report.aside else []
             ending = store if run.in_store else None
             report.slots_dropped, report.slots_left = end_chains(
                 ending, plan.target_fleet, plan.targets, run.connections, run.operation
             )
             run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
-        lease.stays_open = False
         if (
             run.pace
             and not is_resumed
@@ -181,6 +177,7 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
             and plan.topology is None
         ):
             lease.figures = run.pace.figures(report.bytes)
+        lease.is_done, lease.stays_open = True, False
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_own_records(run)
     report.rows = sum(node.rows for node in report.nodes)
@@ -196,7 +193,7 @@ def _clear_own_records(run: RestoreRun) -> None:
             clear_records(run.plan.targets, run.connections)
     except NodeUnreachableError as error:
         if not run.in_store:
-            _add_hint(run, error)
+            say_open(run, error)
             raise
         run.report.warnings.append(f"all is restored, but a record of it could not be removed: {error}")
 
@@ -204,57 +201,6 @@ def _clear_own_records(run: RestoreRun) -> None:
 @contextmanager
 def _no_lease() -> Iterator[HeldLease]:
     yield HeldLease(is_stored=False)
-
-
-@contextmanager
-def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[None]:
-    """After an error in the block drop what was loaded, unless the restore can be resumed: the error's hint says how.
-
-    It can if a node or the store went away, or others use its tables, if it is resumed already, and from the decision
-    on. Databases that were closed are opened in any case.
-    """
-    try:
-        with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
-            yield
-    except BaseException as error:
-        # Until it is known that nothing is left: this, too, may be interrupted.
-        lease.stays_open = True
-        run.release_tables()
-        if run.is_closing:
-            for line in open_databases(run.plan.targets, run.connections):
-                run.progress.note(line)
-        if run.is_deciding or (
-            run.records and (is_resumed or isinstance(error, UnreachableError | IndeterminateError | TablesInUseError))
-        ):
-            _add_hint(run, error)
-        elif run.undo_created():
-            lease.stays_open = False
-        else:
-            _add_hint(run, error)
-        raise
-
-
-def _add_hint(run: RestoreRun, error: BaseException) -> None:
-    """Say how to end the restore that is left open."""
-    scope = run.plan.request.scope
-    command = restore_command(run.plan.request.name, scope.nodes)
-    is_published = len(run.shards_in(Phase.PUBLISHED)) == len(run.plan.targets)
-    may_undo = not (run.is_decided if scope.data_only else is_published)
-    lines = [
-        # Before there is a record nobody can.
-        *[f"to go on with it: {command} --resume"] * bool(run.records),
-        *[f"to undo it: {command} --abandon"] * may_undo,
-        SAME_TARGET,
-    ]
-    if isinstance(error, RestoreAbandonedError):
-        lines = [f"wait until that command ends; if it was killed: {command} --abandon", SAME_TARGET]
-    if isinstance(error, SilentNodeError):
-        error.hint = REACHABLE
-    if isinstance(error, SnapshotError):
-        error.hint = "\n".join(filter(None, [error.hint, *lines]))
-        error.details["unfinished"] = run.operation
-    else:
-        run.progress.note("; ".join(["the restore ended unfinished", *lines]))
 
 
 def _decide(run: RestoreRun) -> None:

@@ -74,6 +74,7 @@ class RestoreRun:
     is_closing: bool = False
     is_deciding: bool = False
     is_decided: bool = False
+    is_published: bool = False
     version: str = field(default_factory=lambda: version("cutline"))
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import psycopg
@@ -16,13 +18,31 @@ from restore.targets.databases import find_closed, is_shut
 from restore.targets.target import Connections, Target, suffix_of
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished, settle_recorded
 from snapshots.operations.operation import read_open_intents
-from snapshots.operations.restore_decisions import PUBLISH
-from snapshots.records.operation_records import operation_key, read_decision
-from storage.errors import UsageError
+from snapshots.operations.restore_decisions import PUBLISH, list_decided
+from snapshots.records.operation_records import operation_key, read_decision, read_outcome
+from storage.errors import SnapshotError, UsageError
 from storage.store import ObjectStore
 
 NONE_UNFINISHED = "no restore into these databases is unfinished"
 WHERE_UNFINISHED = "see: snapshot list   If one had --to FILE, give the same; what has ended needs no end"
+# Of so many restores, the newest ones, it is looked for the last one of the snapshot.
+READ_MAX = 20
+
+
+class NothingUnfinishedError(UnfinishedRestoreError):
+    """A command is to end a restore, and there is none to be ended."""
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        last, details = "", dict[str, object]()
+        for operation in islice(list_decided(store), READ_MAX):
+            with suppress(SnapshotError):
+                outcome = read_outcome(store, operation)
+                if outcome is not None and outcome.snapshot == name:
+                    how = "was published" if outcome.state == "done" else f"was undone ({outcome.reason})"
+                    last = f"; the last one of {name} that was decided, {operation}, {how}"
+                    details = {"last": operation, "state": outcome.state}
+                    break
+        super().__init__(f"{NONE_UNFINISHED}{last}", hint=WHERE_UNFINISHED, details=details)
 
 
 def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
@@ -117,8 +137,10 @@ def check_whole(
         else:
             problem = None
         if problem is not None:
+            closed = find_closed(targets, connections)
+            until = f"; nobody can connect to {', '.join(closed)} until it is ended" if closed else ""
             raise UnfinishedRestoreError(
-                f"{found.label()} ended unfinished; {problem.what}",
+                f"{found.label()} ended unfinished; {problem.what}{until}",
                 hint=problem.hint,
                 details={"operation": found.record.operation if found.record else None, "node": target.node.id},
             )
@@ -162,7 +184,7 @@ def _lost_published(
     """
     node, database, databases, record = target.node.id, target.database, list_databases(connection), found.last_record
     exists, again = database in databases, "then repeat the command"
-    unknown = f"node {node}: the comment of database {database}, its record, is gone, so it is not known which that is"
+    unknown = f"node {node}: database {database} has no record of the restore, so it is not known which that is"
     gone = f"node {node}: database {database}, which the restore made, is gone"
     bring_back = f"bring back the server or the database that the restore had, {again}"
     if found.is_published:
@@ -184,7 +206,7 @@ def _lost_published(
             lines.append(f"if it is the one that was there before, rename it to {target.aside}, {again}")
         else:
             lines.append(f"if it is another one, rename or drop it, {again}")
-        return _Lost(unknown, lines)
+        return _Lost(f"{unknown}; there is no database {target.loading}", lines)
     if undoes:
         return None
     return _Lost(
@@ -239,10 +261,7 @@ def find_resumable(
     if not unfinished:
         if settles:
             settle_recorded(store, targets, connections)
-        raise UnfinishedRestoreError(
-            NONE_UNFINISHED,
-            hint=WHERE_UNFINISHED,
-        )
+        raise NothingUnfinishedError(store, name)
     if len(unfinished) > 1:
         raise UnfinishedRestoreError(
             f"several restores are unfinished: {'; '.join(one.label() for one in unfinished)}",

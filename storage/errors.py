@@ -58,6 +58,15 @@ class SnapshotError(Exception):
         return "-".join(word.lower() for word in words)
 
 
+class StoppedError(SnapshotError):
+    """Ctrl-C or SIGTERM has stopped a command that has to say what it has done or left.
+
+    It is raised from the interrupt, which decides the exit code. Its message continues one that names the interrupt.
+    """
+
+    exit_code = 130
+
+
 class UsageError(SnapshotError):
     """The arguments or fleet.toml are wrong; nothing was contacted."""
 

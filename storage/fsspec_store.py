@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from storage.digest import digest_of, read_pieces
@@ -113,7 +114,7 @@ class FsspecStore:
         with self._translate_errors(check_key(key)):
             try:
                 return bytes(self.filesystem.cat_file(self.path(key), start=start, end=start + length))
-            except OSError as error:
+            except Exception as error:
                 if self.dialect.explain(error).is_beyond_end:
                     return b""
                 raise
@@ -150,6 +151,8 @@ class FsspecStore:
                 found = self.filesystem.find(self.path(folder), detail=True)
         except ObjectMissingError:
             return []
+        if not isinstance(found, Mapping):
+            return []  # an object has the folder's name: adlfs returns a list of it
         start, skip = f"{self.path(folder)}/", len(self.root) + 1
         # A name that ends in a slash, no key, is the placeholder with which consoles show an empty folder.
         return sorted(
@@ -246,11 +249,14 @@ class PlainDialect:
 
     def explain(self, error: Exception) -> Fault:
         """See Dialect."""
-        missing = isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError))
-        code = getattr(error, "errno", None)
+        code, status = getattr(error, "errno", None), http_status(error)
         name = errno.errorcode.get(code, "") if isinstance(code, int) else ""
-        forbidden = isinstance(error, PermissionError)
-        return Fault(name or type(error).__name__, is_missing=missing, is_forbidden=forbidden)
+        return Fault(
+            f"{type(error).__name__}, HTTP status {status}" if status else name or type(error).__name__,
+            is_missing=isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError)),
+            is_beyond_end=status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+            is_forbidden=isinstance(error, PermissionError) or status == HTTPStatus.FORBIDDEN,
+        )
 
     def delete(self, store: FsspecStore, key: str) -> None:
         """See Dialect."""
@@ -262,6 +268,16 @@ class PlainDialect:
 
     def abandon(self, store: FsspecStore, leftover: Unfinished) -> None:
         """See Dialect."""
+
+
+def http_status(error: Exception) -> int:
+    """Return the HTTP status that a file system's error stands for, 0 if it names none."""
+    # adlfs passes on the errors of Azure's library, which have `status_code`. gcsfs's have `code`, but 403 is an
+    # OSError with this text.
+    named = (getattr(error, name, None) for name in ("status_code", "code"))
+    if (status := next((value for value in named if isinstance(value, int)), 0)) != 0:
+        return status
+    return HTTPStatus.FORBIDDEN if isinstance(error, OSError) and str(error).startswith("Forbidden: ") else 0
 
 
 def creates_in_two_steps(filesystem: Any) -> bool:

@@ -5,18 +5,25 @@ fsspec and s3fs are imported only for URLs that need them.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from storage.errors import UsageError
+from storage.errors import SnapshotError, UsageError
 from storage.local import LocalStore
 from storage.memory import InMemoryStore
-from storage.store import ObjectStore, check_key, redact_url
+from storage.store import ObjectStore, StoreUnreachableError, check_key, redact_url
 
 STORES_KEPT_MAX = 64
+GCS_PROTOCOLS = ("gs", "gcs")
+# The class that gcsfs registers asks by gRPC what kind of bucket it is before it reads or writes. Where nobody answers
+# that, as an emulator does not, it asks again for a minute, before every request.
+GCS_FILE_SYSTEM = "gcsfs.core.GCSFileSystem"
+GCS_CONNECT_SECONDS_MAX = 5
+GCS_ANSWER_SECONDS_MAX = 30
 HashableOptions: TypeAlias = tuple[Any, ...]
 
 
@@ -36,8 +43,9 @@ def open_store(url: str, options: Mapping[str, object]) -> ObjectStore:
 
     A folder's path must be absolute, because fleet.toml must name the same store from every working directory and on
     executors. `options` are passed to fsspec unchanged. Executors are sent `url` and `options`, as a store can't be
-    pickled. Nothing is contacted or created. In one process the same arguments always give the same store. Raises
-    StoreUrlError.
+    pickled. Nothing is created, and nothing contacted but what gives some file systems their credentials. In one
+    process the same arguments always give the same store. Raises StoreUrlError, and StoreUnreachableError if there are
+    no credentials.
     """
     # A forked process must not share its parent's connections, hence the process id.
     return _open_once(url, to_hashable(options), os.getpid())
@@ -58,6 +66,11 @@ def _open_once(url: str, options: HashableOptions, process_id: int) -> ObjectSto
         # A TypeError names the option but may also quote its value, so it must not appear in a traceback.
         problem = f"fsspec refused the URL or the options ({type(error).__name__})"
         raise StoreUrlError(url=redact_url(url), problem=problem) from None
+    except SnapshotError:
+        raise
+    except Exception as error:  # noqa: BLE001  # raised again, without what it quotes
+        # Some file systems ask for credentials already here.
+        raise StoreUnreachableError(url=redact_url(url), reason=f"opening it failed ({type(error).__name__})") from None
 
 
 def _open_folder(url: str, folder: str) -> LocalStore:
@@ -86,8 +99,23 @@ def _open_fsspec(url: str, protocol: str, options: dict[str, object]) -> ObjectS
         return FsspecStore(redact_url(url), root, s3_filesystem(options), S3Dialect())
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
+    if protocol in GCS_PROTOCOLS:
+        options = _prepare_gcs(protocol, options)
     filesystem, path = url_to_fs(url, **options, use_listings_cache=False, skip_instance_cache=True)
     return FsspecStore(redact_url(url), str(path).rstrip("/"), filesystem, PlainDialect())
+
+
+def _prepare_gcs(protocol: str, options: dict[str, object]) -> dict[str, object]:
+    """Let `protocol` mean the file system that Cutline uses for Google Cloud Storage; return its options."""
+    from aiohttp import ClientTimeout
+    from fsspec import register_implementation  # type: ignore[import-untyped]
+
+    register_implementation(protocol, GCS_FILE_SYSTEM, clobber=True, errtxt="pip install gcsfs")
+    # It logs what the server says of each request that fails, and raises it as well.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    # By default it waits for an answer without end. The time is that between two pieces of an answer.
+    waits = ClientTimeout(total=None, sock_connect=GCS_CONNECT_SECONDS_MAX, sock_read=GCS_ANSWER_SECONDS_MAX)
+    return {"requests_timeout": waits, **options}
 
 
 def _s3_root(url: str) -> str:

@@ -52,7 +52,8 @@ def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
             keys += probe_creating(store, f"{folder}/parts", store.create_in_parts, "conditional upload in parts")
         return probe_deleting(store, folder, [f"{folder}/read", *keys])
     except AnswerLostError as error:
-        raise StoreUnreachableError(url=store.url, reason="answers to creates get lost; the probe gave up") from error
+        reason = f"answers to creates get lost ({error.reason}); the probe gave up"
+        raise StoreUnreachableError(url=store.url, reason=reason) from error
     finally:
         # A failed probe left objects. Its error matters more than one of this clean-up.
         with suppress(SnapshotError):

@@ -174,6 +174,7 @@ class AnswerLostError(IndeterminateError):
             hint="repeat the command: it first finds out whether the object was stored",
             details={"store": url, "object": key},
         )
+        self.reason = reason
 
 
 class EncryptionIgnoredError(RefusedError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ from cli.output.results import emit
 from fleet.record import to_builtins
 from fleet.tables.left_out import select_warnings
 from snapshots.listing.listing import Entry, Listing, list_store
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit
+from snapshots.records.chain import Chain, summary_of
+from snapshots.records.commit import CommitSummary
 from snapshots.records.documents import shortened
 
 if TYPE_CHECKING:
@@ -62,31 +63,31 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "append_only": chain.append_only,
         "warned": to_builtins(select_warnings(chain.left_out)),
         "type": "only-cut" if chain.full.only_cut else "full",
-        "bytes": chain_bytes(chain),
+        "bytes": chain_bytes(chain, entry.summaries),
         "comment": chain.full.comment,
         "terminal": chain.full.terminal,
-        "increments": [increment_document(commit) for commit in chain.increments],
+        "increments": [increment_document(one) for one in entry.summaries],
     }
 
 
-def increment_document(commit: Commit) -> dict[str, Any]:
+def increment_document(summary: CommitSummary) -> dict[str, Any]:
     """One increment's JSON."""
     return {
-        "number": commit.increment,
-        "created_at": commit.created_at,
-        "bytes": commit.counts["bytes"],
-        "changes": commit.counts["changes"],
-        "transactions": commit.counts["transactions"],
-        "seconds": round(commit.seconds, 3),
-        "cut": commit.cut.id,
-        "comment": commit.comment,
-        "terminal": commit.terminal,
+        "number": summary.increment,
+        "created_at": summary.created_at,
+        "bytes": summary.bytes,
+        "changes": summary.changes,
+        "transactions": summary.transactions,
+        "seconds": round(summary.seconds, 3),
+        "cut": summary.cut,
+        "comment": summary.comment,
+        "terminal": summary.terminal,
     }
 
 
-def chain_bytes(chain: Chain) -> int:
-    """The size of all objects of the chain, in bytes."""
-    return sum(commit.counts["bytes"] for commit in chain.commits)
+def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:
+    """The size of all objects of the chain with these increments, in bytes."""
+    return chain.full.counts["bytes"] + sum(one.bytes for one in increments)
 
 
 def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
@@ -121,20 +122,20 @@ def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
         if entry.chain is None:
             table.add_row(entry.name, "", "", f"{entry.state}: {entry.problem}")
             continue
-        for commit in entry.chain.commits:
-            then = datetime.fromisoformat(commit.created_at)
+        for one in (summary_of(entry.chain.full), *entry.summaries):
+            then = datetime.fromisoformat(one.created_at)
             table.add_row(
-                entry.name if commit.increment == 0 else "",
-                str(commit.increment) if commit.increment else "only cut" if entry.chain.full.only_cut else "full",
-                f"{commit.created_at[:19].replace('T', ' ')}Z ({age_text(then, now=now)})",
-                _state(entry, commit),
-                count_text(commit.counts["changes"]),
-                count_text(commit.counts["transactions"]),
-                size_text(commit.counts["bytes"]),
-                shortened(commit.comment),
+                entry.name if one.increment == 0 else "",
+                str(one.increment) if one.increment else "only cut" if entry.chain.full.only_cut else "full",
+                f"{one.created_at[:19].replace('T', ' ')}Z ({age_text(then, now=now)})",
+                _state(entry, one),
+                count_text(one.changes),
+                count_text(one.transactions),
+                size_text(one.bytes),
+                shortened(one.comment),
             )
     return table
 
 
-def _state(entry: Entry, commit: Commit) -> str:
-    return ", ".join([entry.state] * (commit.increment == 0) + ["terminal"] * commit.terminal)
+def _state(entry: Entry, summary: CommitSummary) -> str:
+    return ", ".join([entry.state] * (summary.increment == 0) + ["terminal"] * summary.terminal)

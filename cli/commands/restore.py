@@ -165,9 +165,15 @@ def run_restore(
     announced: Mapping[str, Any],
 ) -> None:
     """Run a restore, or the rest of one, and print its report; its JSON has what `work` has `announced`."""
-    with SparkOnDemand(source, f"restore {name}") as spark, progress(context) as shown:
-        noting = Noting(shown)
-        report = work(spark, noting)
+    report: RestoreReport | None = None
+    try:
+        with SparkOnDemand(source, f"restore {name}") as spark, progress(context) as shown:
+            noting = Noting(shown)
+            report = work(spark, noting)
+    except KeyboardInterrupt:
+        # All is done, and Spark ends with this process.
+        if report is None:
+            raise
     in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd())
     failed = [line.removeprefix(WARNING) for line in in_doubt if line.startswith(WARNING)]
     # With --quiet no progress has shown the notes.

@@ -41,6 +41,10 @@ ABANDON_LINES = {
         "previous database would get its name again on {}",
     ),
     "dropped": ("dropped on {}", "to drop on {}"),
+    "slots_dropped": (
+        "slot dropped with its database, its chain has ended, on {}",
+        "slot to drop with its database, its chain would end, on {}",
+    ),
     "emptied": ("emptied on {}", "to empty on {}"),
     "opened": ("{} accepts connections again", "{} would accept connections again"),
 }

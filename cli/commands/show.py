@@ -82,7 +82,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         f"{chain.name}: "
         + ("restore point, without rows, " if full.only_cut else "full snapshot ")
         + f"of {full.created_at}, {len(chain.increments)} increments, "
-        + f"{size_text(chain_bytes(chain))}"
+        + f"{size_text(chain_bytes(chain, entry.summaries))}"
         + (f" — {shortened(full.comment)}" if full.comment else ""),
         *([entry.remark] if entry.remark else []),
         "",
@@ -98,10 +98,9 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
     groups = Table("shard", "group", "identity", "key", "partitions", "base rows", box=None, pad_edge=False)
     for shard, found in chain.all_groups.items():
         rows, numbers = Counter[int](), chain.numbers_at_cut(shard)
-        for stored in chain.base_objects(shard):
-            for number, count in stored.rows.items():
-                if number in numbers:
-                    rows[numbers[number]] += count
+        for number, count in chain.base_rows(shard).items():
+            if number in numbers:
+                rows[numbers[number]] += count
         for group in found:
             key = ", ".join(column.name for column in group.columns[: group.key_width])
             groups.add_row(

@@ -161,7 +161,8 @@ class BarProgress:
             if self._step is None:
                 return
             if reading.seconds_left is not None:
-                self._bars.update(self._bars.task_ids[0], left=reading.seconds_left, told=time.monotonic())
+                left, now = reading.seconds_left, time.monotonic()
+                self._bars.update(self._bars.task_ids[0], left=left, is_rough=reading.is_rough, told=now)
             if not reading.node:
                 return
             if reading.node not in self._nodes:
@@ -199,7 +200,8 @@ class _Name(ProgressColumn):
         if left is None:
             return Text(task.description)
         seconds = max(left - (time.monotonic() - task.fields["told"]), COUNTED_DOWN * left)
-        return Text(f"{task.description} (about {seconds_text(seconds)} left in all)")
+        about = "roughly" if task.fields["is_rough"] else "about"
+        return Text(f"{task.description} ({about} {seconds_text(seconds)} left in all)")
 
 
 class _KnownTotalBar(BarColumn):

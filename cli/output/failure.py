@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
@@ -21,9 +21,10 @@ from cli.folders.session_folder import lasting_folder
 from cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
 from cli.output.format import name_fleet, printable
 from cli.output.results import write_document
-from storage.errors import SnapshotError, redact
+from storage.errors import SnapshotError, StoppedError, redact
 
 ERROR_SCHEMA = "cutline/error/1"
+Behind = TypeVar("Behind", bound=BaseException)
 
 # typer does not export the base class of its parser's errors and has moved it before; BadParameter is public.
 _USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -42,18 +43,26 @@ class CommandFailure:
 
 def failure_of(error: BaseException) -> CommandFailure:
     """Classify `error`; write the traceback of a bug to a file."""
-    interrupt = _interrupt_behind(error)
-    if interrupt is not None:
-        error = interrupt
+    if (interrupt := _behind(error, KeyboardInterrupt)) is not None:
+        return _interrupted(interrupt, _behind(error, StoppedError))
     if isinstance(error, SnapshotError):
         return CommandFailure(error.exit_code, error.slug, error.message, error.hint, error.details)
     if isinstance(error, _USAGE_MISTAKE):
         return _usage_mistake(error)
-    if isinstance(error, KeyboardInterrupt) and error.args:
-        return CommandFailure(CANCELLED, "terminated", f"stopped by {signal.Signals(error.args[0]).name}")
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return CommandFailure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
+    if isinstance(error, typer.Abort):
+        return _interrupted(KeyboardInterrupt(), None)
     return _bug(error)
+
+
+def _interrupted(interrupt: KeyboardInterrupt, stopped: StoppedError | None) -> CommandFailure:
+    """The failure of a command that was stopped, with what it says of its state."""
+    failure = CommandFailure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
+    if interrupt.args:
+        failure = CommandFailure(CANCELLED, "terminated", f"stopped by {signal.Signals(interrupt.args[0]).name}")
+    if stopped is None:
+        return failure
+    message = f"{failure.message}: {stopped.message}"
+    return replace(failure, message=message, hint=stopped.hint, details=stopped.details)
 
 
 def naming_fleet(failure: CommandFailure, fleet_file: str | None) -> CommandFailure:
@@ -61,12 +70,12 @@ def naming_fleet(failure: CommandFailure, fleet_file: str | None) -> CommandFail
     return replace(failure, hint=name_fleet(failure.hint, fleet_file, is_hint=True))
 
 
-def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """The Ctrl-C or SIGTERM that caused `error`, if any: cleaning up after one may raise other errors."""
+def _behind(error: BaseException, kind: type[Behind]) -> Behind | None:
+    """The first error of this kind among those that caused `error`: cleaning up after one may raise others."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
-        if isinstance(link, KeyboardInterrupt):
+        if isinstance(link, kind):
             return link
         seen.add(id(link))
         link = link.__cause__ or link.__context__

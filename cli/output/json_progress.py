@@ -47,6 +47,7 @@ class JsonProgress:
         self._stream, self._command, self._verbose = stream, command, verbose
         self._operation: str | None = None
         self._left: tuple[float, float] | None = None
+        self._is_rough = False
         self._step: _ShownStep | None = None
         self._lock = threading.Lock()
 
@@ -78,6 +79,7 @@ class JsonProgress:
         with self._lock:
             self._operation = reading.operation or self._operation
             self._left = None if reading.seconds_left is None else (reading.seconds_left, time.monotonic())
+            self._is_rough = reading.is_rough
             if self._step is not None:
                 if reading.unit or reading.node:
                     self._step.readings[reading.node] = reading
@@ -128,6 +130,7 @@ class JsonProgress:
                 "seconds": round(now - step.began, 3),
                 "seconds_left": None if left is None else round(max(left, 0.0), 3),
                 "operation_seconds_left": self._seconds_left(now),
+                "operation_seconds_left_is_rough": None if self._left is None else self._is_rough,
             }
         )
 

@@ -57,9 +57,9 @@ def _loaded_text(begun: BegunShard | None) -> str:
 
 def _time_line(preview: RestorePreview) -> str:
     estimate = preview.estimate
-    unmeasured = "roughly: no restore of all rows from this store is measured"
-    based = f"by what {estimate.basis} took" if estimate.basis else unmeasured
-    return f"time: about {seconds_text(estimate.total)}, {based}"
+    unmeasured = " (no restore of all rows from this store has been measured yet)"
+    based = f", by what {estimate.basis} took" if estimate.basis else unmeasured
+    return f"time: {'roughly' if estimate.is_rough else 'about'} {seconds_text(estimate.total)}{based}"
 
 
 def _disk_line(disk: DiskSpace) -> str:
@@ -111,6 +111,7 @@ def plan_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
         ],
         "seconds": round(estimate.total, 3),
         "seconds_by_step": {step: round(seconds, 3) for step, seconds in estimate.seconds.items()},
+        "seconds_are_rough": estimate.is_rough,
         "based_on": estimate.basis or None,
         "disks": [
             {

@@ -79,7 +79,7 @@ def lines_of(report: RestoreReport) -> list[str]:
     lines += [f"slot dropped, its chain has ended, on {name}" for name in report.slots_dropped]
     lines += [line for name in report.slots_left for line in _slot_left_lines(name)]
     lines += [one.text for one in report.open_operations]
-    if report.aside:
+    if report.slots_dropped or report.slots_left:
         lines.append(
             "earlier snapshots of the databases that were put aside can get no more increments; for theirs,"
             f" {NEW_CHAIN}"

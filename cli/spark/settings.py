@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import sys
 from collections.abc import Mapping
@@ -102,9 +103,20 @@ def jvm_options(temporary: Path, *, local: bool) -> list[str]:
     return [*options, "-XX:+UseParallelGC"] if local else options
 
 
+def is_unnamed_user() -> bool:
+    """Whether the system has no name for this process's user, as in a container that runs as any uid."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return True
+    return False
+
+
 def files_options(temporary: Path) -> list[str]:
     """The options by which a JVM keeps its files in `temporary`: native libraries, and none about itself in /tmp."""
-    return [f'"-Djava.io.tmpdir={temporary}"', "-XX:-UsePerfData"]
+    options = [f'"-Djava.io.tmpdir={temporary}"', "-XX:-UsePerfData"]
+    # Without a home, Java's is "?", and Spark would keep a folder there.
+    return [*options, f'"-Duser.home={temporary}"'] if is_unnamed_user() else options
 
 
 def set_environment(master: str, given: Mapping[str, str], java: Java, spark_home: Path) -> None:

@@ -29,7 +29,7 @@ from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import find_java
 from cli.spark.private_settings import in_private_file, with_private_options
 from cli.spark.protection import check_protection
-from cli.spark.settings import jvm_options, session_settings, set_environment
+from cli.spark.settings import is_unnamed_user, jvm_options, session_settings, set_environment
 from fleet.spark_masters import runs_on_this_machine
 from storage.errors import RefusedError, SnapshotError, redact
 
@@ -40,8 +40,12 @@ if TYPE_CHECKING:
 
 LAUNCH_SECONDS_MAX = 10
 END_SECONDS_MAX = 10
+UNNAMED_USER = "cutline"
 # What Spark logs when the other side knows another secret, or none, or uses another version or cipher.
 UNTRUSTED = "Exception while bootstrapping client"
+# What Spark logs before it ends because executors on Kubernetes ended one after the other.
+EXECUTORS_FAILED = "Max number of executor failures"
+CAUSED_BY = "Caused by: "
 
 
 class SparkStartError(RefusedError):
@@ -153,6 +157,10 @@ class SparkStart:
             self._gateway = launch_gateway(None, output)  # type: ignore[no-untyped-call]  # pyspark's own
         if self._is_unwanted.is_set():
             return
+        if is_unnamed_user():
+            # Hadoop asks the system for the name of whoever runs it, unless it is told one.
+            users = self._gateway.jvm.org.apache.hadoop.security.UserGroupInformation
+            users.setLoginUser(users.createRemoteUser(UNNAMED_USER))
         from pyspark.sql import SparkSession
 
         conf = pyspark.SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -241,12 +249,18 @@ def _keep_text(error: BaseException | None) -> None:
 
 
 def _reason(error: Exception, log: Path) -> str:
-    """The line that says what happened: a Java exception's message, or the last line of a dead JVM's log."""
+    """The line that says what happened: a Java exception's message and first cause, or the last of a dead JVM's log."""
     lines = str(error).splitlines() or [type(error).__name__]
     reason = next((line[2:] for line in lines if line.startswith(": ")), lines[0])
-    if "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
-        return reason
+    causes = [line.removeprefix(CAUSED_BY) for line in lines if line.startswith(CAUSED_BY)]
     logged = log.read_text(errors="replace").splitlines() if log.exists() else []
+    if any(EXECUTORS_FAILED in line for line in logged):
+        return (
+            "its executors end as soon as they begin; their pods' logs say why, which"
+            ' "kubernetes.executor.deleteOnTermination" = "false" in [spark] keeps'
+        )
+    if "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
+        return f"{reason}: {causes[-1]}" if causes else reason
     if any(UNTRUSTED in line for line in logged):
         return "it and the cluster have different secrets (spark.authenticate.secret), or encrypt in different ways"
     reasons = [line for line in logged if "Exception" in line or "Reason: " in line]

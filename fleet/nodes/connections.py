@@ -77,6 +77,12 @@ STRICT_MODES = ("require", "verify-ca", "verify-full")
 # Given to OpenSSL for a key that should not be encrypted.
 NO_PASSPHRASE = "none"
 
+# What a server says in English to one session too many: libpq has no code of an error before the session begins.
+ALL_USED = (
+    "sorry, too many clients already",
+    "remaining connection slots are reserved",
+    "too many connections for ",
+)
 # Lines that libpq adds after the reason, guessing at a cause.
 LIBPQ_GUESSES = {
     "This probably means the server terminated abnormally",
@@ -220,7 +226,12 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and line not in LIBPQ_GUESSES and not line.startswith(FROM_FILE)]
     hint = "check that the server runs, and that its dsn and your password file are right"
-    if refuses_database(node, error):
+    if any(text in str(error) for text in ALL_USED):
+        hint = (
+            "its connections are used up: end sessions of others, or raise max_connections; connections_max of the"
+            " [[node]] in fleet.toml limits those of a command"
+        )
+    elif refuses_database(node, error):
         # It runs, and has answered.
         hint = f"check the name of the database in fleet.toml; {UNFINISHED_RESTORE}"
     return NodeUnreachableError(

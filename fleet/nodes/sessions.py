@@ -46,6 +46,11 @@ class Sessions:
         """The primaries' sessions."""
         return {node.id: self.connections[node.id] for node in self.nodes if node.backup_of is None}
 
+    @property
+    def by_node(self) -> dict[Node, psycopg.Connection[Any]]:
+        """The sessions by their nodes."""
+        return {node: self.connections[node.id] for node in self.nodes}
+
     def ask_primaries(self, read: Callable[[psycopg.Connection[Any]], Result]) -> dict[str, Result]:
         """Call `read` with every primary's session, in parallel; return its results by node.
 

@@ -10,8 +10,11 @@ from fleet.hints import SAME_TARGET
 from fleet.some_names import list_some
 from fleet.tables.groups import Group
 from restore.copies.stored import ChainObject, CopyNeeds, Damage, Damages, find_listed_damage, list_objects, needs_other
+from snapshots.operations.object_lists import lost_list_error, read_chain_lists
 from snapshots.records.chain import Chain
-from snapshots.records.commits import increment_label, read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import increment_label
+from snapshots.records.stored_object import LostList
 from snapshots.records.tombstones import SnapshotDeletedError
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
@@ -118,6 +121,25 @@ def settle_copies(store: ObjectStore, chain: Chain, wanted: Wanted, damages: Dam
     return choice
 
 
+def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
+    """Raise ObjectDamagedError if copies that were chosen before lack rows now, because an object list of them is lost.
+
+    The loss of an object shows when it is read; what a lost list listed would never be read.
+    """
+    for one in list_objects(chain).values():
+        if not isinstance(one.stored, LostList):
+            continue
+        shard = chain.shard_of(one.node)
+        if shard not in (wanted.nodes or chain.full.primaries):
+            continue
+        numbers = choice.borrowed.get(one.node, frozenset())
+        if one.node == shard:
+            standbys = [each.node for each in chain.nodes if each.backup_of == shard]
+            numbers = wanted.numbers(chain, shard).difference(*(choice.borrowed.get(each, ()) for each in standbys))
+        if CopyNeeds.of(chain, one.node).groups_of(one) & numbers or wanted.takes(needs_other(chain, shard, one)):
+            raise lost_list_error(one.stored)
+
+
 def explain_damage(store: ObjectStore, chain: Chain, wanted: Wanted, error: ObjectDamagedError) -> ObjectDamagedError:
     """The error for an object that turned out to be altered while it was read, with what is lost without it."""
     if "lost" in error.details:
@@ -138,7 +160,7 @@ def _damage_error(
     lost, damages = found
     # A later increment may be damaged more, and must not hide what can be restored.
     try:
-        longest = read_chain(store, chain.name)
+        longest = read_chain_lists(store, read_chain(store, chain.name), allow_damage=True)
     except SnapshotDeletedError:
         # Its objects are no damage.
         raise

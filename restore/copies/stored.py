@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from snapshots.records.chain import Chain
-from snapshots.records.commit import BASE, DDL, LARGE_OBJECTS, StoredObject
+from snapshots.records.stored_object import BASE, DDL, LARGE_OBJECTS, LostList, StoredObject
 from storage.store import ObjectMissingError, ObjectStore
 from wal.segments.archive import Segment
 
 
 @dataclass(frozen=True, slots=True)
 class ChainObject:
-    """An object that a chain lists, in the commit of `increment`; `node` is the one whose copy or DDL it is."""
+    """An object that a chain lists, in the commit of `increment`; `node` is the one whose copy or DDL it is.
+
+    A lost object list stands for all objects that it listed.
+    """
 
     key: str
     node: str
     increment: int
-    stored: Segment | StoredObject
+    stored: Segment | StoredObject | LostList
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ def list_objects(chain: Chain) -> dict[str, ChainObject]:
         for node, segments in commit.segments.items():
             found |= {one.key: ChainObject(one.key, node, commit.increment, one) for one in segments}
         found |= {one.key: ChainObject(one.key, one.node, commit.increment, one) for one in commit.objects}
+        lost = [one for one in commit.object_lists if isinstance(one, LostList)]
+        found |= {one.key: ChainObject(one.key, one.node, commit.increment, one) for one in lost}
     return found
 
 
@@ -51,11 +56,18 @@ def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
     What seems damaged is looked up again by itself: a listing may be out of date.
     """
     sizes = {one.key: one.size for one in store.inventory(f"snapshots/{chain.name}")}
-    wrong = [one for one in list_objects(chain).values() if sizes.get(one.key) != one.stored.size]
+    listed = list_objects(chain)
+    wrong = [one for one in listed.values() if sizes.get(one.key) != one.stored.size or _is_lost(one)]
     return {one.key: damage for one in wrong if (damage := _look_up(store, one)) is not None}
 
 
+def _is_lost(one: ChainObject) -> bool:
+    return isinstance(one.stored, LostList)
+
+
 def _look_up(store: ObjectStore, one: ChainObject) -> Damage | None:
+    if isinstance(one.stored, LostList):
+        return Damage(one.key, one.node, one.stored.damage, one.stored.detail)
     try:
         size = store.size(one.key)
     except ObjectMissingError:

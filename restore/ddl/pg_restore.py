@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from fleet.config import Node
 from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, raising_unreachable
 from fleet.nodes.encodings import raw_text
+from fleet.nodes.free_connections import task_sessions
 from fleet.nodes.watch import Watch
 from fleet.programs.clients import ClientPrograms, restoring_programs
 from fleet.programs.wheel import ProgramFailedError, run_group, run_tool
@@ -24,8 +25,8 @@ from restore.ddl.scripts import run_script, run_whole
 from snapshots.ddl.archive import read_contents, statements_of_entry
 from storage.errors import SnapshotError
 
-# How many entries one pg_restore runs side by side, and how many objects it creates in one transaction otherwise: each
-# holds a lock until the commit.
+# How many entries one pg_restore runs side by side at most, and how many objects it creates in one transaction
+# otherwise: each holds a lock until the commit.
 JOBS, OBJECTS_AT_ONCE = 4, 200
 BUILD_OPTIONS = "-c synchronous_commit=off"
 # For each of JOBS; more if the server gives more.
@@ -73,7 +74,10 @@ def run_part(part: ArchivePart, writer: int, node: Node, watch: Watch) -> None:
         programs, access = restoring_programs(building, connection, writer)
         if access is not None:
             command = [str(programs.folder / "pg_restore"), "--dbname", access.conninfo, "--exit-on-error"]
-            words = [*command, "--no-password", *_options(part.manner, programs), *part.write_list()]
+            jobs = 1
+            if part.manner == Manner.SIDE_BY_SIDE:
+                jobs = min(task_sessions({node: connection})[node.id], JOBS)
+            words = [*command, "--no-password", *_options(part.manner, programs, jobs), *part.write_list()]
             ended = run_group(words, access.environment, watch.on_silence)
             if ended.returncode:
                 # A session that was lost with pg_restore's raises here.
@@ -98,11 +102,11 @@ def write_script(part: ArchivePart, programs: ClientPrograms) -> str:
     return "\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}"))
 
 
-def _options(manner: Manner, programs: ClientPrograms) -> list[str]:
+def _options(manner: Manner, programs: ClientPrograms, jobs: int) -> list[str]:
     if manner == Manner.ONE_TRANSACTION:
         return ["--single-transaction"]
     if manner == Manner.SIDE_BY_SIDE:
-        return [f"--jobs={JOBS}"]
+        return [f"--jobs={jobs}"]
     return [f"--transaction-size={OBJECTS_AT_ONCE}"] if programs.has("--transaction-size") else []
 
 

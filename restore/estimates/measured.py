@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator
 from itertools import islice
 
+from snapshots.operations.restore_decisions import list_decided
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import read_outcome
 from snapshots.records.restore_figures import RestoreFigures
 from storage.store import ObjectStore
 
-# Only restores store a decision, and those that end well an outcome with figures.
-DECISION = "/decision.json"
 READ_MAX = 50
 # Servers and machines change: of so many restores, the newest ones, the one of the most similar size tells most.
 COMPARED_MAX = 5
@@ -28,8 +27,8 @@ def read_measured(store: ObjectStore, rows: int) -> tuple[str, RestoreFigures] |
 
 
 def _newest_figures(store: ObjectStore) -> Iterator[tuple[str, RestoreFigures]]:
-    decided = [key.split("/")[1] for key in store.list("operations") if key.endswith(DECISION)]
-    for operation in sorted(decided, reverse=True)[:READ_MAX]:
+    # Only restores store a decision, and those that end well an outcome with figures.
+    for operation in islice(list_decided(store), READ_MAX):
         try:
             outcome = read_outcome(store, operation)
         except ManifestError:

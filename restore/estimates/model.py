@@ -61,18 +61,23 @@ BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(3.0, 2e-6), RestoreStep.ROWS: 
 KEYS_MAX = 4_000_000
 BY_ROWS = {**COSTS, RestoreStep.FOLD: StepCost(8.0, 3.6e-6), RestoreStep.ROWS: StepCost(1.0, 1.3e-6)}
 
+# The same restore of 20 s takes up to a fifth longer another time, and one of another size says less (time_left.py).
+SURE_SECONDS_MIN, SURE_SIZES_MAX = 30.0, 1.5
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """The expected seconds by step, and how many of these pass before the step gets through any of its work.
 
-    `basis` is the operation whose figures they are based on, "" for constants.
+    `basis` is the operation whose figures they are based on, "" for constants. It `is_rough` if that restore was not of
+    about this size, or this one is short, or resumed: then it may be off by more than a fifth.
     """
 
     seconds: Mapping[RestoreStep, float]
     amounts: Mapping[RestoreStep, int] = field(default_factory=dict)
     basis: str = ""
     fixed: Mapping[RestoreStep, float] = field(default_factory=dict)
+    is_rough: bool = True
 
     @property
     def total(self) -> float:
@@ -100,9 +105,9 @@ def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
 
 
 def estimate_restore(
-    volumes: Iterable[ShardVolume], measured: RestoreFigures | None = None, basis: str = ""
+    volumes: Iterable[ShardVolume], measured: RestoreFigures | None = None, basis: str = "", *, is_resumed: bool = False
 ) -> Estimate:
-    """The estimate of a restore, by the figures of operation `basis` if it has any."""
+    """The estimate of a restore, or of the rest of one, by the figures of operation `basis` if it has any."""
     amounts = amounts_of(volumes)
     taken = measured.steps if measured else {}
     costs = costs_of(amounts.get(RestoreStep.FOLD, 0))
@@ -111,12 +116,16 @@ def estimate_restore(
         # One way of folding says nothing of another.
         taken = {step: one for step, one in taken.items() if step not in (RestoreStep.FOLD, RestoreStep.ROWS)}
     scaled = {step: costs[step].scaled(taken[step]) if step in taken else costs[step] for step in amounts}
-    return Estimate(
-        {step: scaled[step].seconds(amount) for step, amount in amounts.items()},
-        amounts,
-        basis,
-        {step: scaled[step].fixed for step in amounts},
-    )
+    seconds = {step: scaled[step].seconds(amount) for step, amount in amounts.items()}
+    is_short = sum(seconds.values()) < SURE_SECONDS_MIN
+    is_rough = is_resumed or is_short or not _are_alike(amounts, taken)
+    return Estimate(seconds, amounts, basis, {step: scaled[step].fixed for step in amounts}, is_rough)
+
+
+def _are_alike(amounts: Mapping[RestoreStep, int], taken: Mapping[str, StepFigures]) -> bool:
+    """Whether the restore that was measured had about as many rows to load."""
+    now, then = amounts.get(RestoreStep.ROWS, 0), taken.get(RestoreStep.ROWS)
+    return then is not None and max(now, then.amount) <= SURE_SIZES_MAX * min(now, then.amount)
 
 
 def costs_of(changes: int) -> Mapping[RestoreStep, StepCost]:

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fleet.progress import COUNTED_DOWN, Progress, Reading
 from restore.estimates.model import Estimate, RestoreStep
@@ -68,7 +68,7 @@ class RestorePace:
             self._before = None if self.is_resumed else 0
             self._left, self._read = self._estimate_left(now), now
         self.target.step(name, total=total, unit=unit)
-        self.target.tell(Reading(0, total, unit, operation=self.operation, seconds_left=self.seconds_left()))
+        self._pass_on(Reading(0, total, unit))
 
     def end(self) -> None:
         """End the last step."""
@@ -86,8 +86,11 @@ class RestorePace:
         if reading.total and not reading.node and self._step in SEEN_SECONDS:
             with self._lock:
                 self._take(reading.done, reading.total)
-        told = Reading(reading.done, reading.total, reading.unit, reading.node, self.operation, self.seconds_left())
-        self.target.tell(told)
+        self._pass_on(reading)
+
+    def _pass_on(self, reading: Reading) -> None:
+        left, is_rough = self.seconds_left(), self.estimate.is_rough
+        self.target.tell(replace(reading, operation=self.operation, seconds_left=left, is_rough=is_rough))
 
     def _take(self, done: int, total: int) -> None:
         now = time.monotonic()

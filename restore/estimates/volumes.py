@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from fleet.tables.groups import Group
 from snapshots.ddl.archive import FOREIGN_KEY, ArchiveEntry
 from snapshots.records.chain import Chain
-from snapshots.records.commit import LARGE_OBJECTS, StoredObject
 from snapshots.records.database_facts import DatabaseFacts
+from snapshots.records.stored_object import LARGE_OBJECTS, StoredObject
 
 # A database takes at least this: its catalogs.
 EMPTY_BYTES = 8 << 20

@@ -86,7 +86,7 @@ def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tu
             f"the rows of these tables have no route to {', '.join(targets)}: {list_some(lacking, NAMED_MAX)}",
             hint=[
                 f"give each a --route 'SCHEMA.TABLE=…' with {FORMS}; patterns such as 'public.*=hash(id)' are allowed",
-                "to restore each shard to a target of its own instead, give these the shards' ids",
+                "to restore each shard to a target of its own instead, leave out --route; targets need the shards' ids",
             ],
             details={"tables": lacking, "targets": list(targets)},
         )

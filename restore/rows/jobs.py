@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from columns.arrow_numbers import to_numpy
+from columns.bytes_column import runs
 from columns.python_workers import map_batches
 from fleet.progress import Progress, Silent
 from restore.rows.load import (
@@ -23,22 +27,53 @@ from restore.rows.load import (
     load_task,
 )
 from restore.rows.load_target import Feed, LoadTargets
+from snapshots.fold.find_sources import sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
-from snapshots.fold.sources import Sources, sources_of
+from snapshots.fold.sources import Sources
+from snapshots.operations.dealing import Dealing, cores_of, limited_sessions
 from snapshots.operations.spark_jobs import POLL_SECONDS, job_progress, raise_first, run_tasks
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 LOADED_ROWS = "placed string, problem string"
 # A batch costs one COPY per group in it: with more groups than this, sorting is cheaper.
 MIXED_GROUPS_MAX = 100
 IMAGES_PER_TASK = 50_000
+# Partitions of changed rows for each core, if there are many sources; and how many jobs load side by side.
+PARTS_PER_CORE, JOBS_MAX = 4, 3
 # What Spark says of jobs that cancelAllJobs ends.
 CANCELLED = "cancellation of all jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How changed rows are divided: those of each of the `nodes` into `parts`; of all together if `nodes` is 0.
+
+    A task that loads the rows of one node has sessions on that one's target alone.
+    """
+
+    parts: int
+    nodes: int
+
+    def divide(self, rows: DataFrame, by: str) -> DataFrame:
+        """The rows (node, …) with a fixed number of partitions, so that a repeated task gets the same rows."""
+        from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+        part = f"pmod(hash({by}), {self.parts})"
+        place = f"node * {self.parts} + {part}" if self.nodes else part
+        return rows.repartitionById(self.parts * max(self.nodes, 1), F.expr(place).cast("int"))
+
+
+def count_parts(session: SparkSession, sources: int, sessions: Mapping[str, int], *, is_routed: bool) -> int:
+    """Into how many parts to divide changed rows (LoadTargets.parts), if tasks may have so many `sessions` by node."""
+    cores = max(cores_of(session).now, 2)
+    limited = limited_sessions(session, sessions, jobs=JOBS_MAX)
+    parts = cores if is_routed else min(cores, max(2, math.ceil(PARTS_PER_CORE * cores / sources)))
+    return min([parts, *limited.values()])
 
 
 def load_rows(
@@ -49,7 +84,7 @@ def load_rows(
     Returns how many rows the tasks have placed on each target, by its number; also those that it had already.
     """
     progress.step("fold changes")
-    nodes, parts = targets.nodes, targets.parts
+    nodes = targets.nodes
     sources = sources_of(chain, nodes, store.open(), chosen=targets.chosen)
     feeds = {
         number: feed
@@ -63,12 +98,16 @@ def load_rows(
         tasks: list[LoadTask] = list(_base_tasks(session, sources, folded, feeds, store))
         tasks += _image_tasks(folded.local, feeds)
         tasks += _segment_tasks(sources, folded, feeds, store)
-        jobs: list[Callable[[], Counter[int]]] = [lambda: _run_tasks(session, tasks)]
+        spread = Spread(targets.parts, 0 if targets.is_routed else len(nodes))
+        jobs: list[Callable[[], Counter[int]]] = []
         if (images := folded.images) is not None:
-            jobs.append(lambda: _load_images(session, images, feeds, parts))
+            jobs.append(lambda: _load_images(session, images, feeds, spread))
         if (long_images := folded.long_images) is not None:
             reader = long_image_reader(sources, store)
-            jobs.append(lambda: _load_long_images(session, long_images, feeds, parts, reader))
+            jobs.append(lambda: _load_long_images(session, long_images, feeds, spread, reader))
+        limited = limited_sessions(session, targets.task_sessions, jobs=len(jobs) + 1)
+        dealing = Dealing[LoadTask](lambda task: task.size, lambda task: task.nodes, limited)
+        jobs.append(lambda: _run_tasks(session, tasks, dealing))
         return run_together(session, jobs)
     finally:
         folded.release()
@@ -107,20 +146,17 @@ def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
 
 
 def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator[ImageLoadTask]:
-    """The tasks of the images that the driver has folded."""
+    """The tasks of the images that the driver has folded, which are in the order of the nodes."""
     if images is None:
         return
-    for number, start in enumerate(range(0, len(images), IMAGES_PER_TASK)):
-        part = images.slice(start, IMAGES_PER_TASK).select(["node", "group", "row", "key"])
-        part = part.filter(pc.is_in(part["node"], pa.array(list(feeds), pa.int32())))
-        groups = part.group_by("node").aggregate([("group", "distinct")])
-        chosen = {
-            node: feed
-            for node, found in zip(groups["node"].to_pylist(), groups["group_distinct"].to_pylist(), strict=True)
-            if (feed := feeds[node].select(found)).targets
-        }
-        if chosen:
-            yield ImageLoadTask(f"images-{number}", _stream_of(part), chosen)
+    node = to_numpy(images["node"])
+    for rows in runs(node):
+        if (number := int(node[rows.start])) not in feeds:
+            continue
+        for start in range(rows.start, rows.stop, IMAGES_PER_TASK):
+            part = images.slice(start, min(IMAGES_PER_TASK, rows.stop - start)).select(["node", "group", "row", "key"])
+            if (feed := feeds[number].select(pc.unique(part["group"]).to_pylist())).targets:
+                yield ImageLoadTask(f"images-{number}-{start - rows.start}", _stream_of(part), number, feed)
 
 
 def _segment_tasks(
@@ -159,8 +195,8 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
     return _sum_placed(one.result() for one in running)
 
 
-def _run_tasks(session: SparkSession, tasks: list[LoadTask]) -> Counter[int]:
-    reports = run_tasks(session, load_task, tasks, Silent())
+def _run_tasks(session: SparkSession, tasks: list[LoadTask], dealing: Dealing[LoadTask]) -> Counter[int]:
+    reports = run_tasks(session, load_task, tasks, Silent(), dealing)
     raise_first([report.problem for report in reports])
     broadcasts = {id(task.changed): task.changed for task in tasks if isinstance(task, BaseLoadTask) and task.changed}
     for broadcast in broadcasts.values():
@@ -168,29 +204,25 @@ def _run_tasks(session: SparkSession, tasks: list[LoadTask]) -> Counter[int]:
     return _sum_placed(report.placed for report in reports)
 
 
-def _load_images(session: SparkSession, images: Any, feeds: Mapping[int, Feed], parts: int) -> Counter[int]:
+def _load_images(session: SparkSession, images: Any, feeds: Mapping[int, Feed], spread: Spread) -> Counter[int]:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         yield from load_images(batches, feeds, f"images-{context.partitionId() if context else 0}")
 
-    # A fixed number of partitions: else adaptive execution could give a repeated task other rows.
-    spread = (
-        images.where(f"node IN ({_numbers(feeds)})")
-        .select("node", "group", "row", "key")
-        .repartition(parts, "node", "group", "key", "row")
-    )
+    chosen = images.where(f"node IN ({_numbers(feeds)})").select("node", "group", "row", "key")
+    parts = spread.divide(chosen, "`group`, key, row")
     if sum(len(target.groups) for feed in feeds.values() for target in feed.targets.values()) > MIXED_GROUPS_MAX:
-        spread = spread.sortWithinPartitions("node", "group")
-    return _run(session, map_batches(spread, load, LOADED_ROWS))
+        parts = parts.sortWithinPartitions("node", "group")
+    return _run(session, map_batches(parts, load, LOADED_ROWS))
 
 
 def _load_long_images(
     session: SparkSession,
     images: Any,
     feeds: Mapping[int, Feed],
-    parts: int,
+    spread: Spread,
     reader: LongImageReader,
 ) -> Counter[int]:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -199,7 +231,7 @@ def _load_long_images(
         context = TaskContext.get()
         yield from load_images(reader.read_images(batches), feeds, f"long-{context.partitionId() if context else 0}")
 
-    chosen = order_by_place(images.where(f"node IN ({_numbers(feeds)})"), parts)
+    chosen = order_by_place(images.where(f"node IN ({_numbers(feeds)})"), spread.divide)
     return _run(session, map_batches(chosen, load, LOADED_ROWS))
 
 

@@ -24,8 +24,9 @@ from restore.rows.load import LoadReport
 from restore.rows.load_target import LoadTarget
 from restore.rows.loaders import load_error
 from snapshots.base_copy.large_objects import PartOrder, StoredPart, read_definitions, read_parts
+from snapshots.operations.dealing import Dealing, limited_sessions
 from snapshots.operations.spark_jobs import raise_first, run_tasks
-from snapshots.records.commit import FullSnapshot, StoredObject
+from snapshots.records.commit import FullSnapshot
 from snapshots.records.large_objects import (
     Grant,
     LargeObjectDefinition,
@@ -33,6 +34,7 @@ from snapshots.records.large_objects import (
     group_by_copy_task,
     list_large_objects,
 )
+from snapshots.records.stored_object import StoredObject
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
 from wal.segments.damage import read_listed
@@ -59,6 +61,11 @@ class LargeLoadTask:
     store: StoreLocation
     roles: RoleChanges
 
+    @property
+    def size(self) -> int:
+        """The bytes of its objects."""
+        return sum(one.size for one in self.objects)
+
 
 def load_large_objects(
     session: SparkSession,
@@ -81,7 +88,9 @@ def load_large_objects(
         if target is not None
     ]
     progress.step("load large objects", total=len(tasks), unit="tasks")
-    raise_first([report.problem for report in run_tasks(session, load_large, tasks, progress)])
+    limited = limited_sessions(session, {one.node.id: one.task_sessions for one in targets.values()})
+    dealing = Dealing[LargeLoadTask](lambda task: task.size, lambda task: (task.node.id,), limited)
+    raise_first([report.problem for report in run_tasks(session, load_large, tasks, progress, dealing)])
     counts = count_by_node(full)
     for shard, target in targets.items():
         with connect(target.node) as connection:
@@ -117,7 +126,9 @@ def find_actors(
     stored = tuple(one for one in list_large_objects(full) if one.node in shards)
     tasks = [ActorsTask(objects, store) for objects in group_by_copy_task(stored)]
     progress.step("check owners of large objects", total=len(tasks), unit="tasks")
-    reports = run_tasks(session, read_actors, tasks, progress)
+    reports = run_tasks(
+        session, read_actors, tasks, progress, Dealing(lambda task: sum(one.size for one in task.objects))
+    )
     raise_first([report.problem for report in reports])
     found: dict[str, dict[str, list[str]]] = {}
     for report in reports:

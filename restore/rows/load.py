@@ -41,14 +41,35 @@ class BaseLoadTask:
     store: StoreLocation
     alone: frozenset[int] = frozenset()
 
+    @property
+    def size(self) -> int:
+        """The bytes of its object."""
+        return self.base.source.size
+
+    @property
+    def nodes(self) -> set[str]:
+        """The targets that it has sessions on."""
+        return self.feed.nodes
+
 
 @dataclass(frozen=True, slots=True)
 class ImageLoadTask:
-    """Images that the driver has folded: an Arrow stream of node, group, row and key. `feeds` are by node."""
+    """Images of one source that the driver has folded: an Arrow stream of group, row and key."""
 
     name: str
     stream: bytes
-    feeds: Mapping[int, Feed]
+    source: int
+    feed: Feed
+
+    @property
+    def size(self) -> int:
+        """The bytes of its images."""
+        return len(self.stream)
+
+    @property
+    def nodes(self) -> set[str]:
+        """The targets that it has sessions on."""
+        return self.feed.nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +80,16 @@ class SegmentLoadTask:
     feed: Feed
     chosen: bytes
     store: StoreLocation
+
+    @property
+    def size(self) -> int:
+        """The bytes of its object."""
+        return self.segment.source.size
+
+    @property
+    def nodes(self) -> set[str]:
+        """The targets that it has sessions on."""
+        return self.feed.nodes
 
 
 LoadTask: TypeAlias = BaseLoadTask | ImageLoadTask | SegmentLoadTask
@@ -81,7 +112,7 @@ def load_task(task: LoadTask) -> LoadReport:
             case SegmentLoadTask():
                 return _load_segment(task)
             case ImageLoadTask():
-                return _load_images(pa.ipc.open_stream(task.stream), task.feeds, task.name)
+                return _load_images(pa.ipc.open_stream(task.stream), {task.source: task.feed}, task.name)
     except SnapshotError as error:
         return LoadReport(problem=report_of(error))
 

@@ -19,6 +19,7 @@ class LoadTarget:
     `roots` are the partitioned tables through which rows are loaded (restore/rows/partition_roots.py), by group number.
     `search_path` is set while rows are loaded and views refreshed: functions that the tables use may depend on it.
     `is_in_use`: others use the tables, too, and may have written rows; so no table is emptied.
+    `task_sessions` are the most that tasks may have on its node at a time.
     """
 
     node: Node
@@ -27,6 +28,7 @@ class LoadTarget:
     roots: Mapping[int, str] = field(default_factory=dict)
     search_path: str = f"pg_catalog, {DEFAULT}"
     is_in_use: bool = False
+    task_sessions: int = 1
 
     def select(self, numbers: Iterable[int]) -> LoadTarget:
         """The same database with only the groups of these `numbers`."""
@@ -44,6 +46,11 @@ class Feed:
     targets: Mapping[int, LoadTarget]
     routes: SourceRoutes | None = None
 
+    @property
+    def nodes(self) -> set[str]:
+        """The ids of the databases' nodes."""
+        return {one.node.id for one in self.targets.values()}
+
     def select(self, numbers: Collection[int]) -> Feed:
         """The same with only the groups of these `numbers`; targets that have none of them are left out."""
         chosen = {number: one.select(numbers) for number, one in self.targets.items()}
@@ -56,8 +63,9 @@ class LoadTargets:
     """Where the rows of the `shards`, all sources of the restore, go: the feed of each that is to be loaded, by shard.
 
     `chosen` are by node the numbers of the groups whose rows are taken from its copy; standbys in it lend rows to their
-    shards. Of a shard that is not in it, all rows are taken from the primary's copy. `parts` is `partitions_of` the
-    session that began the restore. With the same of all three, Spark tasks of the same name load the same rows.
+    shards. Of a shard that is not in it, all rows are taken from the primary's copy. `parts` is into how many parts the
+    changed rows of each source are divided, or those of all sources together if they are routed (restore/rows/jobs.py).
+    With the same of all three, Spark tasks of the same name load the same rows.
     """
 
     shards: tuple[str, ...]
@@ -69,6 +77,16 @@ class LoadTargets:
     def nodes(self) -> tuple[str, ...]:
         """The nodes whose copies are read: those of the shards, then the standbys."""
         return (*self.shards, *sorted(self.chosen.keys() - set(self.shards)))
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether each row may go to any target."""
+        return any(feed.routes for feed in self.feeds.values())
+
+    @property
+    def task_sessions(self) -> dict[str, int]:
+        """By the target's node the most sessions that tasks may have there at a time."""
+        return {one.node.id: one.task_sessions for feed in self.feeds.values() for one in feed.targets.values()}
 
     def feed_of(self, node: str, shard: str) -> Feed | None:
         """Where the rows go that are taken from the node's copy, which is of the shard; None if nowhere."""

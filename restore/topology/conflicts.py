@@ -25,8 +25,9 @@ from restore.topology.topology import Topology
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.changed_keys import Keys
+from snapshots.fold.find_sources import sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
-from snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut, sources_of
+from snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut
 from snapshots.operations.spark_jobs import job_progress, raise_first
 from snapshots.records.chain import Chain
 from storage.errors import RefusedError, SnapshotError, report_of

@@ -15,8 +15,8 @@ from restore.ddl.ddl import show_name
 from restore.ddl.stored import read_stored_ddl
 from snapshots.ddl.archive import ArchiveEntry, statements_of_entry
 from snapshots.records.chain import Chain
-from snapshots.records.commit import DDL_ARCHIVE
 from snapshots.records.large_objects import count_by_node
+from snapshots.records.stored_object import DDL_ARCHIVE
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 from wal.segments.damage import ObjectDamagedError

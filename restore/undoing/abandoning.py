@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from fleet.config import Fleet
+from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.data_only.filling import Filling
 from restore.publishing import open_databases, put_back
 from restore.targets.database_records import Phase, list_databases, record_text, write_record
-from restore.targets.databases import drop_database, find_closed
+from restore.targets.databases import drop_database, find_closed, find_slots
 from restore.targets.target import Target, suffix_of
 from restore.undoing.undoable import Undoable, find_entered, hold_undoable
 from restore.unfinished import (
@@ -24,10 +25,13 @@ from restore.unfinished import (
     find_recorded,
     settle_recorded,
 )
-from restore.unfinished_checks import NONE_UNFINISHED, WHERE_UNFINISHED
+from restore.unfinished_checks import NothingUnfinishedError
 from snapshots.operations.operation import is_open, record_outcome
 from snapshots.operations.restore_decisions import ABANDON, PUBLISH, decide_restore
+from snapshots.operations.slot_guard import mark_ended
 from snapshots.records.operation_records import read_intent
+from storage.errors import IndeterminateError, StoppedError, UnreachableError
+from storage.store import ObjectStore
 
 # Before the suffix of an id of which no more is known.
 CUT = "…"
@@ -38,7 +42,8 @@ class AbandonReport:
     """What was undone: operations, databases that were dropped and that were put back, as `node: name`.
 
     `done`: operations that had ended well, and of which nobody had recorded it. `emptied`: tables, as `node: table`.
-    `opened`: databases to which nobody could connect until it was undone, as text.
+    `opened`: databases to which nobody could connect until it was undone, as text. `slots_dropped`: slots of chains
+    that had begun in databases that were dropped, as `node: slot`.
     """
 
     operations: list[str] = field(default_factory=list)
@@ -47,6 +52,7 @@ class AbandonReport:
     put_back: list[str] = field(default_factory=list)
     emptied: list[str] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
+    slots_dropped: list[str] = field(default_factory=list)
 
 
 def abandon_restore(
@@ -60,14 +66,14 @@ def abandon_restore(
     """Undo every unfinished restore into the target's databases: old databases get their names back.
 
     With `nodes` only these are contacted. `confirm` is given the databases that users may have entered and that are
-    dropped, a line each, before anything is changed; it may raise. Raises UnfinishedRestoreError if there is none, or
-    if one is of another snapshot than `name` or can't be undone any more; and OldDatabaseMissingError if a database
-    can't be put back.
+    dropped, and the slots that are dropped with them, a line each, before anything is changed; it may raise. Raises
+    UnfinishedRestoreError if there is none, or if one is of another snapshot than `name` or can't be undone any more;
+    and OldDatabaseMissingError if a database can't be put back.
     """
     report = AbandonReport()
-    with hold_undoable(source, target, name, progress, nodes) as undoable:
-        store, own = undoable.store, undoable.own
-        confirm([line for one in undoable.found for line in find_entered(one, own[one.suffix])])
+    with _saying_unfinished(name, nodes), hold_undoable(source, target, name, progress, nodes) as undoable:
+        store = undoable.store
+        confirm([line for one in undoable.found for line in _lines_to_confirm(undoable, one)])
         closed = find_closed(undoable.targets, undoable.connections)
         if undoable.found:
             progress.step("undo")
@@ -83,7 +89,17 @@ def abandon_restore(
         report.operations = [one for one in report.operations if not _is_named(one, made_nothing)] + made_nothing
         left = find_closed(undoable.targets, undoable.connections)
         report.opened = [one for one in closed if one not in left]
-    return _checked(report)
+    return _checked(report, source.store.open(), name)
+
+
+@contextmanager
+def _saying_unfinished(name: str, nodes: tuple[str, ...]) -> Iterator[None]:
+    """Raise StoppedError in place of an interrupt: what is undone is known to the nodes alone."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        again = f"to undo what is not undone yet: {restore_command(name, nodes)} --abandon"
+        raise StoppedError("the restore may be undone in part", hint=[again, SAME_TARGET]) from error
 
 
 def preview_abandon(
@@ -93,13 +109,14 @@ def preview_abandon(
 
     Raises what that raises, except for what only the undo itself meets: tables that others have changed or lock.
     """
-    report, entered = AbandonReport(), list[str]()
+    report, to_confirm = AbandonReport(), list[str]()
     with hold_undoable(source, target, name, progress, nodes) as undoable:
         report.opened = find_closed(undoable.targets, undoable.connections)
         for one in reversed(undoable.found):
             own = undoable.own[one.suffix]
-            entered += find_entered(one, own)
+            to_confirm += _lines_to_confirm(undoable, one)
             report.operations.append(_label_of(one))
+            report.slots_dropped += [f"{node}: {slot}" for node, slot in _find_slots(undoable, one)]
             for place in own:
                 if one.is_filling:
                     filling = Filling(place.node.id, undoable.inside[place.shard], one.suffix)
@@ -114,12 +131,31 @@ def preview_abandon(
             report.operations = [one for one in report.operations if not _is_named(one, [intent.operation])]
             if intent.operation not in report.operations:
                 (report.done if is_done else report.operations).append(intent.operation)
-    return _checked(report), entered
+    return _checked(report, source.store.open(), name), to_confirm
 
 
-def _checked(report: AbandonReport) -> AbandonReport:
+def _lines_to_confirm(undoable: Undoable, found: UnfinishedRestore) -> list[str]:
+    return find_entered(found, undoable.own[found.suffix]) + [
+        f"{node}: slot {slot} is dropped with its database, so its chain gets no more increments"
+        for node, slot in _find_slots(undoable, found)
+    ]
+
+
+def _find_slots(undoable: Undoable, found: UnfinishedRestore) -> list[tuple[str, str]]:
+    """Node and name of each slot of Cutline in the restored databases; PostgreSQL drops them with their database."""
+    if found.is_filling:
+        return []
+    return [
+        (place.node.id, slot)
+        for place in undoable.own[found.suffix]
+        if place.shard in found.databases
+        for slot in find_slots(undoable.connections[place.shard], found.databases[place.shard])
+    ]
+
+
+def _checked(report: AbandonReport, store: ObjectStore, name: str) -> AbandonReport:
     if not report.operations and not report.done:
-        raise UnfinishedRestoreError(NONE_UNFINISHED, hint=WHERE_UNFINISHED)
+        raise NothingUnfinishedError(store, name)
     return report
 
 
@@ -200,7 +236,14 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
     if was_publishing:
         # Once nothing is left, its decision would say that it was published.
         end()
+    # Looked up again: to undo a newer restore can have renamed the database that this one published.
+    slots = [(one.node.id, slot) for one in targets for slot in find_slots(connections[one.shard], one.loading)]
+    try:
+        mark_ended(store, {slot: node for node, slot in slots}, operation)
+    except (UnreachableError, IndeterminateError) as error:
+        progress.note(f"the end of the chains of the databases that are dropped could not be stored: {error.message}")
     in_parallel(drop, targets, undoable.watch.end_all)
+    report.slots_dropped += [f"{node}: {slot}" for node, slot in slots]
     end()
     report.operations.append(_label_of(found))
 

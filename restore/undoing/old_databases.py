@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fleet.config import Fleet
+from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.beside import OldDatabase, read_old
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import Watch, watch_nodes
@@ -17,6 +18,7 @@ from restore.targets.databases import drop_database
 from restore.targets.target import Connections, Target, ending_on_silence, lock_targets
 from restore.unfinished import UnfinishedRestoreError
 from restore.unfinished_checks import check_no_unfinished
+from storage.errors import StoppedError
 
 
 def discard_old(
@@ -40,7 +42,11 @@ def discard_old(
             for old in aside.found[one]:
                 drop_database(one, aside.connections[one.shard], old.database)
 
-        in_parallel(drop, list(aside.found), aside.watch.end_all)
+        try:
+            in_parallel(drop, list(aside.found), aside.watch.end_all)
+        except KeyboardInterrupt as error:
+            again = f"to drop what is left of them: {restore_command(name, nodes)} --discard-old"
+            raise StoppedError("some of the old databases may be dropped", hint=[again, SAME_TARGET]) from error
     return listed
 
 

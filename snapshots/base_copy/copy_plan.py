@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -26,39 +26,59 @@ class TableSource:
     tables: Sequence[Table]
 
 
-def plan_ranges(tables: Sequence[Table]) -> list[tuple[PageRange, ...]]:
+@dataclass(frozen=True, slots=True)
+class PlannedRanges:
+    """The ranges of one task, and the bytes of their pages."""
+
+    ranges: tuple[PageRange, ...]
+    size: int
+
+
+def plan_ranges(tables: Sequence[Table], task_pages: int = TASK_PAGES) -> list[PlannedRanges]:
     """Plan the ranges of each task: one range of a large table, or several whole small tables.
 
     The last range of a table has no upper bound: it includes pages added after the size was read.
     """
-    planned: list[tuple[PageRange, ...]] = []
+    planned: list[PlannedRanges] = []
     together: list[PageRange] = []
     pages_together = 0
+
+    def end_task() -> None:
+        nonlocal together, pages_together
+        if together:
+            planned.append(PlannedRanges(tuple(together), pages_together * PAGE_BYTES))
+        together, pages_together = [], 0
+
     for table in sorted(tables, key=lambda table: (-table.size_bytes, table.group.name)):
         pages = -(-table.size_bytes // PAGE_BYTES)
-        if pages > TASK_PAGES:
-            bounds = [*range(0, pages - TASK_PAGES // 2, TASK_PAGES), None]
+        if pages > task_pages:
+            bounds = [*range(0, pages - task_pages // 2, task_pages), None]
             for low, high in pairwise(bounds):
-                planned.append((PageRange(table.group, table.oid, low or 0, high),))
+                one = PageRange(table.group, table.oid, low or 0, high)
+                planned.append(PlannedRanges((one,), ((pages if high is None else high) - one.low) * PAGE_BYTES))
             continue
-        if together and (pages_together + pages > TASK_PAGES or len(together) == TASK_TABLES):
-            planned.append(tuple(together))
-            together, pages_together = [], 0
+        if pages_together + pages > task_pages or len(together) == TASK_TABLES:
+            end_task()
         together.append(PageRange(table.group, table.oid))
         pages_together += pages
-    if together:
-        planned.append(tuple(together))
+    end_task()
     return planned
 
 
-def plan_copy(sources: Iterable[TableSource], destination: CopyDestination) -> list[CopyTask]:
-    """The tasks that copy all sources, in turn from each node."""
-    queues = [(source, plan_ranges(source.tables)) for source in sources]
+def task_pages_for(sources: Sequence[TableSource], tasks_max: int) -> int:
+    """The pages of a task, so that a copy of these sources has about `tasks_max` tasks at most."""
+    pages = sum(table.size_bytes for source in sources for table in source.tables) // PAGE_BYTES
+    return max(TASK_PAGES, -(-pages // tasks_max))
+
+
+def plan_copy(sources: Sequence[TableSource], destination: CopyDestination, tasks_max: int) -> list[CopyTask]:
+    """The tasks that copy all sources, in turn from each node; a few more than `tasks_max` if there is much to copy."""
+    task_pages = task_pages_for(sources, tasks_max)
+    queues = [(source, plan_ranges(source.tables, task_pages)) for source in sources]
     tasks: list[CopyTask] = []
-    for turn in range(max((len(ranges) for _, ranges in queues), default=0)):
-        for source, ranges in queues:
-            if turn < len(ranges):
-                prefix = destination.prefix(source.node.id)
-                number, store = len(tasks), destination.store
-                tasks.append(CopyTask(source.node, number, source.exported, ranges[turn], prefix, store))
+    for turn in range(max((len(planned) for _, planned in queues), default=0)):
+        for source, planned in queues:
+            if turn < len(planned):
+                one = planned[turn]
+                tasks.append(CopyTask(source.node, len(tasks), source.exported, one.ranges, destination, one.size))
     return tasks

@@ -23,11 +23,12 @@ from fleet.nodes.connections import CopyError
 from fleet.nodes.encodings import RAW
 from fleet.nodes.relation_locks import locked_error
 from fleet.tables.groups import Group, column_list, qualify
+from snapshots.base_copy.destination import CopyDestination
 from snapshots.base_copy.exported_snapshot import open_exported
 from snapshots.base_copy.object_writer import ObjectWriter
-from snapshots.records.commit import BASE, StoredObject
+from snapshots.operations.object_lists import store_lists_above
+from snapshots.records.stored_object import BASE, NamedObject
 from storage.errors import ErrorReport, SnapshotError, report_of
-from storage.location import StoreLocation
 
 BASE_SCHEMA = pa.schema(
     [
@@ -62,21 +63,21 @@ class PageRange:
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """Page ranges of one node, copied in its exported snapshot into objects below `prefix`."""
+    """Page ranges of one node, `size` bytes, copied in its exported snapshot."""
 
     node: Node
     number: int
     exported: str
     ranges: tuple[PageRange, ...]
-    prefix: str
-    store: StoreLocation
+    destination: CopyDestination
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """The objects that a CopyTask stored, or the error that ended it."""
+    """The objects that a CopyTask stored, or lists of them, or the error that ended it."""
 
-    objects: tuple[StoredObject, ...] = ()
+    entries: tuple[NamedObject, ...] = ()
     problem: ErrorReport | None = None
 
 
@@ -85,9 +86,10 @@ def copy_ranges(task: CopyTask) -> CopyReport:
     try:
         # synchronize_seqscans is off in every session, and a page range is read in order anyway.
         with open_exported(task.node, task.exported) as connection:
+            to = task.destination
             objects = ObjectWriter(
-                task.store.open(), BASE_SCHEMA, BASE, task.node.id,
-                f"{task.prefix}/part-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
+                to.store.open(), BASE_SCHEMA, BASE, task.node.id,
+                f"{to.prefix(task.node.id)}/part-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
             )  # fmt: skip
             rows = _Rows(objects)
             lock_tables(connection, task.node, task.ranges)
@@ -97,7 +99,8 @@ def copy_ranges(task: CopyTask) -> CopyReport:
                     # A line may have 1 GB: release it before the next one is read.
                     del lines
             rows.close()
-            return CopyReport(tuple(objects.objects))
+            stored = objects.objects
+            return CopyReport(store_lists_above(objects.store, to.snapshot, to.operation, stored, to.reported_max))
     except SnapshotError as error:
         return CopyReport(problem=report_of(error))
 

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.nodes.watch import Watch
+from fleet.nodes.free_connections import task_sessions
+from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
+from snapshots.base_copy.copy_plan import TableSource, plan_copy
 from snapshots.base_copy.copy_ranges import CopyTask, copy_ranges
+from snapshots.base_copy.destination import CopyDestination
 from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.dealing import Dealing, cores_of, limited_sessions
 from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks, start_session
-from snapshots.records.commit import StoredObject
+from snapshots.records.stored_object import NamedObject
 
 
-def copy_tables(tasks: Sequence[CopyTask], spark: SparkSource, progress: Progress, watch: Watch) -> list[StoredObject]:
-    """Run the tasks and return the objects that they stored; raise the first error that a task reports.
+def copy_tables(
+    sources: Sequence[TableSource],
+    destination: CopyDestination,
+    sessions: Sessions,
+    spark: SparkSource,
+    progress: Progress,
+) -> list[NamedObject]:
+    """Copy the tables of all sources in a Spark job; return the objects that it stored, or lists of them.
 
-    The job is cancelled if `watch` finds a node silent.
+    Raises the first error that a task reports; the job is cancelled if a node falls silent.
     """
     session = start_session(spark, progress)
+    tasks = plan_copy(sources, destination, cores_of(session).lanes_max)
     progress.step("copy", total=len(tasks), unit="tasks")
-    reports = run_tasks(session, copy_ranges, tasks, progress, watch)
+    limited = limited_sessions(session, task_sessions(sessions.by_node))
+    dealing = Dealing[CopyTask](lambda task: task.size, lambda task: (task.node.id,), limited)
+    reports = run_tasks(session, copy_ranges, tasks, progress, dealing, sessions.watch)
     raise_first([report.problem for report in reports])
     progress.reached(CrashPoint.BASE_COPIED)
-    return [stored for report in reports for stored in report.objects]
+    return [one for report in reports for one in report.entries]

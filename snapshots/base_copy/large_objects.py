@@ -23,10 +23,10 @@ from snapshots.base_copy.copy_ranges import CopyReport
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.base_copy.exported_snapshot import open_exported
 from snapshots.base_copy.object_writer import ObjectWriter
-from snapshots.records.commit import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
+from snapshots.operations.object_lists import store_lists_above
 from snapshots.records.large_objects import LargeObjectDefinition, parse_definition
+from snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
 from storage.errors import SnapshotError, report_of
-from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.parquet_objects import open_parquet
 
@@ -88,8 +88,7 @@ class LargeObjectTask:
     exported: str
     low: int
     high: int | None
-    prefix: str
-    store: StoreLocation
+    destination: CopyDestination
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class LargeObjectSource:
 def plan_large_objects(sources: Iterable[LargeObjectSource], destination: CopyDestination) -> list[LargeObjectTask]:
     """The tasks that copy the large objects of all sources."""
     return [
-        LargeObjectTask(one.node, number, one.exported, low, high, destination.prefix(one.node.id), destination.store)
+        LargeObjectTask(one.node, number, one.exported, low, high, destination)
         for one in sources
         for number, (low, high) in enumerate(oid_ranges(one.connection, TASKS_PER_NODE_MAX) or [(0, None)])
     ]
@@ -117,14 +116,16 @@ def copy_large_objects(task: LargeObjectTask) -> CopyReport:
             open_exported(task.node, task.exported) as connection,
             raising_locked(task.node, "copying large objects", LARGE_OBJECT_TABLES),
         ):
+            to = task.destination
             objects = ObjectWriter(
-                task.store.open(), LARGE_SCHEMA, LARGE_OBJECTS, task.node.id,
-                f"{task.prefix}/part-large-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
+                to.store.open(), LARGE_SCHEMA, LARGE_OBJECTS, task.node.id,
+                f"{to.prefix(task.node.id)}/part-large-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
             )  # fmt: skip
             for parts in _read(connection, task):
                 _add(objects, parts)
             objects.close()
-            return CopyReport(tuple(objects.objects))
+            stored = objects.objects
+            return CopyReport(store_lists_above(objects.store, to.snapshot, to.operation, stored, to.reported_max))
     except SnapshotError as error:
         return CopyReport(problem=report_of(error))
 

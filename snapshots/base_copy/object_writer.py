@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snapshots.records.commit import StoredObject
+from snapshots.records.stored_object import StoredObject
 from storage.store import ObjectStore
 from storage.storing import create_or_find
 from wal.segments.parquet_objects import parquet_options

@@ -19,7 +19,7 @@ class ChainState:
 
     `chain` is the id of the operation that began it. `known` are the tables as its last commit records them, `seen` as
     the primaries' catalogs were last read. `base` is the position at which each node's archive begins, `segments` the
-    part of the archive that commits list, `last_cut` the last cut on each primary.
+    newest that commits list, `last_cut` the last cut on each primary.
     """
 
     chain: str
@@ -39,6 +39,6 @@ def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, NodeTables]) ->
         known_tables(chain),
         seen,
         chain.full.base,
-        {node.node: chain.segments(node.node) for node in chain.nodes},
+        {node.node: chain.newest_segments(node.node) for node in chain.nodes},
         {cut.node: LastCut(cut.position, cut.undecided, cut.in_doubt) for cut in chain.last.cut.nodes},
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from msgspec import structs
 
 from snapshots.records.chain import Chain
@@ -20,7 +22,7 @@ def counted_full(commit: FullSnapshot, ignored: int) -> FullSnapshot:
 
 def counted_increment(chain: Chain, commit: Increment, ignored: int) -> Increment:
     """The commit, which continues the chain, with its counts; raise ManifestError if its parts do not fit."""
-    last = Chain(chain.full, (*chain.increments, commit))
+    last = replace(chain, increments=(*chain.increments, commit))
     counts = count_listed(set(chain.full.primaries), commit) | definition_counts(last)
     commit = structs.replace(commit, counts=counts | {"ignored": ignored})
     # A commit that no command would accept must not be stored.

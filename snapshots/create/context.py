@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, structs
 
 from fleet.config import Fleet
+from fleet.nodes.free_connections import check_free_connections
 from fleet.nodes.lock import FleetLock
 from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
@@ -70,6 +71,7 @@ def begin_full(
         progress.reached(CrashPoint.SETTLED)
         check_not_deleted(store, request.name)
         guard_nodes(store, sessions, progress)
+        check_free_connections(sessions.by_node)
         progress.reached(CrashPoint.GIVEN_UP)
         check_terminal(sessions, fleet_id, progress, terminal=request.terminal)
         intent = new_operation("create", request.name, 0, tuple(node.id for node in sessions.nodes))

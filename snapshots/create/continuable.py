@@ -6,7 +6,7 @@ identities, logical decoding, slots, tables, the objects in the store. Nothing h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psycopg
@@ -24,11 +24,13 @@ from fleet.tables.privileges import find_table_problems
 from snapshots.create.append_only_counters import check_append_only, last_commit_label, states_to_compare
 from snapshots.ddl.table_changes import DdlPlan, NodeTables, TableSelection, known_tables, plan_ddl, read_fleet_tables
 from snapshots.operations.operation import read_recorded_commits
+from snapshots.operations.stored_objects import listed_sizes, sizes_of
 from snapshots.records.chain import Chain
+from snapshots.records.chains import read_chain
 from snapshots.records.commits import commit_missing_error
 from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore
-from wal.segments.archive import archive_prefix, segment_key
+from wal.segments.archive import archive_prefix, last_number, segment_key
 from wal.slots.slots import check_slot, slot_name, slot_state
 
 PLACE_QUERY = """
@@ -104,7 +106,7 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
     with raising_unreachable(node):
         state = slot_state(connection, slot)
         (place,) = connection.execute(PLACE_QUERY).fetchone() or (None,)
-    segments = chain.segments(node.id)
+    segments = chain.newest_segments(node.id)
     listed = segments[-1].through if segments else chain.full.base[node.id]
     if place is not None and Lsn.parse(place) < listed:
         raise BaselineChangedError(
@@ -120,10 +122,10 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
 def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Lsn:
     """The end of the node's archive in the store: a failed attempt may have left segments that no commit lists."""
     prefix = archive_prefix(chain.name, node, chain.full.operation)
-    number = len(chain.segments(node))
+    number = last = last_number(chain.newest_segments(node))
     while store.exists(segment_key(prefix, number + 1)):
         number += 1
-    if number == len(chain.segments(node)):
+    if number == last:
         return listed
     # Imported here: rare, and the only check that needs Arrow.
     from wal.segments.segments import read_metadata
@@ -137,13 +139,25 @@ def plan_next(chain: Chain, node_tables: Mapping[str, NodeTables]) -> DdlPlan:
 
 
 def check_objects(store: ObjectStore, chain: Chain) -> None:
-    """Raise ChainObjectMissingError unless the store has every object that the chain lists, in its size."""
-    folders = [f"snapshots/{chain.name}/{part}" for part in ("base", "wal", "schema")]
-    sizes = {one.key: one.size for folder in folders for one in store.inventory(folder)}
+    """Raise ChainObjectMissingError unless the store has every object that the chain's commits name.
+
+    Objects that only an object list names are not asked for: there may be millions. Sizes are compared for the commits
+    that were read; the other segments of a partial chain only have to be there.
+    """
+    copies = "lists" if any(commit.object_lists for commit in chain.commits) else "base"
+    folders = [f"snapshots/{chain.name}/{part}" for part in (copies, "wal", "schema")]
+    sizes: dict[str, int | None] = {one.key: one.size for folder in folders for one in store.inventory(folder)}
+    if chain.is_partial and any(key not in sizes for key in _segment_keys(chain)):
+        # The error names the increment that lost the object.
+        chain = read_chain(store, chain.name)
+    named = {one.key: one.size for commit in chain.commits for one in commit.named}
+    if copies == "lists":
+        sizes |= listed_sizes(store, (key for key in named if key not in sizes))
+    # A listing may be out of date, so an object that it lacks or shows in another size is looked up by key.
+    sizes |= sizes_of(store, [key for key, size in named.items() if sizes.get(key) != size])
     for commit in chain.commits:
-        for key, size in commit.object_sizes.items():
-            # A listing may be out of date, so an object that it lacks or shows in another size is looked up by key.
-            if sizes.get(key) != size and (problem := object_problem(store, key, size)):
+        for key, size in ((one.key, one.size) for one in commit.named):
+            if sizes[key] != size and (problem := object_problem(store, key, size)):
                 what = f"increment {commit.increment}" if commit.increment else "the full snapshot"
                 raise ChainObjectMissingError(
                     f"object {key} of {what} {problem}",
@@ -151,6 +165,14 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
                     f" snapshot check {chain.name})",
                     details={"object": key, "increment": commit.increment},
                 )
+
+
+def _segment_keys(chain: Chain) -> Iterator[str]:
+    """The keys of all segments of the chain: their numbers have no gap."""
+    for node in chain.full.parts:
+        prefix = archive_prefix(chain.name, node, chain.full.operation)
+        for number in range(1, last_number(chain.newest_segments(node)) + 1):
+            yield segment_key(prefix, number)
 
 
 def object_problem(store: ObjectStore, key: str, size: int) -> str | None:

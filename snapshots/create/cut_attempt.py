@@ -126,13 +126,13 @@ def _plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTable
             planned=prepared.last_segments[node.id],
             global_id_form=context.fleet.global_id,
             base=state.base[node.id],
-            known=state.segments.get(node.id, ()),
+            last=state.segments[node.id][-1] if state.segments.get(node.id) else None,
             finish=ORIGIN,
             store=context.fleet.store,
         )
         for node in context.sessions.nodes
     }
-    return CutPlan(state.chain, context.operation.id, tasks, state.last_cut, context.request.retries)
+    return CutPlan(state.chain, context.operation.id, tasks, state.last_cut, state.segments, context.request.retries)
 
 
 def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -> tuple[Definition, ...]:

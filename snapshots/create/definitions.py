@@ -16,9 +16,11 @@ from snapshots.create.prepare_tables import PreparedTables
 from snapshots.ddl.dump import read_roles, store_ddl
 from snapshots.ddl.table_changes import KnownTables
 from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.object_lists import split_entries
 from snapshots.operations.operation import Operation
-from snapshots.records.commit import DefinitionChanges, StoredObject
+from snapshots.records.commit import DefinitionChanges
 from snapshots.records.keys import ddl_prefix
+from snapshots.records.stored_object import StoredObject
 from storage.store import ObjectStore
 
 T = TypeVar("T")
@@ -30,7 +32,8 @@ def collect_definition_changes(
     """What differs from the last commit (`known`); None if nothing. Dumps the DDL of the shards where it changed."""
     sessions, plan = context.sessions, prepared.plan
     dumped = [shard for shard, fingerprint in plan.fingerprints.items() if fingerprint != known.fingerprints[shard]]
-    objects = [*prepared.objects, *_dump_ddl(context.store, sessions, context.operation, dumped, progress)]
+    copied, lists = split_entries(prepared.entries)
+    ddl = _dump_ddl(context.store, sessions, context.operation, dumped, progress)
     roles = sessions.ask_primaries(read_roles) if dumped else {}
     states = {
         shard: tuple(state for name, state in one.states.items() if known.states[shard].get(name) != state)
@@ -44,7 +47,8 @@ def collect_definition_changes(
         successions=_drop_empty({shard: shard_plan.successions for shard, shard_plan in plan.shards.items()}),
         begun=_drop_empty(_first_positions(prepared, cut, sessions.nodes)),
         tables=_drop_empty(states),
-        objects=tuple(objects),
+        objects=(*copied, *ddl),
+        lists=lists,
         roles={shard: roles[shard] for shard in dumped},
         fingerprints={shard: plan.fingerprints[shard] for shard in dumped},
     )

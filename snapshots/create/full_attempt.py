@@ -16,11 +16,12 @@ from msgspec import structs
 
 from fleet.config import Node
 from fleet.lsn import Lsn
+from fleet.nodes.free_connections import task_sessions
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.progress import Progress
 from fleet.tables.append_only import SNAPSHOT_BEGAN
 from fleet.tables.left_out import standby_copies
-from snapshots.base_copy.copy_plan import TableSource, plan_copy
+from snapshots.base_copy.copy_plan import TableSource
 from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
 from snapshots.base_copy.copy_tables import copy_tables
 from snapshots.base_copy.destination import CopyDestination
@@ -45,23 +46,25 @@ from snapshots.ddl.table_changes import (
     read_fleet_tables,
 )
 from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.dealing import LANE_BYTES, Dealing, limited_sessions
 from snapshots.operations.exclusive import check_exclusive
+from snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
 from snapshots.operations.operation import commit_operation
 from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks
-from snapshots.operations.stored_objects import check_stored
-from snapshots.records.commit import FullSnapshot, StoredObject
+from snapshots.records.commit import FullSnapshot
 from snapshots.records.keys import ddl_prefix
 from snapshots.records.large_objects import with_large_object_counts
+from snapshots.records.stored_object import NamedObject, StoredObject
 from wal.slots.slots import ExportedSlot, slot_name
 
 
 @dataclass(frozen=True, slots=True)
 class BaseCopy:
-    """A finished base copy: the plan at that moment, the slots' positions by node, and the objects."""
+    """A finished base copy: the plan at that moment, the slots' positions by node, and what was stored."""
 
     plan: FullPlan
     positions: Mapping[str, Lsn]
-    objects: tuple[StoredObject, ...]
+    entries: tuple[NamedObject, ...]
 
 
 def take_full(
@@ -85,7 +88,8 @@ def take_full(
     commit = _build_commit(context, base, cut, time.monotonic() - began)
     commit = structs.replace(commit, left_out=(*with_large_object_counts(commit.left_out or (), commit), *unknown))
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
-    check_stored(store, commit.object_sizes)
+    check_commit_stored(store, commit)
+    commit = counted_full(replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
     progress.reached(CrashPoint.COMMITTED)
@@ -112,12 +116,12 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
                 export_snapshots(context.fleet, now.nodes, slot, context.request.wait_seconds, progress) as slots,
             ):
                 check_exported(now.nodes, slots, now.fingerprints)
-                objects = _copy(context, now, slots, spark, progress)
+                entries = _copy(context, now, slots, spark, progress)
         except ChangedError:
             drop_copy_slots(now.nodes, slot, progress)
             raise
         progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
-        return BaseCopy(now, {node: slot.position for node, slot in slots.items()}, tuple(objects))
+        return BaseCopy(now, {node: slot.position for node, slot in slots.items()}, tuple(entries))
 
     return retry_until_unchanged(attempt, context.request.retries, progress)
 
@@ -137,7 +141,7 @@ def _copy(
     slots: Mapping[str, ExportedSlot],
     spark: SparkSource,
     progress: Progress,
-) -> list[StoredObject]:
+) -> list[NamedObject]:
     """Copy all rows in a Spark job, and dump the DDL of every shard at the same time."""
     sessions, operation = context.sessions, context.operation
     destination = CopyDestination(operation.snapshot, operation.id, context.fleet.store)
@@ -151,7 +155,7 @@ def _copy(
         ddl = threads.submit(in_parallel, dump, primaries)
         tables = plan.tables
         sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in plan.nodes]
-        copied = copy_tables(plan_copy(sources, destination), spark, progress, sessions.watch)
+        copied = copy_tables(sources, destination, sessions, spark, progress)
         if context.request.large_objects:
             copied += _copy_large_objects(sessions, slots, destination, spark, progress)
         copied += [stored for objects in ddl.result() for stored in objects]
@@ -165,20 +169,29 @@ def _copy_large_objects(
     destination: CopyDestination,
     spark: SparkSource,
     progress: Progress,
-) -> list[StoredObject]:
+) -> list[NamedObject]:
     """Copy the large objects of all primaries in a Spark job."""
     # Imported here: few snapshots copy large objects.
-    from snapshots.base_copy.large_objects import LargeObjectSource, copy_large_objects, plan_large_objects
+    from snapshots.base_copy.large_objects import (
+        LargeObjectSource,
+        LargeObjectTask,
+        copy_large_objects,
+        plan_large_objects,
+    )
 
+    session = spark.session()
     sources = [
         LargeObjectSource(sessions.fleet.node(node), slots[node].snapshot, connection)
         for node, connection in sessions.primaries.items()
     ]
     tasks = plan_large_objects(sources, destination)
     progress.step("copy large objects", total=len(tasks), unit="tasks")
-    reports = run_tasks(spark.session(), copy_large_objects, tasks, progress, sessions.watch)
+    limited = limited_sessions(session, task_sessions(sessions.by_node))
+    # How many bytes a range of oids has, nobody knows.
+    dealing = Dealing[LargeObjectTask](lambda _: LANE_BYTES, lambda task: (task.node.id,), limited)
+    reports = run_tasks(session, copy_large_objects, tasks, progress, dealing, sessions.watch)
     raise_first([report.problem for report in reports])
-    return [stored for report in reports for stored in report.objects]
+    return [one for report in reports for one in report.entries]
 
 
 def _initial_state(base: BaseCopy, chain: str) -> ChainState:
@@ -198,7 +211,8 @@ def _initial_state(base: BaseCopy, chain: str) -> ChainState:
 
 def _build_commit(context: CreateContext, base: BaseCopy, cut: CutResult, seconds: float) -> FullSnapshot:
     sessions, operation, plan = context.sessions, context.operation, base.plan
-    commit = FullSnapshot(
+    copied, lists = split_entries(base.entries)
+    return FullSnapshot(
         snapshot=operation.snapshot,
         increment=0,
         operation=operation.id,
@@ -219,10 +233,10 @@ def _build_commit(context: CreateContext, base: BaseCopy, cut: CutResult, second
         baseline=tuple(sessions.identities.values()),
         groups={node: tuple(table.group for table in tables) for node, tables in plan.tables.items()},
         base=dict(base.positions),
-        copied=base.objects,
+        copied=copied,
+        lists=lists,
         roles=sessions.ask_primaries(read_roles),
         rules=plan.selection.rules,
         tables={shard: tuple(states.values()) for shard, states in plan.states.items()},
         fingerprints=plan.fingerprints,
     )
-    return counted_full(commit, cut.archived_cut.ignored)

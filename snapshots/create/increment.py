@@ -14,6 +14,7 @@ import psycopg
 from msgspec import UNSET, structs
 
 from fleet.config import Fleet
+from fleet.nodes.free_connections import check_free_connections
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal
@@ -34,11 +35,11 @@ from snapshots.operations.operation import Operation, new_operation, record_oper
 from snapshots.operations.settling import note_restores, settle_operations
 from snapshots.operations.slot_guard import guard_nodes, preview_guard
 from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.chains import check_has_rows, read_chain, read_newest_part
 from snapshots.records.commit import Commit
-from snapshots.records.commits import check_not_pruned, free_turn, read_chain
+from snapshots.records.commits import check_not_pruned, free_turn
 from snapshots.records.large_objects import with_large_object_counts
 from snapshots.records.lost_chains import check_not_lost
-from snapshots.records.only_cut import check_has_rows
 from snapshots.records.store_identity import check_of_fleet, read_identity
 from wal.slots.slots import copy_slot_name, slot_name
 
@@ -72,9 +73,10 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         note_restores(settle_operations(store, fleet, progress), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         # Read again under the lock: from here on no other command adds an increment.
-        chain = read_chain(store, request.name)
+        chain = read_newest_part(store, request.name)
         check_not_pruned(store, request.name)
         guard_nodes(store, sessions, progress)
+        check_free_connections(sessions.by_node)
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
         node_tables = check_continuable(store, sessions, chain)
@@ -106,11 +108,12 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    chain = read_chain(store, request.name)
+    chain = read_newest_part(store, request.name)
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
     check_not_pruned(store, request.name)
     with open_sessions(fleet, check_fleet_file(fleet, chain)) as sessions:
+        check_free_connections(sessions.by_node)
         check_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)
         plan = plan_next(chain, check_continuable(store, sessions, chain))

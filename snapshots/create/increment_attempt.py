@@ -28,9 +28,9 @@ from snapshots.ddl.database_facts import read_facts
 from snapshots.ddl.table_changes import NodeTables
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
+from snapshots.operations.object_lists import check_commit_stored, replace_by_lists
 from snapshots.operations.operation import commit_operation
 from snapshots.operations.spark_jobs import SparkSource
-from snapshots.operations.stored_objects import check_stored
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Increment, Previous
 from snapshots.records.large_objects import with_large_object_counts
@@ -79,13 +79,14 @@ def take_increment(
         sequences=dict(cut.sequences),
         segments=cut.archived_cut.segments,
         previous=Previous(chain.last.operation, chain.last.digest),
+        history=chain.next_history,
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
         terminal=request.terminal,
         definition_changes=changes,
         databases=sessions.ask_primaries(read_facts),
     )
-    commit = counted_increment(chain, commit, cut.archived_cut.ignored)
-    check_stored(store, commit.object_sizes)
+    check_commit_stored(store, commit)
+    commit = counted_increment(chain, replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
     progress.reached(CrashPoint.COMMITTED)

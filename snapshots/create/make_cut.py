@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -36,7 +36,7 @@ from wal.cut.markers import Marker, marker_from_bytes, write_markers
 from wal.cut.resolve import NodeWindow, resolve
 from wal.decoding.known_definitions import SchemaMovedError
 from wal.drain.drain import drain
-from wal.drain.drain_task import DrainReport, DrainTask, next_task
+from wal.drain.drain_task import DrainReport, DrainTask
 from wal.drain.replay import ReplayLagError
 from wal.segments.archive import ArchivedSegment, Segment
 from wal.segments.segment_schema import MARKER, SEGMENT_SCHEMA
@@ -79,12 +79,16 @@ class LastCut:
 
 @dataclass(frozen=True, slots=True)
 class CutPlan:
-    """The input of a cut: a drain task for every node (`make_cut` sets its `finish`), and the previous cut."""
+    """The input of a cut: a drain task for every node (`make_cut` sets its `finish`), and the previous cut.
+
+    `known` has by node the committed segments, at least those that reach beyond the previous cut.
+    """
 
     chain: str
     operation: str
     tasks: Mapping[str, DrainTask]
     last_cut: Mapping[str, LastCut]
+    known: Mapping[str, tuple[Segment, ...]]
     retries: int = 3
 
 
@@ -208,9 +212,9 @@ def _drain(
 ) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
     """Archive every node's WAL up to the finish marker; a standby's up to the marker of its primary."""
     session = start_session(spark, progress) if spark else None
-    tasks = [next_task(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
+    tasks = [replace(task, finish=marked.finishes[task.node.shard]) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
-    reports = run_tasks(session, drain, tasks, progress, watch) if session else in_parallel(drain, tasks)
+    reports = run_tasks(session, drain, tasks, progress, watch=watch) if session else in_parallel(drain, tasks)
     _raise_problems(reports)
     return {report.node: report.segments for report in reports}, sum(report.ignored for report in reports)
 
@@ -245,7 +249,9 @@ def _resolve(
     for node, task in plan.tasks.items():
         before = plan.last_cut[task.node.shard]
         window = [
-            one for one in (*task.known, *(one.segment for one in archived[node])) if one.through > before.position
+            one
+            for one in (*plan.known.get(node, ()), *(one.segment for one in archived[node]))
+            if one.through > before.position
         ]
         tables = [read_events(store, one) for one in window]
         events = pa.concat_tables(

@@ -13,7 +13,7 @@ from fleet.config import Node
 from fleet.lsn import Lsn
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
-from snapshots.base_copy.copy_plan import TableSource, plan_copy
+from snapshots.base_copy.copy_plan import TableSource
 from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
 from snapshots.base_copy.copy_tables import copy_tables
 from snapshots.base_copy.destination import CopyDestination
@@ -30,9 +30,9 @@ from snapshots.ddl.table_changes import (
 )
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.spark_jobs import SparkSource
-from snapshots.records.commit import StoredObject
+from snapshots.records.stored_object import NamedObject
 from storage.store import ObjectStore
-from wal.segments.archive import archive_prefix, segment_key
+from wal.segments.archive import archive_prefix, last_number, segment_key
 from wal.segments.definitions import Definition
 from wal.segments.segments import list_unlisted
 from wal.slots.slots import copy_slot_name
@@ -58,13 +58,13 @@ class NodeArchived:
 class PreparedTables:
     """The tables as the cut uses them.
 
-    `last_segments` are the numbers of the last archived segments, by node. `objects` are the new base copies;
+    `last_segments` are the numbers of the last archived segments, by node. `entries` are the new base copies;
     `positions`, by node, are the positions from which changes to the copied tables count.
     """
 
     plan: DdlPlan
     last_segments: Mapping[str, int]
-    objects: tuple[StoredObject, ...] = ()
+    entries: tuple[NamedObject, ...] = ()
     positions: Mapping[str, Lsn] = field(default_factory=dict)
 
 
@@ -103,7 +103,7 @@ def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: I
 
     def read(node: Node) -> NodeArchived:
         prefix = archive_prefix(snapshot, node.id, state.chain)
-        last = len(state.segments.get(node.id, ()))
+        last = last_number(state.segments.get(node.id, ()))
         if not store.exists(segment_key(prefix, last + 1)):
             return NodeArchived((), last)
         unlisted = list(list_unlisted(store, prefix, last))
@@ -121,7 +121,7 @@ def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: I
 def _copy_tables(
     context: CreateContext, state: ChainState, prepared: PreparedTables, spark: SparkSource, progress: Progress
 ) -> PreparedTables:
-    """Copy the tables that can't be converted; return `prepared` with their objects and positions."""
+    """Copy the tables that can't be converted; return `prepared` with their copies and positions."""
     sessions, plan = context.sessions, prepared.plan
     tables, slot = plan.to_copy, copy_slot_name(context.operation.id)
     nodes = tuple(node for node in sessions.nodes if node.shard in tables)
@@ -137,10 +137,10 @@ def _copy_tables(
         ):
             check_exported(nodes, slots, plan.fingerprints)
             sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in nodes]
-            objects = copy_tables(plan_copy(sources, destination), spark, progress, sessions.watch)
+            entries = copy_tables(sources, destination, sessions, spark, progress)
             positions = {node: exported.position for node, exported in slots.items()}
     except ChangedError:
         drop_copy_slots(nodes, slot, progress)
         raise
     drop_copy_slots(nodes, slot, progress)
-    return PreparedTables(plan, prepared.last_segments, tuple(objects), positions)
+    return PreparedTables(plan, prepared.last_segments, tuple(entries), positions)

@@ -28,8 +28,8 @@ from snapshots.ddl.archive import DumpFormatError, NewEntry, read_contents, rewr
 from snapshots.ddl.dump_faults import read_dump_faults
 from snapshots.ddl.search_path import read_search_path
 from snapshots.records.chain import Chain
-from snapshots.records.commit import DDL_ARCHIVE, DDL_SCRIPTS, StoredObject
 from snapshots.records.documents import ManifestError
+from snapshots.records.stored_object import DDL_ARCHIVE, DDL_SCRIPTS, StoredObject
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 from storage.storing import create_or_find

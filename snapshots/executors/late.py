@@ -10,7 +10,10 @@ from snapshots.executors.failures import ExecutorTaskError, of_executor
 from snapshots.executors.needs import ExecutorNeeds, ExecutorUnfitError, check_shared
 from storage.errors import SnapshotError
 
-INSTALL = "give every executor the same build of Cutline, and its dependencies: docs/spark.md, What executors need"
+INSTALL = (
+    "install the same build of Cutline for every executor, or bring it to them: snapshot cluster pack cutline.tar.gz"
+    "   (docs/cluster.md)"
+)
 
 
 def check_worker(build: str, needs: ExecutorNeeds) -> None:

@@ -22,6 +22,7 @@ from snapshots.executors.build import build_digest
 from snapshots.executors.failures import of_executor, raising_executor_errors
 from snapshots.executors.late import INSTALL
 from snapshots.executors.needs import ExecutorNeeds, ExecutorUnfitError, StoreNotSharedError
+from snapshots.executors.offers import read_offer
 from snapshots.records.store_identity import FLEET_KEY
 from storage.errors import SnapshotError, UnreachableError, error_of
 from storage.ids import new_operation_id
@@ -142,7 +143,7 @@ def awaiting_executors(session: SparkSession, wait_seconds: float, progress: Pro
                 session.sparkContext.cancelAllJobs()
                 return
             if waited >= NAMED_SECONDS and not is_noted:
-                progress.note(f"{_none_text(session)}; waiting for up to {wait_seconds:.0f} s")
+                progress.note(f"{_none_text(session)}{_offer(session)}; waiting for up to {wait_seconds:.0f} s")
                 is_noted = True
 
     thread = threading.Thread(target=watch, name="executors", daemon=True)
@@ -153,8 +154,8 @@ def awaiting_executors(session: SparkSession, wait_seconds: float, progress: Pro
         if not gave_up.is_set():
             raise
         raise NoExecutorError(
-            f"{_none_text(session)} in {wait_seconds:.0f} s",
-            hint="see that its workers run, and have the memory and cores that [spark] of fleet.toml asks for",
+            f"{_none_text(session)} in {wait_seconds:.0f} s{_offer(session)}",
+            hint=_none_hint(str(session.sparkContext.master)),
             details={"master": session.sparkContext.master},
         ) from error
     finally:
@@ -163,9 +164,25 @@ def awaiting_executors(session: SparkSession, wait_seconds: float, progress: Pro
 
 
 def _none_text(session: SparkSession) -> str:
-    conf = session.sparkContext.getConf()
-    cores, memory = conf.get("spark.executor.cores", "all"), conf.get("spark.executor.memory", "1g")
-    return f"{session.sparkContext.master} has granted no executor of {memory} memory and {cores} cores"
+    conf, master = session.sparkContext.getConf(), str(session.sparkContext.master)
+    # A standalone cluster gives an executor all cores of a worker unless it is told otherwise; others one.
+    usual = "all" if master.startswith("spark://") else "1"
+    cores, memory = conf.get("spark.executor.cores", usual), conf.get("spark.executor.memory", "1g")
+    return f"{master} has granted no executor of {memory} memory and {cores} cores"
+
+
+def _offer(session: SparkSession) -> str:
+    offer = read_offer(session)
+    return f"; {offer}" if offer else ""
+
+
+def _none_hint(master: str) -> str:
+    if master.startswith("k8s://"):
+        return (
+            "see what becomes of its executors' pods, while the command waits: kubectl get pods -l spark-role=executor;"
+            " and that they reach driver.host: docs/kubernetes.md"
+        )
+    return "see that its workers run, and have the memory and cores that [spark] of fleet.toml asks for"
 
 
 def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:

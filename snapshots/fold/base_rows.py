@@ -75,12 +75,14 @@ def read_wanted_rows(
     chosen = [
         (number, base) for number, base in enumerate(bases) if groups.get(base.source.number, frozenset()) & base.groups
     ]
+    # What is broadcast goes to an executor once, what a function refers to goes with every task.
     sent = spark.sparkContext.broadcast({node: dict(keys) for node, keys in wanted.items()})
+    listed = spark.sparkContext.broadcast(chosen)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _read_wanted(store, chosen[number], sent.value)
+                yield from _read_wanted(store, listed.value[number], sent.value)
 
     tasks = max(len(chosen), 1)
     return map_batches(spark.range(0, len(chosen), 1, tasks), read, WANTED_ROWS)

@@ -21,6 +21,7 @@ from snapshots.fold.changed_keys import BYTES_PER_KEY
 from snapshots.fold.local import last_changes
 from snapshots.fold.sources import SegmentSource, Sources, filter_effective, read_at_cut
 from snapshots.fold.superseding import last_of_every_key
+from snapshots.operations.dealing import Dealing
 from snapshots.operations.spark_jobs import run_tasks
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
@@ -89,7 +90,7 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
     segments = sorted(sources.segments, key=lambda one: -one.source.size)
     bytes_max = max(REPORTED_BYTES_MAX // count, REPORTED_BYTES_MIN)
     tasks = [SegmentTask(one, sources.multisets, bytes_max, store) for one in segments]
-    reports = run_tasks(spark, find_last_changes, tasks, Silent())
+    reports = run_tasks(spark, find_last_changes, tasks, Silent(), Dealing(lambda task: task.segment.source.size))
     problems = [report.problem for report in reports if report.problem]
     if problems:
         return ChosenChanges(LAST_SCHEMA.append(pa.field("node", pa.int32())).empty_table(), {}, problems)

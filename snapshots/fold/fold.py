@@ -13,39 +13,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from columns.bytes_column import column_of
-from columns.python_workers import map_batches
-from columns.row_batches import row_batches
+from columns.arrow_numbers import to_mask, to_numpy
 from snapshots.fold.base_rows import read_wanted_rows
 from snapshots.fold.by_segment import SegmentImages, choose_changes
 from snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys
+from snapshots.fold.changes import CHANGE_SCHEMA, changes_of, read_changes, segment_numbers
 from snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
 from snapshots.fold.local import fold_locally
 from snapshots.fold.long_images import LongImageReader
-from snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD, read_with_places, with_stand_ins
-from snapshots.fold.sources import PROBLEM, SegmentSource, Sources, filter_effective, problem_of, problem_row
-from snapshots.fold.superseding import last_of_every_key
-from storage.errors import ErrorReport, SnapshotError
+from snapshots.fold.long_lines import NO_PLACE
+from snapshots.fold.sources import PROBLEM, SegmentSource, Sources, problem_of
+from storage.errors import ErrorReport
 from storage.location import StoreLocation
-from wal.segments.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA
+from wal.segments.held_objects import HeldObjects, OpensStore
+from wal.segments.segment_schema import DELETE, INSERT, PARTIAL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# A change that belongs to the state; `node` is its number among the job's sources. An error in a reader is a row of
-# group PROBLEM (snapshots.fold.sources): its key is the object, its row the report as JSON. For a long line, `row` is
-# the stand-in and `place` says where the line is stored (snapshots.fold.long_lines).
-CHANGE_ROWS = (
-    "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary, place bigint"
-)
-# Enough tasks that their different lengths even out; few, because a task costs more than reading a small segment.
-TASKS_PER_CORE = 2
 IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
-_NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
-CHANGE_SCHEMA = pa.schema(
-    [pa.field("node", pa.int32()), *(SEGMENT_SCHEMA.field(name) for name in _NAMES[1:]), PLACE_FIELD]
-)
 
 
 @dataclass(slots=True)
@@ -82,17 +68,24 @@ class Fold:
             frame.unpersist()
 
 
-def fold(spark: SparkSession, sources: Sources, store: StoreLocation, *, for_loading: bool = False) -> Fold:
+def fold(
+    spark: SparkSession,
+    sources: Sources,
+    store: StoreLocation,
+    *,
+    for_loading: bool = False,
+    held: HeldObjects | None = None,
+) -> Fold:
     """Fold the changes of `sources`. Starts no job if there are no segments, or few changes.
 
-    If they are to be loaded, images may be left where they are: in the driver (`Fold.local`) or in their segments
-    (`Fold.segment_images`); otherwise Spark has them all. The driver holds the changed keys, or a filter if there are
-    many (snapshots.fold.changed_keys).
+    If segments are `held`, images may be left in the driver (`Fold.local`); if they are to be loaded, there or in their
+    segments (`Fold.segment_images`); otherwise Spark has them all. The driver holds the changed keys, or a filter if
+    there are many (snapshots.fold.changed_keys).
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
-    if (local := _fold_locally(sources, store)) is not None:
-        if not for_loading and local.local is not None:
+    if (local := _fold_locally(sources, held or store)) is not None:
+        if not for_loading and held is None and local.local is not None:
             local.images, local.local = spark.createDataFrame(local.local), None
         return local
     if for_loading and (found := choose_changes(spark, sources, store)) is not None:
@@ -119,12 +112,12 @@ def fold(spark: SparkSession, sources: Sources, store: StoreLocation, *, for_loa
     return folded
 
 
-def _fold_locally(sources: Sources, store: StoreLocation) -> Fold | None:
+def _fold_locally(sources: Sources, store: OpensStore) -> Fold | None:
     """The fold of few changes, without a job; None if Spark has to fold them."""
-    number_of = _segment_numbers(sources)
+    number_of = segment_numbers(sources)
 
     def read(one: SegmentSource) -> Iterator[pa.RecordBatch]:
-        return _changes_of(store, number_of[one.source.key], one, sources.multisets)
+        return changes_of(store, number_of[one.source.key], one, sources.multisets)
 
     latest = fold_locally(sources, read, CHANGE_SCHEMA)
     if latest is None or (changed := exact_keys(latest)).has_long_lines:
@@ -137,11 +130,6 @@ def _fold_locally(sources: Sources, store: StoreLocation) -> Fold | None:
         latest.filter(to_mask(is_image)).select(IMAGE_COLUMNS).sort_by([("node", "ascending"), ("group", "ascending")])
     )
     return Fold(None, changed.keys, problems, [], local=images if len(images) else None)
-
-
-def _segment_numbers(sources: Sources) -> Mapping[str, int]:
-    """The segments' numbers in places: the objects of base copies are numbered first."""
-    return {one.source.key: number for number, one in enumerate(sources.segments, len(sources.bases))}
 
 
 def long_image_reader(sources: Sources, store: StoreLocation) -> LongImageReader:
@@ -205,53 +193,6 @@ def latest_images(changes: DataFrame) -> DataFrame:
     last = F.max_by(F.struct("lsn", "seq", "op", "row", "place"), F.struct("lsn", "seq")).alias("last")
     grouped = changes.groupBy("node", "group", "partition", "key").agg(last)
     return grouped.select("node", "group", "partition", "key", "last.*")
-
-
-def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation) -> DataFrame:
-    """Read the CHANGE_ROWS of the segments, except those that a later change in the same segment supersedes."""
-    multisets = sources.multisets
-    tasks = min(len(sources.segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
-    segments = balance_by_size(sources.segments, tasks)
-    number_of = _segment_numbers(sources)
-    numbers = [number_of[one.source.key] for one in segments]
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from _changes_of(store, numbers[number], segments[number], multisets)
-
-    return map_batches(spark.range(0, len(segments), 1, tasks), read, CHANGE_ROWS)
-
-
-def balance_by_size(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSource, ...]:
-    """Order the segments so that runs of equal count, one per task, are about equally large."""
-    largest_first = sorted(segments, key=lambda one: -one.source.size)
-    return tuple(one for task in range(tasks) for one in largest_first[task::tasks])
-
-
-def _changes_of(
-    store: StoreLocation, number: int, one: SegmentSource, multisets: frozenset[int]
-) -> Iterator[pa.RecordBatch]:
-    try:
-        for table in read_with_places(store.open(), one, number, SEGMENT_SCHEMA):
-            yield from _changes_in(filter_effective(table, one), one, multisets)
-    except SnapshotError as error:
-        yield problem_row(one.source, error, CHANGE_SCHEMA)
-
-
-def _changes_in(table: pa.Table, one: SegmentSource, multisets: frozenset[int]) -> Iterator[pa.RecordBatch]:
-    is_multiset = np.isin(to_numpy(table["group"]), list(multisets))
-    if not one.segment.partials:
-        # Only without partial images: those may need superseded images to complete them.
-        group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
-        needed = last_of_every_key(group, column_of(table["key"]), lsn, seq) | is_multiset
-        table, is_multiset = table.filter(to_mask(needed)), is_multiset[needed]
-    # A DELETE by key has no line: its `row` may hold the key to which the row moved.
-    table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
-    node = to_arrow(np.full(len(table), one.source.number, np.int32))
-    columns = [node, *(table[name] for name in CHANGE_SCHEMA.names[1:])]
-    # Batches of a partition must have one schema, that of a problem's row.
-    yield from row_batches(pa.Table.from_arrays(columns, schema=CHANGE_SCHEMA))
 
 
 def _fold_multisets(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from storage.errors import SnapshotError
 from storage.location import StoreLocation
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 # `lines`: the images of a row, oldest first. Each is the line itself, or its stand-in and its place.
 LONG_IMAGE_ROWS = (
@@ -36,19 +36,14 @@ IMAGE_SCHEMA = pa.schema(
 )
 
 
-def partitions_of(spark: SparkSession) -> int:
-    """Into how many partitions folded rows are divided."""
-    return max(spark.sparkContext.defaultParallelism, 2)
-
-
-def order_by_place(images: DataFrame, parts: int) -> DataFrame:
+def order_by_place(images: DataFrame, divide: Callable[[DataFrame, str], DataFrame]) -> DataFrame:
     """Order LONG_IMAGE_ROWS so that one task reads each row group, and those of an object one after the other.
 
-    The repartitioning has a fixed number of partitions, `parts`, and a column, so a repeated task gets the same rows.
+    `divide` gives rows with equal values of a column the same of a fixed number of partitions.
     """
     last = "array_max(transform(lines, one -> one.place))"
     with_row_groups = images.selectExpr("*", f"{last} AS last", f"shiftright({last}, {ROW_BITS}) AS row_group")
-    ordered = with_row_groups.repartition(parts, "row_group").sortWithinPartitions("last", "node", "group", "key")
+    ordered = divide(with_row_groups, "row_group").sortWithinPartitions("last", "node", "group", "key")
     return ordered.drop("last", "row_group")
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,14 @@ from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.declared import check_footer, check_segment, counting_groups
-from snapshots.fold.schema_at_cut import SchemaMapping, mapping_to_cut, to_schema_at_cut
-from snapshots.records.chain import Chain
+from snapshots.fold.schema_at_cut import SchemaMapping, to_schema_at_cut
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.store import ObjectStore
 from wal.segments.archive import Segment
 from wal.segments.damage import ObjectDamagedError, read_listed
 from wal.segments.parquet_objects import expand_global_ids, open_parquet
-from wal.segments.segment_schema import SEGMENT_SCHEMA, TRUNCATE
+from wal.segments.segment_schema import CHANGES, SEGMENT_SCHEMA, TRUNCATE, check_rows
 
-CHANGE_OPS = tuple(ord(letter) for letter in "IUuDT")
 # The group of rows that report errors of a task: an exception raised in an executor would lose its class.
 PROBLEM = -1
 
@@ -121,7 +118,18 @@ def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterat
     """
     file = open_object(store, source)
     tables = (read_row_group(file, number, source, schema) for number in range(file.num_row_groups))
+    if source.segment is not None:
+        return _checked(tables, source)
     return tables if source.rows is None else _counted(tables, source, source.rows)
+
+
+def _checked(tables: Iterator[pa.Table], source: Source) -> Iterator[pa.Table]:
+    for table in tables:
+        try:
+            check_rows(table)
+        except ValueError as error:
+            raise _rows_differ(source, error) from error
+        yield table
 
 
 def _counted(tables: Iterator[pa.Table], source: Source, rows: Mapping[int, int]) -> Iterator[pa.Table]:
@@ -195,102 +203,21 @@ def problem_of(row: bytes) -> ErrorReport | None:
 
 def filter_effective(table: pa.Table, source: SegmentSource) -> pa.Table:
     """Filter the changes of a segment to those that belong to the state, without TRUNCATEs."""
-    op = _numbers(table, "op")
-    lsn = _numbers(table, "lsn")
-    filter_effective = np.isin(op, [code for code in CHANGE_OPS if code != TRUNCATE]) & (lsn < source.position)
+    op = numbers_of(table, "op")
+    lsn = numbers_of(table, "lsn")
+    filter_effective = np.isin(op, [code for code in CHANGES if code != TRUNCATE]) & (lsn < source.position)
     if source.excluded:
         filter_effective &= ~np.isin(lsn, np.fromiter(source.excluded, np.int64))
     if source.groups is not None:
-        filter_effective &= np.isin(_numbers(table, "group"), list(source.groups))
+        filter_effective &= np.isin(numbers_of(table, "group"), list(source.groups))
     if source.truncated:
-        group, seq = _numbers(table, "group"), _numbers(table, "seq")
+        group, seq = numbers_of(table, "group"), numbers_of(table, "seq")
         for number, (at_lsn, at_seq) in source.truncated.items():
             before = (lsn < at_lsn) | ((lsn == at_lsn) & (seq < at_seq))
             filter_effective &= ~((group == number) & before)
     return table if filter_effective.all() else table.filter(to_mask(filter_effective))
 
 
-def _numbers(table: pa.Table, column: str) -> npt.NDArray[Any]:
+def numbers_of(table: pa.Table, column: str) -> npt.NDArray[Any]:
+    """The column of numbers."""
     return to_numpy(table[column])
-
-
-def sources_of(
-    chain: Chain,
-    nodes: tuple[str, ...],
-    store: ObjectStore,
-    skip: Collection[str] = (),
-    chosen: Mapping[str, frozenset[int]] = MappingProxyType({}),
-) -> Sources:
-    """Find the sources of the state of `nodes` at the chain's last commit.
-
-    Nodes in `skip` keep their numbers, but have no sources. `chosen` are by node the groups, by number at the cut,
-    whose state is wanted; of other nodes all groups are. Reads only the segments that hold a TRUNCATE.
-    """
-    bases: list[BaseSource] = []
-    segments: list[SegmentSource] = []
-    multisets = frozenset(number for node in nodes for number in multiset_numbers(chain, node))
-    for number, node in enumerate(nodes):
-        groups = chosen.get(node)
-        if node in skip or (groups is not None and not groups):
-            continue
-        needed = [
-            one
-            for one in segment_sources(chain, number, node)
-            if one.segment.changes and one.segment.after < one.position
-        ]
-        truncated = truncations(store, needed)
-        segments += [replace(one, truncated=truncated, groups=groups) for one in needed]
-        found = base_sources(chain, number, node, frozenset(truncated))
-        bases += found if groups is None else [one for one in found if one.groups & groups]
-    counts = {
-        (number, group.number): len(group.columns) for number, node in enumerate(nodes) for group in chain.groups(node)
-    }
-    return Sources(nodes, tuple(bases), tuple(segments), multisets, counts)
-
-
-def segment_sources(chain: Chain, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
-    """All segments of the node's archive, without regard to TRUNCATEs; for `among` see `mapping_to_cut`."""
-    position, excluded = chain.position(node), chain.excluded(node)
-    mapping = mapping_to_cut(chain, node, among)
-    return [
-        SegmentSource(
-            Source(one.key, node, number, one.size, one.digest, segment=one), one, position, excluded, {}, mapping
-        )
-        for one in chain.segments(node)
-    ]
-
-
-def multiset_numbers(chain: Chain, node: str) -> frozenset[int]:
-    """The numbers of all definitions of the node's groups whose rows have no key."""
-    return frozenset(number for number, group in chain.definitions(node).items() if group.is_multiset)
-
-
-def base_sources(chain: Chain, number: int, node: str, truncated: frozenset[int] = frozenset()) -> list[BaseSource]:
-    """The objects of the node's base copies, including those without any row that still counts."""
-    multisets, mapping = multiset_numbers(chain, node), mapping_to_cut(chain, node)
-    # Most chains have no ended definitions; then base rows need no conversion.
-    is_unchanged = len(mapping.unchanged) == len(chain.definitions(node))
-    return [
-        BaseSource(
-            Source(one.key, node, number, one.size, one.digest, one.rows),
-            one.rows,
-            truncated,
-            multisets,
-            None if is_unchanged else mapping.restrict_to(one.rows),
-        )
-        for one in chain.base_objects(node)
-    ]
-
-
-def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, tuple[int, int]]:
-    """Find the last TRUNCATE of every truncated group, as (lsn, seq)."""
-    last: dict[int, tuple[int, int]] = {}
-    for one in segments:
-        if not one.segment.truncates:
-            continue
-        for table in read_at_cut(store, one, SEGMENT_SCHEMA):
-            truncates = table.filter(to_mask(_numbers(table, "op") == TRUNCATE)).select(["lsn", "seq", "group"])
-            for row in truncates.to_pylist():  # bounded by the TRUNCATE commands
-                if row["lsn"] < one.position and row["lsn"] not in one.excluded:
-                    last[row["group"]] = max(last.get(row["group"], (0, 0)), (row["lsn"], row["seq"]))
-    return last

@@ -8,11 +8,13 @@ from fleet.config import Fleet
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
 from snapshots.records.chain import Chain
-from snapshots.records.commits import read_chain, read_full, snapshot_names
+from snapshots.records.chains import read_chain, read_newest_part, read_summaries
+from snapshots.records.commit import CommitSummary
+from snapshots.records.commits import SnapshotMissingError, read_full, snapshot_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import LostChain, read_lost
 from snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
-from snapshots.records.tombstones import check_not_deleted, is_only_full
+from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_only_full
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 from wal.slots.retained import Retained, RetainedAnswers, RetainedQuery
@@ -26,7 +28,7 @@ class Entry:
     """One snapshot. If its chain can't be read, `problem` says why and `chain` is the readable part, if any.
 
     `lost` is set if the chain was given up and can't be continued; `retained` is the WAL that the nodes keep for it.
-    `is_only_full`: its increments were pruned.
+    `is_only_full`: its increments were pruned. `summaries` are of the increments.
     """
 
     name: str
@@ -35,14 +37,14 @@ class Entry:
     lost: LostChain | None = None
     retained: tuple[Retained, ...] = ()
     is_only_full: bool = False
+    summaries: tuple[CommitSummary, ...] = ()
 
     @property
     def state(self) -> str:
-        """Complete; broken: a commit is missing or unreadable; the others can't get further increments.
+        """Broken: a commit is missing, or one that was read is damaged. Lost, ended, only-full: no increment follows.
 
-        Lost: a node kept too much WAL for it; ended: a restore put its database aside; only-full: it was pruned.
-
-        The objects that the commits list are read by `check` alone.
+        Because a node kept too much WAL for it, a restore put its database aside, or its increments were pruned. The
+        objects that the commits list are read by `check` alone.
         """
         if self.problem:
             return BROKEN
@@ -90,16 +92,31 @@ def list_store(fleet: Fleet) -> Listing:
     identity = read_identity(store, fleet)
     query = RetainedQuery(fleet.nodes)
     open_operations = read_open_operations(store)
-    entries = [_entry(store, identity, name) for name in snapshot_names(store)]
+    entries = [read_entry(store, identity, name) for name in snapshot_names(store)]
     answers = query.answers()
-    return Listing(tuple(_with_retained(entry, answers) for entry in entries), answers, open_operations)
+    found = tuple(_with_retained(entry, answers) for entry in entries if entry is not None)
+    return Listing(found, answers, open_operations)
 
 
-def _entry(store: ObjectStore, identity: StoreIdentity, name: str) -> Entry:
-    try:
-        chain = read_chain(store, name)
+def read_entry(store: ObjectStore, identity: StoreIdentity, name: str) -> Entry | None:
+    """What `list` shows of the snapshot; None if it has been deleted."""
+
+    def read() -> Entry:
+        chain = read_newest_part(store, name)
         check_of_fleet(chain, identity)
-        return entry_of(store, chain)
+        entry = entry_of(store, chain)
+        # A chain whose last commits were deleted meanwhile would seem to end earlier.
+        check_not_deleted(store, name)
+        return entry
+
+    try:
+        try:
+            return read()
+        except SnapshotMissingError:
+            # Its increments may have been pruned while it was read.
+            return read()
+    except SnapshotDeletedError:
+        return None
     except (ManifestError, RefusedError) as error:
         try:
             # Nothing is shown of a snapshot that may have been deleted.
@@ -112,9 +129,10 @@ def _entry(store: ObjectStore, identity: StoreIdentity, name: str) -> Entry:
 
 
 def entry_of(store: ObjectStore, chain: Chain) -> Entry:
-    """The entry of a chain that can be read."""
+    """The entry of a chain that can be read; raises what read_summaries raises."""
     lost = read_lost(store, chain.name, chain.full.chain)
-    return Entry(chain.name, chain, lost=lost, is_only_full=is_only_full(store, chain.name))
+    summaries = read_summaries(store, chain)
+    return Entry(chain.name, chain, lost=lost, is_only_full=is_only_full(store, chain.name), summaries=summaries)
 
 
 def _with_retained(entry: Entry, answers: RetainedAnswers) -> Entry:

@@ -34,6 +34,7 @@ class CrashPoint(StrEnum):
     ARCHIVED = "WAL archived"
     RESOLVED = "cut resolved"
     SEQUENCES_READ = "sequences read"
+    LISTS_STORED = "object lists stored"
     COMMITTED = "commit stored"
     OUTCOME_STORED = "outcome stored"
     RELEASED = "fleet released"
@@ -90,6 +91,12 @@ INCREMENT_POINTS = (
     *CUT_POINTS,
     *LAST_POINTS,
 )
+
+
+def listed_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
+    """The points of the same command if its commit names object lists that the driver stores."""
+    at = points.index(CrashPoint.COMMITTED)
+    return (*points[:at], CrashPoint.LISTS_STORED, *points[at:])
 
 
 def ddl_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:

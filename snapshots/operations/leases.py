@@ -77,12 +77,13 @@ class Lease:
 class HeldLease:
     """A lease while it is held. `is_stored`: the operation is recorded in the store.
 
-    The holder sets `stays_open` if the operation has no outcome yet when its process ends with an error, and `figures`
-    if it is to be recorded what the restore measured.
+    The holder sets `stays_open` if the operation has no outcome yet when its process ends with an error, `is_done` if
+    it has done all of it, whatever interrupts it, and `figures` if it is to be recorded what the restore measured.
     """
 
     is_stored: bool
     stays_open: bool = False
+    is_done: bool = False
     figures: RestoreFigures | UnsetType = UNSET
 
 
@@ -120,7 +121,10 @@ def hold_lease(
     except BaseException as error:
         if not held.stays_open and (held.is_stored or is_unsure):
             with suppress(SnapshotError):
-                record_outcome(store, intent, "failed", reason_of(error))
+                if held.is_done:
+                    record_outcome(store, intent, "done", figures=held.figures)
+                else:
+                    record_outcome(store, intent, "failed", reason_of(error))
         # The errors of a restore whose objects are deleted while it reads them.
         if isinstance(error, ObjectMissingError | ObjectDamagedError):
             _check_not_removed(store, intent)

@@ -42,3 +42,9 @@ def decide_restore(store: ObjectStore, intent: Intent, decision: Literal["publis
             details={"operation": intent.operation},
         ) from error
     return decision
+
+
+def list_decided(store: ObjectStore) -> list[str]:
+    """The restores that were decided, the newest first. Only restores store a decision."""
+    keys = store.list("operations")
+    return sorted((key.split("/")[1] for key in keys if key.endswith("/decision.json")), reverse=True)

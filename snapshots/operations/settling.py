@@ -82,8 +82,9 @@ def note_restores(restores: Iterable[Intent], sessions: Sessions, progress: Prog
     for intent in restores:
         if isinstance(intent.targets, tuple) and not places.isdisjoint(intent.targets):
             progress.note(
-                f"restore {intent.operation} of {intent.snapshot} into {name_targets(intent)} has no outcome: if it"
-                " replaces databases, this snapshot's chain ends when it is resumed; see: snapshot list"
+                f"restore {intent.operation} of {intent.snapshot} into {name_targets(intent)} has no outcome: the chain"
+                " of a snapshot ends with the database that it was taken of, which may be put aside by --resume, or"
+                " dropped by --abandon; see: snapshot list"
             )
 
 

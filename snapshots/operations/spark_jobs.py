@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from columns.python_workers import FirstWork, begin_task, first_work
@@ -15,6 +16,7 @@ from snapshots.executors.failures import raising_executor_errors
 from snapshots.executors.needs import WAIT_SECONDS, ExecutorNeeds
 from snapshots.executors.preflight import WAIT_SETTING, awaiting_executors
 from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.dealing import Dealing, cores_of, deal
 from storage.errors import ErrorReport, error_of
 
 if TYPE_CHECKING:
@@ -53,32 +55,53 @@ def run_tasks(
     work: Callable[[Task], Report],
     tasks: Sequence[Task],
     progress: Progress,
+    dealing: Dealing[Task] | None = None,
     watch: Watch | None = None,
 ) -> list[Report]:
-    """Run `work` on every task in a separate Spark task; return the reports in the order of the tasks.
+    """Run `work` on every task in Spark tasks; return the reports in the order of the tasks.
 
-    If a node that `watch` asks falls silent, the job is cancelled: a task may be waiting for that node.
-    Reports are small (descriptions of objects), so collecting them is bounded by the number of tasks.
+    They are dealt to Spark tasks as `dealing` says; without it, each is one. If a node that `watch` asks falls silent,
+    the job is cancelled: a task may be waiting for that node. Reports are small (descriptions of objects), so
+    collecting them is bounded by the number of tasks.
     """
     if not tasks:
         return []
-    with job_progress(spark, progress, watch) as seen:
-        reports = list(
-            spark.sparkContext.parallelize(tasks, len(tasks)).map(partial(_run, work, first_work())).collect()
-        )
-    # The tasks that ended after the last poll.
-    progress.advance(len(tasks) - sum(seen.values()))
-    return reports
+    lanes = deal(tasks, dealing, cores_of(spark)) if dealing else [[number] for number in range(len(tasks))]
+    shares = _Shares(progress, len(tasks), len(lanes))
+    with job_progress(spark, progress, watch, shares.advance):
+        dealt = spark.sparkContext.parallelize([[tasks[number] for number in lane] for lane in lanes], len(lanes))
+        reports = dealt.map(partial(_run, work, first_work())).collect()
+    # Those that ended after the last poll.
+    shares.advance(len(lanes))
+    by_task = dict(zip(chain.from_iterable(lanes), chain.from_iterable(reports), strict=True))
+    return [by_task[number] for number in range(len(tasks))]
 
 
-def _run(work: Callable[[Task], Report], first: FirstWork | None, task: Task) -> Report:
+def _run(work: Callable[[Task], Report], first: FirstWork | None, lane: Sequence[Task]) -> list[Report]:
     begin_task(first)
-    return work(task)
+    return [work(task) for task in lane]
+
+
+class _Shares:
+    """Tells `progress` the lanes of a job that have ended, as so many of its tasks."""
+
+    def __init__(self, progress: Progress, tasks: int, lanes: int) -> None:
+        self._progress, self._tasks, self._lanes, self._ended = progress, tasks, lanes, 0
+
+    def advance(self, lanes: int) -> None:
+        """So many more have ended."""
+        before, self._ended = self._ended, min(self._ended + lanes, self._lanes)
+        self._progress.advance(self._tasks * self._ended // self._lanes - self._tasks * before // self._lanes)
 
 
 @contextmanager
-def job_progress(spark: SparkSession, progress: Progress, watch: Watch | None = None) -> Iterator[dict[int, int]]:
-    """Report to `progress` the tasks that end in the jobs of this block; yields their number by stage.
+def job_progress(
+    spark: SparkSession,
+    progress: Progress,
+    watch: Watch | None = None,
+    advance: Callable[[int], object] | None = None,
+) -> Iterator[None]:
+    """Report the tasks that end in the jobs of this block, by `advance` instead of `progress.advance` if it is given.
 
     The jobs are cancelled if the block raises, and if `watch` finds a node silent.
     """
@@ -90,7 +113,7 @@ def job_progress(spark: SparkSession, progress: Progress, watch: Watch | None = 
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
             if info and info.numCompletedTasks > seen.get(stage, 0):
-                progress.advance(info.numCompletedTasks - seen.get(stage, 0))
+                (advance or progress.advance)(info.numCompletedTasks - seen.get(stage, 0))
                 seen[stage] = info.numCompletedTasks
 
     def poll() -> None:
@@ -105,7 +128,7 @@ def job_progress(spark: SparkSession, progress: Progress, watch: Watch | None = 
             awaiting_executors(spark, float(spark.conf.get(WAIT_SETTING, str(WAIT_SECONDS)) or 0), progress),
             raising_executor_errors(),
         ):
-            yield seen
+            yield
     except BaseException:
         # Tasks must release their sessions and slots before the caller cleans up the nodes.
         spark.sparkContext.cancelAllJobs()

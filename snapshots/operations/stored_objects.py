@@ -25,7 +25,7 @@ class ObjectsNotStoredError(RefusedError):
 
 def check_stored(store: ObjectStore, sizes: Mapping[str, int]) -> None:
     """Raise ObjectsNotStoredError unless the store has all these objects, by key, in these sizes (bytes)."""
-    found = _listed_sizes(store, sizes)
+    found = listed_sizes(store, sizes)
     # A listing may be out of date.
     unsure = [key for key, size in sizes.items() if found.get(key) != size]
     asked = sizes_of(store, unsure)
@@ -44,8 +44,8 @@ def check_stored(store: ObjectStore, sizes: Mapping[str, int]) -> None:
     )
 
 
-def _listed_sizes(store: ObjectStore, keys: Iterable[str]) -> dict[str, int]:
-    """The sizes of the objects in folders of which many keys are asked for."""
+def listed_sizes(store: ObjectStore, keys: Iterable[str]) -> dict[str, int]:
+    """The sizes in bytes of the objects in folders of which many keys are asked for, from listings."""
     folders: dict[str, int] = {}
     for key in keys:
         folder = key.rpartition("/")[0]

@@ -5,9 +5,12 @@ An increment's commit holds only what changed since the commit before. A Chain c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
+
+from msgspec import structs
 
 from fleet.lsn import Lsn
 from fleet.nodes.baseline import NodeIdentity
@@ -15,15 +18,17 @@ from fleet.tables.groups import Group
 from fleet.tables.left_out import LeftOut, LeftOutKind, append_only_of
 from fleet.tables.table_state import TableState
 from snapshots.records.commit import (
-    BASE,
-    DDL,
+    COMMENT_MAX,
+    SUMMARIZED_MAX,
+    ChainHistory,
     Commit,
+    CommitSummary,
     DefinitionChanges,
     FullSnapshot,
     Increment,
     Sequence,
-    StoredObject,
 )
+from snapshots.records.stored_object import BASE, DDL, StoredObject
 from wal.segments.archive import Segment, check_contiguous
 
 T = TypeVar("T")
@@ -31,10 +36,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A full snapshot with its increments up to some number: what a state is folded from."""
+    """A full snapshot with its increments up to some number: what a state is folded from.
+
+    A partial chain has only the newest increment and those that changed definitions or DDL, which is enough to continue
+    it. `segments`, `excluded` and `up_to` then raise RuntimeError; `commits` and `increments` have gaps.
+    """
 
     full: FullSnapshot
     increments: tuple[Increment, ...] = ()
+    is_partial: bool = False
 
     @property
     def name(self) -> str:
@@ -67,11 +77,40 @@ class Chain:
 
     def up_to(self, increment: int) -> Chain:
         """The chain as it was at `increment`."""
+        self._check_whole()
         return replace(self, increments=self.increments[:increment])
 
     def segments(self, node: str) -> tuple[Segment, ...]:
         """The node's archive as the commits list it."""
+        self._check_whole()
         return tuple(segment for commit in self.commits for segment in commit.segments.get(node, ()))
+
+    def newest_segments(self, node: str) -> tuple[Segment, ...]:
+        """The node's newest segments: at least all that reach beyond the last cut's position.
+
+        They are all there are unless the chain is partial.
+        """
+        return self.last.segments[node] if self.is_partial else self.segments(node)
+
+    def _check_whole(self) -> None:
+        if self.is_partial:
+            raise RuntimeError(f"only the newest part of chain {self.name} was read")
+
+    @property
+    def next_history(self) -> ChainHistory:
+        """What the commit of the next increment says of those before it."""
+        last, number = self.last, self.last.increment + 1
+        if isinstance(last, FullSnapshot):
+            return ChainHistory(last.digest)
+        if last.history is None:
+            self._check_whole()
+            redefinitions = {one.increment: one.digest for one in self.increments if one.definition_changes}
+            recent = tuple(map(_brief, self.increments[first_summarized(number) - 1 :]))
+            return ChainHistory(self.full.digest, redefinitions, recent)
+        redefinitions = last.history.redefinitions | ({number - 1: last.digest} if last.definition_changes else {})
+        summaries = (*last.history.recent, _brief(last))
+        recent = tuple(one for one in summaries if one.increment >= first_summarized(number))
+        return ChainHistory(self.full.digest, redefinitions, recent)
 
     def position(self, node: str) -> Lsn:
         """Where the node's part of the state ends: the position of its primary at the last cut."""
@@ -79,6 +118,7 @@ class Chain:
 
     def excluded(self, node: str) -> frozenset[Lsn]:
         """The positions of the transactions before `position` that are not part of the state."""
+        self._check_whole()
         shard = self.shard_of(node)
         undecided = {entry.lsn for entry in self.last.cut.of(shard).undecided}
         rolled_back = {lsn for commit in self.commits for lsn in commit.cut.of(shard).rolled_back}
@@ -145,13 +185,25 @@ class Chain:
     def schema_objects(self, shard: str) -> tuple[StoredObject, ...]:
         """The objects of the shard's DDL at the last commit."""
         for commit in reversed(self.commits):
-            if objects := tuple(one for one in commit.objects if one.kind in DDL and one.node == shard):
+            if objects := tuple(one for one in commit.own_objects if one.kind in DDL and one.node == shard):
                 return objects
         return ()
 
     def base_objects(self, node: str) -> tuple[StoredObject, ...]:
-        """The objects of the node's base copies: the full snapshot's, and those of tables copied again since."""
+        """The objects of the node's base copies: the full snapshot's, and those of tables copied again since.
+
+        Only commits that changed definitions have any. Raises RuntimeError if a commit's lists were not read.
+        """
         return tuple(one for commit in self.commits for one in commit.objects if one.kind == BASE and one.node == node)
+
+    def base_rows(self, node: str) -> Mapping[int, int]:
+        """How many rows the node's base copies have, by the number under which they are stored."""
+        rows = Counter[int]()
+        for commit in self.commits:
+            for one in commit.entries:
+                if (one.kind, one.node) == (BASE, node):
+                    rows.update(one.rows)
+        return rows
 
     def sequences(self, shard: str) -> tuple[Sequence, ...]:
         """The shard's sequences with their values at the last cut."""
@@ -178,10 +230,38 @@ class Chain:
         return sorted({one.name for one in append_only_of(self.all_groups)})
 
     def check_archive(self) -> None:
-        """Raise ArchiveError if a node's segments have a hole between its base and the last cut's finish marker."""
+        """Raise ArchiveError if a node's segments have a hole between its base and the last cut's finish marker.
+
+        In a partial chain, only between the beginning of the newest increment's segments and that marker.
+        """
         for node in self.full.parts:
-            finish = self.last.cut.of(self.shard_of(node)).finish
-            check_contiguous(node, self.full.base[node], self.segments(node), finish)
+            finish, segments = self.last.cut.of(self.shard_of(node)).finish, self.newest_segments(node)
+            begin, first = self.full.base[node], 1
+            if self.is_partial:
+                begin, first = segments[0].after, segments[0].number
+            check_contiguous(node, begin, segments, finish, first)
+
+
+def first_summarized(increment: int) -> int:
+    """The first of the increments before this one that its commit summarizes."""
+    return max((increment - 1) // SUMMARIZED_MAX * SUMMARIZED_MAX, 1)
+
+
+def summary_of(commit: Commit) -> CommitSummary:
+    """What `list` shows of the commit."""
+    counts = commit.counts
+    return CommitSummary(
+        commit.increment, commit.operation, commit.digest, commit.created_at, commit.seconds, counts["changes"],
+        counts["transactions"], counts["bytes"], commit.cut.id, commit.comment, commit.terminal,
+    )  # fmt: skip
+
+
+def _brief(commit: Commit) -> CommitSummary:
+    """The summary with a comment of at most COMMENT_MAX characters."""
+    comment = commit.comment
+    return structs.replace(
+        summary_of(commit), comment=comment if len(comment) <= COMMENT_MAX else f"{comment[: COMMENT_MAX - 1]}…"
+    )
 
 
 def _newest(values: list[Mapping[str, T]], shard: str) -> T:

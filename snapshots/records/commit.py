@@ -1,8 +1,8 @@
 """Commits: the documents that make full snapshots and increments exist.
 
-A commit lists every object of its snapshot or increment with size and digest. It is written once, as the last step.
-An object that no commit lists does not exist for Cutline (docs/architecture.md, invariant 1). The types here define
-the fields of a commit; `commit_rules` checks what types can't express.
+A commit lists every object of its snapshot or increment with size and digest, itself or by *object lists*. It is
+written once, as the last step. An object that no commit lists does not exist for Cutline (docs/architecture.md,
+invariant 1). The types here define the fields of a commit; `commit_rules` checks what types can't express.
 """
 
 from __future__ import annotations
@@ -19,27 +19,15 @@ from fleet.tables.groups import Group
 from fleet.tables.left_out import LeftOut
 from fleet.tables.table_state import TableState
 from snapshots.records.database_facts import DatabaseFacts
+from snapshots.records.stored_object import NamedObject, ObjectList, StoredObject, listed_objects
 from wal.cut.cut_values import NodeCut
 from wal.segments.archive import Segment
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
-BASE = "base"
-# A shard's DDL is one archive of pg_dump; earlier versions of Cutline stored scripts.
-DDL_SCRIPTS, DDL_ARCHIVE = ("pre-data", "post-data", "refresh", "event-triggers"), "archive"
-DDL = (*DDL_SCRIPTS, DDL_ARCHIVE)
-# In an object of this kind, `rows` counts under this number the large objects that begin in the object.
-LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
-
-
-class StoredObject(Record, frozen=True):
-    """An object of a base copy or of a shard's DDL; `rows` counts rows by group number."""
-
-    key: str
-    kind: str
-    node: str
-    size: Count
-    digest: str
-    rows: dict[int, Count]
+# A commit summarizes at most so many increments before it: 20 KB without their comments. `list` reads one in so many.
+SUMMARIZED_MAX = 64
+# Of a comment in a summary, in characters.
+COMMENT_MAX = 1000
 
 
 class Sequence(Record, frozen=True):
@@ -89,14 +77,43 @@ class Previous(Record, frozen=True):
     digest: str
 
 
-class DefinitionChanges(Record, frozen=True):
+class CommitSummary(Record, frozen=True, omit_defaults=True):
+    """What `list` shows of a commit, and the digest of its file; `cut` is the id of its cut."""
+
+    increment: Count
+    operation: str
+    digest: str
+    created_at: Time
+    seconds: Seconds
+    changes: Count
+    transactions: Count
+    bytes: Count
+    cut: str
+    comment: str = ""
+    terminal: bool = False
+
+
+class ChainHistory(Record, frozen=True, omit_defaults=True):
+    """What an increment's commit says of the commits before it, so that few others have to be read.
+
+    `full` is the digest of the full snapshot's commit. `redefinitions` has the digest of every increment that changed
+    definitions or DDL, by number. `recent` summarizes the increments from the last multiple of 64 on (from 1 in the
+    first 64), with comments of up to 1,000 characters; the commit at that multiple summarizes those before it.
+    """
+
+    full: str
+    redefinitions: dict[int, str] = field(default_factory=dict)
+    recent: tuple[CommitSummary, ...] = ()
+
+
+class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     """How definitions and DDL changed since the commit before, or since the base copy of a full snapshot.
 
     All fields are by shard, but `begun`, which is by node. `groups` are the definitions that began, `gone` the numbers
     of those that ended. `successions` maps a new number to the one that it continues; the tables of all other new
     numbers were copied again. `begun` gives the position from which changes under a new number count. `tables` holds
-    only tables that changed, `roles` and `fingerprints` only shards whose catalogs changed. `objects` are base copies
-    and DDL.
+    only tables that changed, `roles` and `fingerprints` only shards whose catalogs changed. `objects` are those
+    of base copies and DDL, `lists` name further objects of base copies.
     """
 
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
@@ -107,6 +124,7 @@ class DefinitionChanges(Record, frozen=True):
     objects: tuple[StoredObject, ...] = ()
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
+    lists: tuple[ObjectList, ...] = ()
 
 
 class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
@@ -138,15 +156,38 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     digest: str = ""
 
     @property
-    def objects(self) -> tuple[StoredObject, ...]:
-        """The objects of base copies and DDL that this commit adds."""
+    def own_objects(self) -> tuple[StoredObject, ...]:
+        """The objects that this document lists itself: all of DDL, and few of base copies."""
         return self.definition_changes.objects if self.definition_changes else ()
 
     @property
+    def object_lists(self) -> tuple[ObjectList, ...]:
+        """The lists of further objects of base copies."""
+        return self.definition_changes.lists if self.definition_changes else ()
+
+    @property
+    def entries(self) -> tuple[NamedObject, ...]:
+        """`own_objects` and `object_lists`."""
+        return (*self.own_objects, *self.object_lists)
+
+    @property
+    def named(self) -> tuple[Segment | NamedObject, ...]:
+        """Whatever this document names by key: segments, objects and object lists."""
+        return (*(segment for segments in self.segments.values() for segment in segments), *self.entries)
+
+    @property
+    def objects(self) -> tuple[StoredObject, ...]:
+        """All objects of base copies and DDL that this commit adds; raise RuntimeError unless its lists were read.
+
+        Those that a LostList lists are omitted.
+        """
+        listed = [stored for one in self.object_lists for stored in listed_objects(one)]
+        return (*self.own_objects, *listed)
+
+    @property
     def object_sizes(self) -> dict[str, int]:
-        """The size in bytes of every object that this commit adds, by key."""
-        sizes = {segment.key: segment.size for segments in self.segments.values() for segment in segments}
-        return sizes | {stored.key: stored.size for stored in self.objects}
+        """The size in bytes of every object that this commit adds, lists included, by key; raises as `objects` does."""
+        return {one.key: one.size for one in (*self.named, *self.objects)}
 
 
 class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
@@ -154,7 +195,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
 
     Groups, roles, tables and fingerprints are by shard, `base` positions by node. `rules` selected the groups.
     `fingerprints` identify the state of the catalogs from which the DDL was dumped. `only_cut`: it is a restore point,
-    which has a cut and no tables.
+    which has a cut and no tables. `lists` name further objects of base copies.
     """
 
     fleet_id: str = field(name="fleet")
@@ -168,6 +209,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     tables: dict[str, tuple[TableState, ...]]
     fingerprints: dict[str, str]
     only_cut: bool = False
+    lists: tuple[ObjectList, ...] = ()
 
     @property
     def parts(self) -> dict[str, str | None]:
@@ -180,13 +222,20 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
         return tuple(identity.node for identity in self.baseline if identity.backup_of is None)
 
     @property
-    def objects(self) -> tuple[StoredObject, ...]:
-        """The objects of base copies and DDL, including those of tables that DDL changed before the cut."""
-        return (*self.copied, *(self.definition_changes.objects if self.definition_changes else ()))
+    def own_objects(self) -> tuple[StoredObject, ...]:
+        """The objects that this document lists itself, including those of tables that DDL changed before the cut."""
+        return (*self.copied, *super().own_objects)
+
+    @property
+    def object_lists(self) -> tuple[ObjectList, ...]:
+        """The lists of further objects, including those of tables that DDL changed before the cut."""
+        return (*self.lists, *super().object_lists)
 
 
 class Increment(CommonPart, frozen=True, kw_only=True, tag=INCREMENT_FORMAT):
-    """The commit of an increment."""
+    """The commit of an increment. `history` is None on commits of early versions."""
+
+    history: ChainHistory | None = None
 
 
 class Void(Record, frozen=True, tag_field="schema", tag=VOID_FORMAT):

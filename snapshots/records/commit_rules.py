@@ -11,16 +11,8 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from snapshots.records.chain import Chain
-from snapshots.records.commit import (
-    DDL,
-    LARGE_OBJECTS,
-    LARGE_OBJECTS_COUNT,
-    Commit,
-    DefinitionChanges,
-    FullSnapshot,
-    Increment,
-)
+from snapshots.records.chain import Chain, first_summarized
+from snapshots.records.commit import ChainHistory, Commit, DefinitionChanges, FullSnapshot, Increment
 from snapshots.records.definition_rules import (
     check_definition_counts,
     check_definitions,
@@ -39,6 +31,7 @@ from snapshots.records.part_rules import (
     check_objects,
     check_segments,
 )
+from snapshots.records.stored_object import DDL, LARGE_OBJECTS, LARGE_OBJECTS_COUNT, NamedObject
 from storage.store import check_key
 
 COUNTS_SHOWN = ("bytes", "changes", "transactions")
@@ -51,8 +44,8 @@ def check_commit(commit: Commit) -> None:
     for name in COUNTS_SHOWN:
         if name not in commit.counts:
             raise ValueError(f"counts has no {name}")
-    for key in commit.object_sizes:
-        check_key(key)
+    for one in commit.named:
+        check_key(one.key)
     check_distinct("cut", "node", [one.node for one in commit.cut.nodes])
     check_cut(commit.cut)
     for node, segments in commit.segments.items():
@@ -60,6 +53,8 @@ def check_commit(commit: Commit) -> None:
     check_objects(commit)
     if isinstance(commit, FullSnapshot):
         _check_full(commit)
+    elif commit.history is not None:
+        _check_history(commit, commit.history)
 
 
 def check_fits(chain: Chain, increment: Increment, key: str) -> None:
@@ -70,6 +65,9 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         _check_nodes(chain.full, increment)
         check_continues(chain.last, increment)
         check_counts(chain.full, increment)
+        # Of a partial chain only the digests are compared (chains.py).
+        if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
+            raise ValueError("history is not that of the commits before it")
         after = replace(chain, increments=(*chain.increments, increment))
         if increment.definition_changes:
             check_definitions(chain, increment.definition_changes)
@@ -77,6 +75,23 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         else:
             # Its tables are those of the commit before.
             check_definition_counts(after, increment)
+
+
+def _check_history(commit: Increment, history: ChainHistory) -> None:
+    """Raise ValueError unless the history has the numbers before the commit, and for each the same as `previous`."""
+    recent = {one.increment: one for one in history.recent}
+    if list(recent) != list(range(first_summarized(commit.increment), commit.increment)):
+        raise ValueError("history.recent does not have the increments before this one")
+    if not all(0 < number < commit.increment for number in history.redefinitions):
+        raise ValueError("history.redefinitions has a number that is not of an increment before this one")
+    if any(recent[number].digest != one for number, one in history.redefinitions.items() if number in recent):
+        raise ValueError("history has two digests for one increment")
+    if commit.previous is None:
+        raise ValueError("history is set, but previous is not")
+    last = recent.get(commit.increment - 1)
+    digest, operation = (last.digest, last.operation) if last else (history.full, commit.previous.operation)
+    if (commit.previous.digest, commit.previous.operation) != (digest, operation):
+        raise ValueError("history and previous name different commits before this one")
 
 
 def _check_at_commit(before: Chain | None, chain: Chain) -> None:
@@ -107,7 +122,8 @@ def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
     with_ddl = {stored.node for stored in changes.objects if stored.kind in DDL}
     if not with_ddl == changes.roles.keys() == changes.fingerprints.keys():
         raise ValueError("schema_changes has objects of DDL, roles and fingerprints of different shards")
-    for stored in changes.objects:
+    entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)
+    for stored in entries:
         if stored.node not in full.parts:
             raise ValueError(f"object {stored.key} is of node {stored.node}, which is not in the snapshot")
         begun = {group.number for group in changes.groups.get(full.parts[stored.node] or stored.node, ())}
@@ -120,7 +136,7 @@ def _check_full(full: FullSnapshot) -> None:
     nodes, primaries = set(full.parts), set(full.primaries)
     if not primaries or not set(full.parts.values()) <= {None, *primaries}:
         raise ValueError(f"baseline has no primary, or a standby of none of them: {_names(nodes)}")
-    if full.only_cut and (full.objects or any(full.groups.values()) or full.definition_changes):
+    if full.only_cut and (full.copied or full.lists or any(full.groups.values()) or full.definition_changes):
         raise ValueError("only_cut is set, but it has tables")
     _check_nodes(full, full)
     _check_same("base", full.base, nodes)
@@ -144,7 +160,8 @@ def _check_full(full: FullSnapshot) -> None:
 
 def _check_rows(full: FullSnapshot) -> None:
     numbers = {shard: {group.number for group in groups} for shard, groups in full.groups.items()}
-    for stored in full.copied:
+    entries: tuple[NamedObject, ...] = (*full.copied, *full.lists)
+    for stored in entries:
         if stored.node not in full.parts:
             raise ValueError(f"object {stored.key} is of node {stored.node}, which is not in the snapshot")
         known = (

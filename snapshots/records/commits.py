@@ -7,16 +7,14 @@ the first that is not a void counts. A listing only finds candidates; every deci
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from msgspec import structs
 
 from fleet.hints import NEW_CHAIN
-from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit, FullSnapshot, Increment, Void
-from snapshots.records.commit_rules import check_commit, check_fits
+from snapshots.records.commit_rules import check_commit
 from snapshots.records.documents import ManifestError, check_about, checking, parse_document, read_body, unseal
 from snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from storage.errors import RefusedError, UsageError
@@ -116,7 +114,7 @@ def increment_label(name: str, increment: int) -> str:
 
 def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
     """Read one commit; raise SnapshotMissingError or ManifestError."""
-    place = _read_place(store, name, increment)
+    place = read_place(store, name, increment)
     if place.commit is None:
         what = f"increment {increment} of snapshot {name}" if increment else f"snapshot {name}"
         raise SnapshotMissingError(
@@ -124,7 +122,7 @@ def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
             hint="see: snapshot list",
             details={"snapshot": name, "increment": increment, "object": place.key},
         )
-    return _commit_at(place, name, increment)
+    return commit_at(place, name, increment)
 
 
 def read_full(store: ObjectStore, name: str) -> FullSnapshot:
@@ -135,7 +133,7 @@ def read_full(store: ObjectStore, name: str) -> FullSnapshot:
     return commit
 
 
-def _read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
+def read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
     """Find the commit; raise SnapshotMissingError if it is gone although a listing shows it or a later one."""
     place = find_place(store, name, increment)
     if place.commit is None and max(increment_numbers(store, name), default=-1) >= increment:
@@ -156,7 +154,8 @@ def _missing_error(store: ObjectStore, name: str, increment: int) -> SnapshotMis
     )
 
 
-def _commit_at(place: CommitPlace, name: str, increment: int) -> Commit:
+def commit_at(place: CommitPlace, name: str, increment: int) -> Commit:
+    """The commit in that place; raise ManifestError if it is that of another."""
     commit = place.commit
     if commit is None:
         raise RuntimeError(f"there is no commit at {place.key}")
@@ -210,71 +209,14 @@ def listed_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
     return sorted({int(match[1]) for match in matches if match and int(match[1]) >= first})
 
 
-def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
-    """Read a snapshot with its increments up to `increment` (None: all).
-
-    Raises SnapshotDeletedError; SnapshotMissingError if a commit is missing, at the end or in between; ManifestError if
-    a commit belongs to another chain.
-    """
-    check_not_deleted(store, check_name(name))
-    chain = Chain(read_full(store, name))
-    if is_only_full(store, name):
-        if increment:
-            raise increments_pruned_error(name)
-        return chain
-    increments: list[Increment] = []
-    for number, place in enumerate(_places(store, name, increment), start=1):
-        commit = _commit_at(place, name, number)
-        if not isinstance(commit, Increment):
-            raise RuntimeError("check_commit lets only a full snapshot have number 0")
-        check_fits(replace(chain, increments=tuple(increments)), commit, place.key)
-        _check_linked(chain.full, increments[-1] if increments else chain.full, commit, place.key)
-        increments.append(commit)
-    chain, last = replace(chain, increments=tuple(increments)), len(increments)
-    if increment in (None, last):
-        return chain
-    raise SnapshotMissingError(
-        f"there is no increment {increment} of snapshot {name}",
-        hint=f"its newest increment is {last}" if last else "it has no increments; 0 is the full snapshot",
-        details={"snapshot": name, "increment": increment},
-    )
-
-
-def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[CommitPlace]:
-    """The places of the increments from 1 on, up to `increment` or to the first free one.
-
-    Those that a listing shows without a gap are read in parallel, since each is one request. So the number in a name
-    never decides how many are read.
-    """
-    numbers = [number for at, number in enumerate(listed_numbers(store, name, first=1), start=1) if number == at]
-    number = 0
-    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-        for place in threads.map(lambda number: find_place(store, name, number), numbers[:increment]):
-            if place.commit is None:
-                # Voided or gone: the loop below decides which.
-                break
-            number += 1
-            yield place
-    while increment is None or number < increment:
-        number += 1
-        place = _read_place(store, name, number)
-        if place.commit is None:
-            return
-        yield place
-
-
-def _check_linked(full: Commit, last: Commit, commit: Commit, key: str) -> None:
-    """Raise ManifestError unless the increment belongs to the full snapshot and follows the commit before it."""
-    previous = commit.previous
-    if commit.chain == full.chain and (
-        previous is None or (previous.operation, previous.digest) == (last.operation, last.digest)
-    ):
-        return
-    raise ManifestError(
-        f"object {key}: {increment_label(commit.snapshot, commit.increment)} belongs to another chain",
-        hint="objects were copied there by hand: put the right ones back from a copy of the store; see: snapshot check",
-        details={"snapshot": commit.snapshot, "increment": commit.increment, "object": key},
-    )
+def listed_sizes(store: ObjectStore, name: str) -> dict[int, int]:
+    """For the numbers from 1 on that a listing shows, the bytes of the largest: of a commit, if it is not voided."""
+    found: dict[int, int] = {}
+    for one in store.inventory(f"snapshots/{name}/increments"):
+        match = INCREMENT_FILE.fullmatch(one.key.rpartition("/")[2])
+        if match and (number := int(match[1])):
+            found[number] = max(found.get(number, 0), one.size)
+    return found
 
 
 def snapshot_names(store: ObjectStore) -> list[str]:

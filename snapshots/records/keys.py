@@ -17,6 +17,7 @@ class Kind(StrEnum):
 
     BASE = "base"
     SCHEMA = "schema"
+    LIST = "list"
     SEGMENT = "wal"
     COMMIT = "commit"
     MARK = "mark"
@@ -30,6 +31,7 @@ _OWNER = rf"(?P<owner>{OPERATION_ID.pattern})"
 KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
     Kind.BASE: (re.compile(rf"base/{_NODE}/{_OWNER}/part-[^/]+\.parquet"),),
     Kind.SCHEMA: (re.compile(rf"schema/{_NODE}/{_OWNER}/[a-z-]+-[0-9a-f]{{8}}\.(?:dump|sql)\.zst"),),
+    Kind.LIST: (re.compile(rf"lists/{_NODE}/{_OWNER}/(?:base|large_objects)-\d{{6}}-[0-9a-f]{{8}}\.json"),),
     Kind.SEGMENT: (re.compile(rf"wal/{_NODE}/{_OWNER}/(?P<number>\d{{20}})\.parquet"),),
     Kind.COMMIT: (
         re.compile(r"snapshot(\.\d+)?\.json"),
@@ -58,6 +60,11 @@ def base_prefix(snapshot: str, node: str, operation: str) -> str:
 def ddl_prefix(snapshot: str, node: str, operation: str) -> str:
     """The folder of the DDL that an operation dumps from a shard."""
     return f"snapshots/{snapshot}/schema/{node}/{operation}"
+
+
+def list_prefix(snapshot: str, node: str, operation: str) -> str:
+    """The folder of the object lists that an operation writes of a node's copy."""
+    return f"snapshots/{snapshot}/lists/{node}/{operation}"
 
 
 def parse_key(snapshot: str, key: str) -> ParsedKey | None:

@@ -19,6 +19,7 @@ from snapshots.records.commit import FullSnapshot, Increment, Void
 from snapshots.records.lost_chains import LostChain
 from snapshots.records.operation_records import Decision, Intent, LeaseRenewal, Outcome
 from snapshots.records.store_identity import StoreIdentity
+from snapshots.records.stored_object import ListedObjects
 from snapshots.records.tombstones import Mark
 from storage.encryption.key_documents import KEY_DOCUMENT, KeyDocument
 from wal.segments.segments import SegmentMetadata
@@ -46,6 +47,7 @@ KINDS = (
     DocumentKind("baseline", re.compile(r"baselines/\d{16}\.json"), (BaselineRecord,), is_always_sealed=False),
     DocumentKind("snapshot", re.compile(r"snapshots/[^/]+/snapshot(\.\d+)?\.json"), (FullSnapshot, Void)),
     DocumentKind("increment", re.compile(r"snapshots/[^/]+/increments/\d{16}(\.\d+)?\.json"), (Increment, Void)),
+    DocumentKind("objects", re.compile(r"snapshots/[^/]+/lists/[^/]+/[^/]+/[^/]+\.json"), (ListedObjects,)),
     DocumentKind("lost", re.compile(r"snapshots/[^/]+/lost/[^/]+\.json"), (LostChain,)),
     DocumentKind("deleted", re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"), (Mark,)),
     DocumentKind("intent", re.compile(r"operations/[^/]+/intent\.json"), (Intent,), is_always_sealed=False),

@@ -14,8 +14,9 @@ import msgspec
 
 from fleet.record import Record, from_json
 from fleet.tables.left_out import LeftOut, mark_large_objects
-from snapshots.records.commit import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, FullSnapshot, StoredObject
+from snapshots.records.commit import FullSnapshot
 from snapshots.records.documents import shortened
+from snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
 
 # PostgreSQL's text has no NUL.
 Text = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]
@@ -64,7 +65,9 @@ def group_by_copy_task(objects: Iterable[StoredObject]) -> list[tuple[StoredObje
 def count_by_node(commit: FullSnapshot) -> dict[str, int]:
     """The number of large objects of each node in a full snapshot; nodes without any are omitted."""
     counts: dict[str, int] = {}
-    for one in list_large_objects(commit):
+    for one in commit.entries:
+        if one.kind != LARGE_OBJECTS:
+            continue
         counts[one.node] = counts.get(one.node, 0) + one.rows.get(LARGE_OBJECTS_COUNT, 0)
     return {node: count for node, count in counts.items() if count}
 

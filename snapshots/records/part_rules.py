@@ -8,19 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from msgspec import UnsetType
+
 from fleet.nodes.baseline import NodeIdentity
-from snapshots.records.commit import (
-    BASE,
-    DDL,
-    LARGE_OBJECTS,
-    LARGE_OBJECTS_COUNT,
-    Commit,
-    CutRecord,
-    FullSnapshot,
-    StoredObject,
-)
+from snapshots.records.commit import Commit, CutRecord, FullSnapshot
 from snapshots.records.definition_rules import check_distinct
-from snapshots.records.keys import base_prefix, ddl_prefix
+from snapshots.records.documents import DOCUMENT_BYTES_MAX
+from snapshots.records.keys import base_prefix, ddl_prefix, list_prefix
+from snapshots.records.stored_object import BASE, DDL, LARGE_OBJECTS, LARGE_OBJECTS_COUNT, ObjectList, StoredObject
+from storage.store import check_key
 from wal.cut.cut_values import NodeCut
 from wal.segments.archive import Segment, archive_prefix, segment_key
 
@@ -58,7 +54,7 @@ def _database(one: NodeIdentity) -> tuple[object, ...]:
 
 
 def check_cut(cut: CutRecord) -> None:
-    """Raise ValueError unless positions are in the order in which a cut makes them."""
+    """Raise ValueError unless positions are in the order in which a cut makes them, and none is listed twice."""
     # Early versions did not store causes.
     if cut.causes and len(cut.causes) != cut.attempts - 1:
         raise ValueError(f"cut.attempts is {cut.attempts}, but cut.causes has {len(cut.causes)}")
@@ -68,6 +64,9 @@ def check_cut(cut: CutRecord) -> None:
         if one.start > one.finish or one.position < one.start:
             raise ValueError(f"cut of node {one.node}: start, finish and position are not in order")
         check_distinct(f"cut of node {one.node}", "position", [*(each.lsn for each in one.undecided), *one.rolled_back])
+        # Early versions did not store `in_doubt`.
+        parts = () if isinstance(one.in_doubt, UnsetType) else one.in_doubt
+        check_distinct(f"cut of node {one.node}", "position in doubt", [each.lsn for each in parts])
 
 
 def check_continues(before: Commit, commit: Commit) -> None:
@@ -76,7 +75,7 @@ def check_continues(before: Commit, commit: Commit) -> None:
     for one in commit.cut.nodes:
         if one.position < earlier[one.node].position or one.start < earlier[one.node].start:
             raise ValueError(f"cut of node {one.node} is before that of the commit before")
-    if before.object_sizes.keys() & commit.object_sizes.keys():
+    if {one.key for one in before.named} & {one.key for one in commit.named}:
         raise ValueError("the commit lists an object of the commit before")
 
 
@@ -94,18 +93,46 @@ def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> No
 
 def check_objects(commit: Commit) -> None:
     """Raise ValueError unless every object is listed once, and its key is of its node and kind."""
-    keys = [one.key for segments in commit.segments.values() for one in segments]
-    check_distinct("objects", "key", [*keys, *(stored.key for stored in commit.objects)])
-    for stored in commit.objects:
-        _check_object(commit.snapshot, stored)
-    sections = Counter((stored.node, stored.kind) for stored in commit.objects if stored.kind in DDL)
+    check_distinct("objects", "key", [one.key for one in commit.named])
+    for stored in commit.own_objects:
+        check_object(commit.snapshot, stored)
+    for one in commit.object_lists:
+        _check_list(commit, one)
+    sections = Counter((stored.node, stored.kind) for stored in commit.own_objects if stored.kind in DDL)
     by_commit = 2 if isinstance(commit, FullSnapshot) and commit.definition_changes else 1
     for (node, kind), times in sections.items():
         if times > by_commit:
             raise ValueError(f"objects has the {kind} DDL of {node} twice")
 
 
-def _check_object(snapshot: str, stored: StoredObject) -> None:
+def _check_list(commit: Commit, one: ObjectList) -> None:
+    """Raise ValueError unless the key is of its node, kind and operation, and it lists something."""
+    if one.kind not in (BASE, LARGE_OBJECTS):
+        raise ValueError(f"object list {one.key} is of an unknown kind: {one.kind}")
+    if not one.objects or one.size > DOCUMENT_BYTES_MAX:
+        raise ValueError(f"object list {one.key} has {one.objects} objects and {one.size} bytes")
+    if not one.key.startswith(f"{list_prefix(commit.snapshot, one.node, commit.operation)}/{one.kind}-"):
+        raise ValueError(f"object list {one.key} is not of kind {one.kind} and node {one.node}, as its key says")
+
+
+def check_listed(commit: Commit, one: ObjectList, listed: Iterable[StoredObject]) -> None:
+    """Raise ValueError unless these are the objects that the list sums up, by its entry in the commit."""
+    listed = list(listed)
+    check_distinct("objects", "key", [stored.key for stored in listed])
+    rows: Counter[int] = Counter()
+    for stored in listed:
+        check_key(stored.key)
+        check_object(commit.snapshot, stored)
+        if (stored.node, stored.kind) != (one.node, one.kind):
+            raise ValueError(f"object {stored.key} is not of kind {one.kind} and node {one.node}, as its list is")
+        if not stored.key.startswith(f"{base_prefix(commit.snapshot, one.node, commit.operation)}/"):
+            raise ValueError(f"object {stored.key} is not of operation {commit.operation}, as its list is")
+        rows.update(stored.rows)
+    if (len(listed), sum(stored.size for stored in listed), dict(rows)) != (one.objects, one.bytes, one.rows):
+        raise ValueError("its objects, bytes and rows are not those that its commit counts")
+
+
+def check_object(snapshot: str, stored: StoredObject) -> None:
     """Raise ValueError unless the object's key and rows are of its node and kind."""
     is_rows = stored.kind in (BASE, LARGE_OBJECTS)
     if not is_rows and stored.kind not in DDL:
@@ -131,10 +158,12 @@ def check_counts(full: FullSnapshot, commit: Commit) -> None:
 def count_listed(primaries: set[str], commit: Commit) -> dict[str, int]:
     """Rows, changes and transactions of the primaries, and objects and bytes of all nodes, that the commit lists."""
     segments = [(node, one) for node, listed in commit.segments.items() for one in listed]
+    lists = commit.object_lists
+    copies = [one for one in commit.entries if one.node in primaries and one.kind == BASE]
     return {
-        "rows": sum(sum(one.rows.values()) for one in commit.objects if one.node in primaries and one.kind == BASE),
+        "rows": sum(sum(one.rows.values()) for one in copies),
         "changes": sum(one.changes for node, one in segments if node in primaries),
         "transactions": sum(one.local_transactions for one in commit.cut.nodes) + commit.cut.global_transactions,
-        "objects": len(commit.objects) + len(segments),
-        "bytes": sum(commit.object_sizes.values()),
+        "objects": len(commit.named) + sum(one.objects for one in lists),
+        "bytes": sum(one.size for one in commit.named) + sum(one.bytes for one in lists),
     }

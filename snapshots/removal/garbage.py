@@ -27,10 +27,12 @@ from typing import Any
 
 from snapshots.operations.deciding import key_of
 from snapshots.operations.leases import open_leases
+from snapshots.operations.object_lists import read_lists
 from snapshots.operations.open_operations import RESTORE, read_open_operations
 from snapshots.operations.operation import read_recorded_commits
+from snapshots.records.chains import read_chain
 from snapshots.records.commit import Commit, Void
-from snapshots.records.commits import find_place, increment_label, increment_numbers, read_chain, read_commit, read_turn
+from snapshots.records.commits import find_place, increment_label, increment_numbers, read_commit, read_turn
 from snapshots.records.documents import ManifestError
 from snapshots.records.keys import Kind, ParsedKey
 from snapshots.records.lost_chains import is_lost, lost_key
@@ -143,7 +145,11 @@ class GarbageRules:
         """The judge of the objects of an attempt or a chain, from the outcome of its operation."""
         try:
             outcome = create_outcome(self.store, self.snapshot, owner)
-            if commit := outcome.commit:
+            if self.is_only_full and outcome.is_of_increment:
+                # Its commit was removed first.
+                return lambda _key, _parsed: self._pruned_verdict()
+            if outcome.commit:
+                commit = read_lists(self.store, outcome.commit)
                 return self._judge_of_increment(commit) if commit.increment else self._judge_of_full(commit)
         except RefusedError as error:
             outcome = CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, error.message))
@@ -225,10 +231,14 @@ class GarbageRules:
 
 @dataclass(frozen=True, slots=True)
 class CreateOutcome:
-    """How a create ended, for the objects it owns: a verdict on all of them, or its commit, which decides."""
+    """How a create ended, for the objects it owns: a verdict on all of them, or its commit, which decides.
+
+    `is_of_increment`: it has committed an increment, whose commit may be gone.
+    """
 
     verdict: GarbageVerdict
     commit: Commit | None = None
+    is_of_increment: bool = False
 
 
 def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
@@ -250,7 +260,7 @@ def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutco
             return CreateOutcome(GarbageVerdict(GarbageReason.OPEN, f"operation {owner} has no outcome"))
         if outcome.state == DONE:
             why = f"operation {owner} has committed, but its commit file {key} is gone"
-            return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, why))
+            return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, why), is_of_increment=intent.increment > 0)
         return CreateOutcome(GarbageVerdict(GarbageReason.FAILED))
     if isinstance(commit, Void) or commit.operation != owner:
         return CreateOutcome(GarbageVerdict(GarbageReason.FAILED))

@@ -17,7 +17,9 @@ from fleet.label import own_label
 from fleet.progress import Progress
 from snapshots.operations.leases import check_not_in_use
 from snapshots.operations.operation import current_time, new_operation
+from snapshots.records.commit import Commit
 from snapshots.records.commits import read_commit, snapshot_names
+from snapshots.records.keys import parse_key
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
 from snapshots.removal.deletion import RemovalRun, hold_fleet, snapshot_removal
@@ -27,6 +29,10 @@ from snapshots.removal.retention import HeldSnapshot, RetentionFate, RetentionVe
 from snapshots.removal.survey import SurveyedSnapshot, survey_snapshots
 from storage.store import Listed, ObjectStore
 from wal.slots.slots import slot_name
+
+# Where a chain's increments have objects.
+COPY_FOLDERS = ("base", "schema", "lists")
+CHAIN_FOLDERS = ("increments", "wal", *COPY_FOLDERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +136,32 @@ def increments_removal(mark: Mark, operation: str) -> Removal:
 
 def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
     """The objects of a chain that its full snapshot does not need, whether or not an increment lists them."""
-    needed = read_commit(store, snapshot, 0).object_sizes
-    folders = (f"snapshots/{snapshot}/increments", f"snapshots/{snapshot}/wal")
-    return [one for folder in folders for one in store.inventory(folder) if one.key not in needed]
+    is_of_increments = _of_increments(read_commit(store, snapshot, 0))
+    listed = [one for part in CHAIN_FOLDERS for one in store.inventory(f"snapshots/{snapshot}/{part}")]
+    return [one for one in listed if is_of_increments(one.key)]
 
 
 def _increment_objects(surveyed: SurveyedSnapshot) -> list[Listed]:
     """As `increments_of`, from a survey, without reading the store again."""
-    needed = surveyed.chain.full.object_sizes if surveyed.chain else {}
-    folders = tuple(f"snapshots/{surveyed.name}/{part}/" for part in ("increments", "wal"))
-    if not needed:
+    if surveyed.chain is None:
         return []
-    return [one for one in surveyed.objects if one.key.startswith(folders) and one.key not in needed]
+    is_of_increments = _of_increments(surveyed.chain.full)
+    folders = tuple(f"snapshots/{surveyed.name}/{part}/" for part in CHAIN_FOLDERS)
+    return [one for one in surveyed.objects if one.key.startswith(folders) and is_of_increments(one.key)]
+
+
+def _of_increments(full: Commit) -> Callable[[str], bool]:
+    """Tells by its key whether an object is of increments: a commit, a further segment, what another create stored."""
+    needed = {one.key for one in full.named}
+    copies = tuple(f"snapshots/{full.snapshot}/{part}/" for part in COPY_FOLDERS)
+
+    def is_of_increments(key: str) -> bool:
+        if not key.startswith(copies):
+            return key not in needed
+        parsed = parse_key(full.snapshot, key)
+        return parsed is not None and parsed.owner != full.operation
+
+    return is_of_increments
 
 
 def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:

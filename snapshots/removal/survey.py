@@ -11,9 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from snapshots.operations.object_lists import read_chain_lists
 from snapshots.records.chain import Chain
-from snapshots.records.commits import listed_numbers, read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import listed_numbers
 from snapshots.records.documents import ManifestError
+from snapshots.records.stored_object import LostList
 from snapshots.records.tombstones import RestorePoint, is_only_full
 from storage.errors import RefusedError
 from storage.store import Inventory, Listed, ObjectMissingError, ObjectStore
@@ -83,7 +86,10 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
     only_full = chain is not None and is_only_full(store, name)
     if chain is None:
         return SurveyedSnapshot(name, None, unreadable, "", 0, tuple(objects), only_full)
-    restorable, lack = _count_restorable(chain, objects)
+    try:
+        restorable, lack = _count_restorable(read_chain_lists(store, chain, allow_damage=True), objects)
+    except ManifestError as error:
+        restorable, lack = 0, error.message
     if chain.full.only_cut:
         restorable = 0
     return SurveyedSnapshot(name, chain, unreadable, lack, restorable, tuple(objects), only_full)
@@ -118,6 +124,9 @@ def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
     """Count the restore points, from the first on, that lack nothing; also return what the next one lacks."""
     sizes = {one.key: one.size for one in objects}
     for number, commit in enumerate(chain.commits):
+        lost = [one for one in commit.object_lists if isinstance(one, LostList)]
+        if lost:
+            return number, f"object {lost[0].key}: {lost[0].detail}"
         for key, size in commit.object_sizes.items():
             if key not in sizes:
                 return number, f"object {key} is gone from the store"

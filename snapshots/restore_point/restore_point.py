@@ -123,14 +123,14 @@ def _plan_cut(context: CreateContext, plan: RestorePointPlan, base: dict[str, Ls
             definitions=(),
             global_id_form=context.fleet.global_id,
             base=base[node.id],
-            known=(),
+            last=None,
             finish=ORIGIN,
             store=context.fleet.store,
         )
         for node in context.sessions.nodes
     }
     last_cut = {node: LastCut(position) for node, position in base.items()}
-    return CutPlan(operation.id, operation.id, tasks, last_cut, context.request.retries)
+    return CutPlan(operation.id, operation.id, tasks, last_cut, {}, context.request.retries)
 
 
 def _build_commit(

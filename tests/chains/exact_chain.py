@@ -30,8 +30,8 @@ from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.chain import Chain
+from snapshots.records.chains import read_chain
 from snapshots.records.commit import Commit
-from snapshots.records.commits import read_chain
 from tests.chains.exact_databases import RULES, ExactDatabase, OtherVersionDatabase, run_schema_cases
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import roll_back_prepared

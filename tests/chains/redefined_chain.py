@@ -14,7 +14,8 @@ from fleet.lsn import Lsn
 from fleet.tables.groups import Column, Group
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA, base_table
 from snapshots.records.chain import Chain
-from snapshots.records.commit import DefinitionChanges, StoredObject
+from snapshots.records.commit import DefinitionChanges
+from snapshots.records.stored_object import StoredObject
 from storage.digest import digest
 from storage.store import ObjectStore
 from tests.unit.made_commits import full_commit, increment_commit

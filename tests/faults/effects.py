@@ -32,6 +32,7 @@ OBJECTS: Mapping[str, str] = {
     r"operations/[^/]+/intent\.json": "intent",
     r"operations/[^/]+/outcome\.json": "outcome",
     r"snapshots/[^/]+/base/.*": "base object",
+    r"snapshots/[^/]+/lists/.*": "object list",
     r"snapshots/[^/]+/schema/.*": "schema object",
     r"snapshots/[^/]+/wal/.*": "segment",
     r"snapshots/[^/]+/lost/.*": "mark of a lost chain",

@@ -12,8 +12,8 @@ from fleet.progress import Silent
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
+from snapshots.records.chains import read_chain
 from snapshots.records.commit import Commit
-from snapshots.records.commits import read_chain
 from tests.commands.snapshot_runs import (
     Ready,
 )

@@ -21,7 +21,8 @@ from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.operations.operation import read_open_intents
-from snapshots.records.commits import increment_numbers, read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import increment_numbers
 from storage.errors import BusyError, SnapshotError
 from tests.commands.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies
 from tests.commands.watching import Reached, Watching

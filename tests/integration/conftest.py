@@ -1,11 +1,12 @@
 """Real servers for the tests of this folder: PostgreSQL fleets and S3 servers, always stopped and deleted.
 
-embedded/server.py bounds how long a start or a stop may take. The report of a failed test includes the ends of the logs
-of all running fleets.
+embedded/server.py bounds how long a start or a stop may take. The report of a failed test includes the last warnings
+and errors in the logs of all running fleets.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -13,17 +14,23 @@ from typing import Protocol
 import pytest
 
 from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
-from embedded.server import log_tail
+from embedded.server import EmbeddedNode, log_tail
 from tests.integration.left_on_servers import check_nothing_left
 from tests.s3.kinds import NamedS3, named_s3
+from tests.s3.minio import minio_server
 from tests.s3.server import S3Server, s3_server
 from tests.s3.versitygw import BUILDING, needs_versitygw, versitygw_server
+from tests.stores.azurite import azurite_server
+from tests.stores.fake_gcs import fake_gcs_server
+from tests.stores.place import StorePlace
 
 SHARED_SHARDS = 2
 SHARED_BACKUPS = 1
 # No test cuts the machine's power, so what a server wrote survives the death of its process.
 SETTINGS = {"fsync": "off"}
-LOG_LINES_MAX = 30
+# A server logs much that nobody needs, so that of a failed test's report little else would be seen.
+LOG_LINES_MAX, COMPLAINTS_MAX, COMPLAINT_CHARACTERS_MAX = 100, 5, 300
+COMPLAINT = re.compile(r"\b(WARNING|ERROR|FATAL|PANIC):")
 RUNNING = pytest.StashKey[list[EmbeddedFleet]]()
 
 
@@ -108,6 +115,27 @@ def versitygw() -> Iterator[S3Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def minio() -> Iterator[S3Server]:
+    """MinIO's server. The test is skipped where `make stores` has not installed it."""
+    with minio_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gs() -> Iterator[StorePlace]:
+    """fake-gcs-server. The test is skipped where `make stores` has not installed it."""
+    with fake_gcs_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def az() -> Iterator[StorePlace]:
+    """Azurite. The test is skipped where `make stores` has not installed it."""
+    with azurite_server() as server:
+        yield server
+
+
 @pytest.fixture(scope="session", name="named_s3")
 def named_s3_server() -> Iterator[NamedS3]:
     """The server that SNAPSHOT_TEST_S3 names."""
@@ -138,19 +166,19 @@ def pytest_sessionfinish() -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the servers' logs to the report of a failed test."""
+    """Add what the servers complained of last to the report of a failed test."""
     report = yield
     if report.failed:
         for fleet in item.config.stash.get(RUNNING, []):
             for node in fleet.nodes:
-                report.sections.append(
-                    (f"log of {fleet.directory.name} {node.id}", _log_text(log_tail(node, LOG_LINES_MAX)))
-                )
+                report.sections.append((f"log of {fleet.directory.name} {node.id}", _complaints(node)))
     return report
 
 
-def _log_text(lines: list[str]) -> str:
-    return "\n".join(lines) or "(empty, or the server is deleted)"
+def _complaints(node: EmbeddedNode) -> str:
+    lines = log_tail(node, LOG_LINES_MAX)
+    complaints = [line[:COMPLAINT_CHARACTERS_MAX] for line in lines if COMPLAINT.search(line)]
+    return "\n".join(complaints[-COMPLAINTS_MAX:]) or f"(none in the last {len(lines)} lines)"
 
 
 def _delete(directory: Path) -> None:

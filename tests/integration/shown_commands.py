@@ -139,9 +139,11 @@ def difference(expected: tuple[str, ...], output: str) -> str:
     shown = [shape_of(line) for line in expected]
     while shown and not shown[-1]:
         shown.pop()
-    # An elision stands for any lines.
-    pattern = "\n".join(".*" if line == ELISION else re.escape(line) for line in shown)
-    printed = "\n".join(shape_of(line) for line in output.rstrip("\n").split("\n"))
+    # An elision stands for any lines, or none.
+    pattern = "".join(r"(?:.*\n)?" if line == ELISION else f"{re.escape(line)}\n" for line in shown)
+    # A command that prints nothing has no lines.
+    lines = output.rstrip("\n").split("\n") if output.strip("\n") else []
+    printed = "".join(f"{shape_of(line)}\n" for line in lines)
     return (
         ""
         if re.fullmatch(pattern, printed, re.DOTALL)

@@ -24,7 +24,7 @@ from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from snapshots.listing.listing import list_store
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
 from snapshots.records.tombstones import is_deleted
 from snapshots.removal.deletion import delete_snapshot
 from snapshots.removal.pruning import preview_prune

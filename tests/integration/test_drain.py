@@ -156,7 +156,7 @@ def test_a_drain_that_dies_within_a_large_transaction_is_continued_there(
     place.connection.execute("INSERT INTO t VALUES (-1, 'before')")
     place.connection.execute("BEGIN")
     for low, high in ((1, 25), (26, 50)):
-        # Small on the server, large when decoded: several batches of about 16 MB.
+        # Small on the server, large when decoded: several batches of about 4 MB.
         rows = f"INSERT INTO t SELECT n, repeat(md5(n::text), 30000) FROM generate_series({low}, {high}) n"
         place.connection.execute(rows.encode())
         place.connection.execute("INSERT INTO other VALUES ('between')")
@@ -165,6 +165,7 @@ def test_a_drain_that_dies_within_a_large_transaction_is_continued_there(
     place.connection.execute("INSERT INTO t VALUES (-2, 'after')")
     finish = place.write_finish()
     die_at(None)
+    monkeypatch.setattr(wal.drain.drain, "SEGMENT_BYTES_MAX", 1 << 30)
     assert len(undisturbed.drain_fully(finish).segments) == 1
     monkeypatch.setattr(wal.drain.drain, "SEGMENT_BYTES_MAX", 1 << 20)
     # It dies after its first and after its second segment, both in the middle of the transaction.

@@ -24,8 +24,8 @@ import pytest
 from fleet.config import Fleet
 from fleet.lsn import Lsn
 from fleet.nodes.connections import with_database
+from snapshots.records.chains import read_chain
 from snapshots.records.commit import Commit
-from snapshots.records.commits import read_chain
 from storage.errors import BusyError, SnapshotError
 from storage.local import LocalStore
 from tests.commands.snapshot_runs import Ready, Runs, command_line, configure_fleet, sorted_copies

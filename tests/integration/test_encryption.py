@@ -23,7 +23,7 @@ from fleet.nodes.lock import lock_fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.record import Record, Time
 from snapshots.operations.operation import begin, new_operation
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
 from snapshots.records.documents import seal
 from snapshots.records.keys import base_prefix
 from snapshots.records.operation_records import Outcome, operation_key
@@ -155,7 +155,7 @@ def test_commits_have_the_digests_of_what_is_stored(chain: EncryptedChain) -> No
 
 def test_without_a_key_every_command_that_opens_the_store_says_that_it_is_encrypted(copied: EncryptedChain) -> None:
     keyless, before = without_key(copied.runs.fleet, copied.folder), contents(copied.store)
-    assert {words[0] for words in OPENING_COMMANDS} == COMMANDS.keys() - {"key", "resume", "demo"}
+    assert {words[0] for words in OPENING_COMMANDS} == COMMANDS.keys() - {"key", "resume", "cluster", "demo"}
     for words in OPENING_COMMANDS:
         code, document = run_here(keyless, *words)
         assert (code, document.get("error")) == (3, "store-encrypted"), words

@@ -48,9 +48,12 @@ with SparkOnDemand(fleet, "test") as spark:
     sys.stdin.readline()
     while count_executors(spark.session()) < 2:
         time.sleep(0.1)
+    def sees_store(place):
+        time.sleep(1)
+        return Path(place, "fleet.json").exists()
     try:
-        run_tasks(spark.session(), time.sleep, [1.0] * 8, Silent())
-        print(json.dumps({"slug": "none", "message": ""}), flush=True)
+        saw = run_tasks(spark.session(), sees_store, [fleet.store.url.removeprefix("file://")] * 8, Silent())
+        print(json.dumps({"slug": "none", "message": "", "saw": saw}), flush=True)
     except SnapshotError as error:
         print(json.dumps(report_of(error)), flush=True)
 """
@@ -137,9 +140,23 @@ def test_without_executors_the_command_says_so_and_ends_with_nothing_made(
         fleet = fleet_on(master, shared_fleet, folder)
         code, found = run_command(folder, "create", "never", "--wait", "3")
         assert code == 6, found
-        assert found["message"] == f"{master} has granted no executor of 512m memory and 1 cores in 3 s"
+        granted = f"{master} has granted no executor of 512m memory and 1 cores in 3 s"
+        assert found["message"] == f"{granted}; it has no worker"
         assert "operations" not in fleet.store.open().list_children("")
         assert not any(slots_of(node.dsn) for node in fleet.nodes)
+
+
+def test_without_room_for_an_executor_the_command_says_what_workers_have_free(
+    shared_fleet: EmbeddedFleet, folder: Path
+) -> None:
+    with standalone_workers(folder / "cluster", GIVEN, [Worker("small", CODE)]) as master:
+        fleet_on(master, shared_fleet, folder)
+        file = folder / "fleet.toml"
+        file.write_text(file.read_text().replace("512m", "4g"))
+        code, found = run_command(folder, "create", "never", "--wait", "3")
+        assert code == 6, found
+        granted = f"{master} has granted no executor of 4g memory and 1 cores in 3 s"
+        assert found["message"] == f"{granted}; free on its workers: 1 of 1 cores and 1024 of 1024 MiB on 127.0.0.1"
 
 
 @can_hide
@@ -162,6 +179,10 @@ def test_an_executor_that_comes_later_is_asked_before_its_first_task(shared_flee
             finally:
                 # Its JVM ends with it.
                 job.kill()
+        if found["slug"] == "none":
+            # The other executor has done all tasks, also those that this one had refused.
+            assert found["saw"] == [True] * 8
+            return
         assert found["slug"] == "store-not-shared"
         assert f"its store file://{folder}/store is not the one of this machine" in found["message"]
         assert found["message"].startswith("executor on ")

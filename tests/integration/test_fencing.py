@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.faults.contest import (
     Contest,

@@ -22,7 +22,8 @@ from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.operation import record_outcome
-from snapshots.records.commits import increment_numbers, read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import increment_numbers
 from snapshots.records.store_identity import ensure_identity
 from snapshots.removal.garbage import GarbageReason
 from snapshots.removal.gc import collect_garbage, preview_garbage

@@ -20,6 +20,7 @@ from fleet.config import Fleet, GroupRules
 from fleet.nodes.connections import connect, with_database
 from fleet.tables.groups import read_tables
 from snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
+from snapshots.base_copy.destination import CopyDestination
 from snapshots.create.sequences import read_sequences
 from storage.errors import error_of
 from storage.location import StoreLocation
@@ -91,7 +92,8 @@ def test_a_view_in_the_place_of_a_table_is_not_copied(own: Fleet) -> None:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
         execute(node.dsn, "SET ROLE mallory", VIEW_FOR_TABLE)
-        task = CopyTask(node, 0, exported, (PageRange(table.group, table.oid),), "base", StoreLocation("memory://m"))
+        to = CopyDestination("m", "op", StoreLocation("memory://m"))
+        task = CopyTask(node, 0, exported, (PageRange(table.group, table.oid),), to, 0)
         problem = copy_ranges(task).problem
     assert problem
     assert "another relation now" in error_of(problem).message

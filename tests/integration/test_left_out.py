@@ -19,7 +19,7 @@ from cli.commands.create import lines_of as create_lines
 from cli.output.restore_report import lines_of as restore_lines
 from fleet.nodes.connections import with_database
 from fleet.tables.left_out import LeftOut, LeftOutKind
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import execute

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import storage.storing as storing
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
 from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots

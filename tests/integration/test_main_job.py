@@ -1,4 +1,4 @@
-"""The main job, by its commands on S3: a busy bank, a full snapshot and increments, and restores of their states.
+"""The main job, by its commands on S3 and the like: a busy bank, a full snapshot, increments, restores of their states.
 
 The last increment is taken while the bank is idle: its state must equal the sources row for row, by PostgreSQL's own
 sorted COPY. The short form takes three increments and restores the last state and one that the seed draws; the long
@@ -22,6 +22,7 @@ from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, sorted_copies
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.s3.kinds import NAMED_URL, ONE_KIND, S3Place
+from tests.stores.place import StorePlace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,12 +46,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         stop_fleet(directory, delete=True)
 
 
-@pytest.fixture(params=[ONE_KIND, *["named_s3"] * bool(NAMED_URL)])
+@pytest.fixture(params=[ONE_KIND, "minio", "gs", "az", *["named_s3"] * bool(NAMED_URL)])
 def runs(
     request: pytest.FixtureRequest, shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> Iterator[Runs]:
     """The shared fleet with an empty bucket."""
-    server: S3Place = request.getfixturevalue(request.param)
+    server: S3Place | StorePlace = request.getfixturevalue(request.param)
     fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", server.bucket("main-job"), server.options)
     with dropping_slots(fleet):
         yield Runs(fleet, Ready(spark))

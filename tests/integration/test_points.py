@@ -20,7 +20,7 @@ from fleet.read_only.resume import resume_fleet
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
-from snapshots.operations import leases
+from snapshots.operations import leases, object_lists
 from snapshots.operations.crash_points import (
     FREEZE_POINTS,
     FULL_POINTS,
@@ -29,6 +29,7 @@ from snapshots.operations.crash_points import (
     CrashPoint,
     ddl_crash_points,
     invalidated_attempt_crash_points,
+    listed_crash_points,
     terminal_crash_points,
 )
 from snapshots.operations.operation import Operation, new_operation, record_operation
@@ -193,7 +194,7 @@ def test_a_create_reaches_its_crash_points_with_only_declared_effects_between_th
     assert [one.point for one in invalidated.watching.reached_points] == expand(points, len(fleet.nodes))
     assert invalidated.undeclared(INVALIDATED_EFFECTS) == []
     assert_open_operations_are_settled(fleet, spark, Effects(fleet, servers))
-    assert_every_document_type_is_stored(Runs(fleet, Ready(spark)), monkeypatch)
+    assert_every_document_type_is_stored(Runs(fleet, Ready(spark)), Effects(fleet, servers), monkeypatch)
 
 
 def assert_open_operations_are_settled(fleet: Fleet, spark: SparkSession, effects: Effects) -> None:
@@ -214,7 +215,19 @@ def assert_open_operations_are_settled(fleet: Fleet, spark: SparkSession, effect
     assert by_point.undeclared({**FULL_EFFECTS, **late}) == []
 
 
-def assert_every_document_type_is_stored(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_lists_are_stored_before_their_point(runs: Runs, effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a create whose commit names object lists."""
+    monkeypatch.setattr(object_lists, "OWN_OBJECTS_MAX", 0)
+    effects.look()
+    listed = EffectsByPoint(effects)
+    create_full(runs.fleet, CreateRequest("listed"), runs.spark, listed.watching)
+    points = listed_crash_points(FULL_POINTS)
+    assert [one.point for one in listed.watching.reached_points] == expand(points, len(runs.fleet.nodes))
+    assert listed.undeclared({**FULL_EFFECTS, CrashPoint.LISTS_STORED: frozenset({"object list"})}) == []
+    assert "object list" in listed.kinds()
+
+
+def assert_every_document_type_is_stored(runs: Runs, effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that all operations of this test, a restore, a prune and a delete stored documents of exactly all types."""
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.01)
     runs.restore("next", replace(runs.fleet, nodes=tuple(with_database(one, "back") for one in runs.fleet.primaries)))
@@ -223,6 +236,7 @@ def assert_every_document_type_is_stored(runs: Runs, monkeypatch: pytest.MonkeyP
         runs.fleet, Retention(keep_full=3, keep_increments=1), Silent(), lambda _plan: None, force=True
     )
     assert [step.mark.snapshot for step in pruned.plan.steps] == ["chain"]
+    assert_lists_are_stored_before_their_point(runs, effects, monkeypatch)
     delete_snapshot(runs.fleet, "met", Silent(), lambda _plan: None, force=True)
     found |= check_documents(runs.fleet.store.open())
     # A store without encryption has no key document.

@@ -22,6 +22,7 @@ from fleet.nodes.watch import watch_nodes
 from fleet.progress import Silent
 from fleet.tables.groups import read_tables
 from snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
+from snapshots.base_copy.destination import CopyDestination
 from snapshots.base_copy.exported_snapshot import open_exported
 from snapshots.base_copy.large_objects import LargeObjectTask, copy_large_objects
 from snapshots.create.initialise import initialise
@@ -38,6 +39,7 @@ LOCK_SECONDS = 1.0
 SEEN_SECONDS_MAX = 60
 EXCLUSIVE = "LOCK TABLE held IN ACCESS EXCLUSIVE MODE"
 SESSION, PREPARED, OF_PRIMARY = "session {pid} of postgres", "a prepared transaction", "a transaction of its primary"
+DESTINATION = CopyDestination("locked", "op", StoreLocation("memory://locked"))
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +71,7 @@ def copy(fleet: Fleet) -> None:
         (table,) = read_tables(connection, GroupRules())
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
-        task = CopyTask(
-            node, 0, exported, (PageRange(table.group, table.oid),), "base", StoreLocation("memory://locked")
-        )
+        task = CopyTask(node, 0, exported, (PageRange(table.group, table.oid),), DESTINATION, 0)
         if problem := copy_ranges(task).problem:
             raise error_of(problem)
 
@@ -81,9 +81,7 @@ def copy_all_large_objects(fleet: Fleet) -> None:
     with connect(node) as holder:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
-        if problem := copy_large_objects(
-            LargeObjectTask(node, 0, exported, 0, None, "large", StoreLocation("memory://locked"))
-        ).problem:
+        if problem := copy_large_objects(LargeObjectTask(node, 0, exported, 0, None, DESTINATION)).problem:
             raise error_of(problem)
 
 

@@ -25,8 +25,8 @@ from snapshots.create.request import CreateRequest
 from snapshots.listing.listing import list_store
 from snapshots.listing.recovery_plan import plan_recovery
 from snapshots.operations.crash_points import CrashPoint
+from snapshots.records.chains import OnlyCutError
 from snapshots.records.commit import FullSnapshot
-from snapshots.records.only_cut import OnlyCutError
 from snapshots.removal.pruning import preview_prune
 from snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots, removing_new_transfers, run_command, slots_of

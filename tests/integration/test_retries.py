@@ -166,13 +166,13 @@ def test_a_primary_stopped_while_its_slot_is_read_costs_one_attempt(
     run_tasks = cutting.run_tasks
     runs: list[int] = []
 
-    def run_disturbed(*arguments: Any) -> Any:
+    def run_disturbed(*arguments: Any, **more: Any) -> Any:
         runs.append(len(runs))
         if len(runs) > 1:
-            return run_tasks(*arguments)
+            return run_tasks(*arguments, **more)
         servers.stop_node(victim, immediate=True)
         try:
-            return run_tasks(*arguments)
+            return run_tasks(*arguments, **more)
         finally:
             servers.start_node(victim)
 

@@ -22,7 +22,7 @@ from restore.rows.ledger import LoadError
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
 from tests.chains.tried_chain import Interrupt, Tried, tried
 from tests.commands.snapshot_runs import slots_of
 from wal.slots.slots import slot_name

@@ -22,6 +22,7 @@ from storage.store import (
     StoreUnreachableError,
 )
 from tests.s3.kinds import DRAWN_KINDS, S3Place
+from tests.s3.minio import minio_server
 from tests.s3.proxy import ANSWER_LOST, REQUEST_LOST, Fault, S3Proxy, s3_proxy
 from tests.s3.server import ACCESS_KEY, SECRET_KEY, S3Server, in_folder, s3_server
 from tests.s3.versitygw import versitygw_server
@@ -41,7 +42,8 @@ BROKEN_AFTER = Fault(arrives=True, status=500, code="InternalError")
 
 OwnServer: TypeAlias = Callable[[], AbstractContextManager[S3Server]]
 # The servers that a test may stop and kill.
-OWN_SERVERS = [{"s3": s3_server, "versitygw": versitygw_server}[kind] for kind in DRAWN_KINDS if kind != "named_s3"]
+PROGRAMS = {"s3": s3_server, "minio": minio_server, "versitygw": versitygw_server}
+OWN_SERVERS = [PROGRAMS[kind] for kind in DRAWN_KINDS if kind != "named_s3"]
 
 
 @pytest.fixture(scope="module", params=DRAWN_KINDS)

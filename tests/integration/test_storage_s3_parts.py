@@ -75,7 +75,12 @@ def link(opened: Link, monkeypatch: pytest.MonkeyPatch) -> Link:
     return Link(opened.proxy, through, direct)
 
 
-def test_only_a_failed_part_is_repeated(link: Link) -> None:
+def lists_uploads(request: pytest.FixtureRequest) -> bool:
+    """Whether the server lists uploads below a folder: MinIO lists those of a whole key alone."""
+    return bool(request.node.callspec.params["server"] != "minio")
+
+
+def test_only_a_failed_part_is_repeated(link: Link, request: pytest.FixtureRequest) -> None:
     link.proxy.faults += [
         Fault(arrives=False, of=PART),
         Fault(arrives=True, of=PART),
@@ -86,7 +91,8 @@ def test_only_a_failed_part_is_repeated(link: Link) -> None:
     assert link.direct.read("object") == BODY
     assert link.proxy.requests[PART] == 3 + 3
     # The store still has the upload whose CreateMultipartUpload got an error as its answer.
-    assert [(one.key, one.size_bytes) for one in link.direct.unfinished()] == [("object", 0)]
+    left = [("object", 0)] if lists_uploads(request) else []
+    assert [(one.key, one.size_bytes) for one in link.direct.unfinished()] == left
 
 
 @pytest.mark.parametrize(
@@ -180,7 +186,11 @@ def test_ctrl_c_aborts_the_upload(link: Link) -> None:
     assert not link.direct.exists("object")
 
 
-def test_the_upload_of_a_killed_process_is_found_and_abandoned(server: S3Place, opened: Link) -> None:
+def test_the_upload_of_a_killed_process_is_found_and_abandoned(
+    server: S3Place, opened: Link, request: pytest.FixtureRequest
+) -> None:
+    if not lists_uploads(request):
+        pytest.skip("the server does not list the uploads below a folder")
     url = f"{server.bucket('killed')}/folder"
     opened.proxy.reset()
     opened.proxy.delay_seconds = 0.3

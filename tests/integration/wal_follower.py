@@ -144,6 +144,6 @@ def follow(node: Node, primary: Node, groups: dict[str, Group], slot: str, store
     task = DrainTask(
         node=node, slot=slot, publications=publication_names(FLEET), snapshot="nightly", chain=slot,
         operation="op", definitions=tuple(Definition(0, group) for group in groups.values()), global_id_form="exact",
-        base=exported.position, known=(), finish=Lsn(0), store=StoreLocation(store_url),
+        base=exported.position, last=None, finish=Lsn(0), store=StoreLocation(store_url),
     )  # fmt: skip
     return Follower(task, groups, base)

@@ -9,7 +9,8 @@ from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.targets.target_checks import find_xml_columns
 from snapshots.ddl.dump import find_ddl_objects
-from snapshots.fold.sources import SegmentSource, sources_of
+from snapshots.fold.find_sources import sources_of
+from snapshots.fold.sources import SegmentSource
 from snapshots.records.large_objects import list_large_objects
 from storage.errors import SnapshotError
 from tests.mutations.world import NAME, World

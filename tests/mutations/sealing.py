@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from storage.digest import digest
 from tests.mutations.values import text_of
+from tests.stores.history import relink
 
 COMMIT = re.compile(r"snapshots/([^/]+)/(snapshot\.json|increments/(\d{16})\.json)")
 
@@ -26,26 +27,32 @@ def seal_document(document: Mapping[str, Any]) -> bytes:
     return seal_text(text_of({name: value for name, value in document.items() if name != "digest"}))
 
 
-def later_commits(key: str, keys: list[str]) -> list[str]:
-    """The commits of the same chain after the commit `key`, in order; none if it is no commit."""
+def commits_of_chain(key: str, keys: Iterable[str]) -> list[str]:
+    """The commits of the chain of the commit `key`, in order; none if it is no commit."""
     found = COMMIT.fullmatch(key)
-    if not found:
-        return []
+    matches = [match for one in keys if found and (match := COMMIT.fullmatch(one)) and match[1] == found[1]]
     # The full snapshot's key sorts after those of increments.
-    number = found[3] or ""
-    matches = [match for one in keys if (match := COMMIT.fullmatch(one)) and match[1] == found[1]]
-    return [match[0] for match in sorted(matches, key=lambda one: one[3] or "") if (match[3] or "") > number]
+    return [match[0] for match in sorted(matches, key=lambda one: one[3] or "")]
+
+
+def later_commits(key: str, keys: Iterable[str]) -> list[str]:
+    """The commits of the same chain after the commit `key`, in order; none if it is no commit."""
+    commits = commits_of_chain(key, keys)
+    return commits[commits.index(key) + 1 :] if commits else []
 
 
 def resealed(documents: Mapping[str, Any], key: str, changed: Mapping[str, Any]) -> dict[str, bytes]:
     """The bytes of the changed document, and of all later commits of its chain with digests that fit."""
     bodies = {key: seal_document(changed)}
-    before = changed.get("operation", ""), bodies[key]
-    for later in later_commits(key, list(documents)):
+    commits = commits_of_chain(key, documents) or [key]
+    place = commits.index(key)
+    before = [dict(documents[one]) for one in commits[:place]]
+    before.append({**changed, "digest": _digest_of(bodies[key])})
+    for later in commits[place + 1 :]:
         document = dict(documents[later])
-        document["previous"] = {"operation": before[0], "digest": _digest_of(before[1])}
+        relink(document, before)
         bodies[later] = seal_document(document)
-        before = document["operation"], bodies[later]
+        before.append({**document, "digest": _digest_of(bodies[later])})
     return bodies
 
 

@@ -21,7 +21,7 @@ REFUSED, ACCEPTED, TRACEBACK, HANG = "refused", "accepted", "traceback", "hang"
 VARYING = frozenset({
     "retained_wal", "seconds", "operation", "not_asked", "retained",
     # Of a plan: what is measured and found when it is made.
-    "age_seconds", "based_on", "free_bytes", "seconds_by_step",
+    "age_seconds", "based_on", "free_bytes", "seconds_are_rough", "seconds_by_step",
 })  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from fleet.config import Fleet, load_fleet
 from fleet.record import Time
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
 from snapshots.records.documents import seal
 from snapshots.records.lost_chains import LostChain, lost_key
 from snapshots.records.operation_records import LeaseRenewal, operation_key

@@ -1,4 +1,4 @@
-"""The S3 servers that the same tests run on: moto's, versitygw, and one that the user may name.
+"""The S3 servers that the same tests run on: moto's, versitygw, MinIO, and one that the user may name.
 
     SNAPSHOT_TEST_S3=http://127.0.0.1:9000/bucket/folder    your own server (https as well)
     SNAPSHOT_TEST_S3=s3://bucket/folder                     AWS, or what AWS_ENDPOINT_URL names
@@ -27,7 +27,7 @@ NAMED_URL = os.environ.get("SNAPSHOT_TEST_S3", "")
 NAMED_OPTIONS = os.environ.get("SNAPSHOT_TEST_S3_OPTIONS", "{}")
 # Each is the name of a fixture of tests/integration. Only named_s3 is a server that the tests don't start.
 REAL_KINDS = ["versitygw", "named_s3"] if NAMED_URL else ["versitygw"]
-KINDS = ["s3", *REAL_KINDS]
+KINDS = ["s3", "minio", *REAL_KINDS]
 # The servers behind a proxy that loses requests. Its faults are the same for each, so the short form draws one.
 _OWN = ["s3", *["versitygw"] * bool(shutil.which("go"))]
 # The server for whole chains: the one that is not a test double, if it can be built.

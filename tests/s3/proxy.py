@@ -1,4 +1,4 @@
-"""Network faults before a real S3 server: a proxy that loses requests or answers, or refuses requests.
+"""Network faults before a real server, of S3 or the like: a proxy that loses requests or answers, or refuses requests.
 
 All other requests are forwarded to the server, whose answers are sent back.
 """
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 from fnmatch import fnmatch
@@ -56,7 +56,8 @@ class S3Proxy:
     While there is an `outage`, it applies to all other requests. Each request takes `delay_seconds` longer, and waits
     while `answering` is not set: requests that waited are lost. Access keys in `expired` are refused as S3 refuses an
     expired token, operations in `forbidden` and writes of keys that match one of `unwritable` as it refuses what a
-    policy does not allow. The server does not get the headers in `dropped_headers`, which are in lower case.
+    policy does not allow. The server does not get the headers in `dropped_headers`, which are in lower case, nor the
+    parameter `dropped_parameter` of a request.
     `put_headers` has the headers of all puts, `held_paths` the paths of held requests, `late_statuses` the server's
     answers to late ones.
     """
@@ -69,6 +70,7 @@ class S3Proxy:
     forbidden: frozenset[str] = frozenset()
     unwritable: tuple[str, ...] = ()
     dropped_headers: frozenset[str] = frozenset()
+    dropped_parameter: str = ""
     put_headers: list[dict[str, str]] = field(default_factory=list)
     held_paths: list[str] = field(default_factory=list)
     late_statuses: list[int] = field(default_factory=list)
@@ -155,15 +157,17 @@ class Listener(ThreadingHTTPServer):
 
 
 def forward_request(
-    server_url: str, dropped: Collection[str], request: BaseHTTPRequestHandler, body: bytes
+    server_url: str, proxy: S3Proxy, request: BaseHTTPRequestHandler, body: bytes
 ) -> tuple[int, dict[str, str], bytes]:
-    """Forward the request without the headers `dropped`; return the server's own answer: status, headers, body."""
-    unsent = {"expect", *dropped}
+    """Forward the request without what the proxy drops; return the server's own answer: status, headers, body."""
+    unsent, path = {"expect", *proxy.dropped_headers}, request.path
+    if proxy.dropped_parameter:
+        path = path.replace(proxy.dropped_parameter, "")
     address = urlsplit(server_url)
     connection = CONNECTIONS[address.scheme](address.netloc, timeout=ANSWER_SECONDS_MAX)
     try:
         headers = {name: text for name, text in request.headers.items() if name.lower() not in unsent}
-        connection.request(request.command, request.path, body=body, headers=headers)
+        connection.request(request.command, path, body=body, headers=headers)
         answer = connection.getresponse()
         return answer.status, dict(answer.getheaders()), answer.read()
     finally:
@@ -179,7 +183,7 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
 
         def forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            ask = partial(forward_request, server_url, proxy.dropped_headers, self, body)
+            ask = partial(forward_request, server_url, proxy, self, body)
             time.sleep(proxy.delay_seconds)
             if not proxy.answering.is_set():
                 proxy.answering.wait()
@@ -207,7 +211,8 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
                 # The length in the answer to a HEAD is the object's; all other bodies have the length that was read.
                 if name.lower() not in ("transfer-encoding", "connection", "content-length"):
                     self.send_header(name, text)
-            length = headers.get("Content-Length") if self.command == "HEAD" else None
+            lengths = [text for name, text in headers.items() if name.lower() == "content-length"]
+            length = lengths[0] if lengths and self.command == "HEAD" else None
             self.send_header("Content-Length", length or str(len(body)))
             self.end_headers()
             if self.command != "HEAD":

@@ -1,7 +1,7 @@
 """S3 servers as separate processes, each on a free loopback port.
 
 moto's honours conditional puts and keeps its objects in memory. rclone's ignores the condition and overwrites,
-so Cutline must refuse it. tests/s3/versitygw.py has another server; tests/s3/kinds.py chooses among them.
+so Cutline must refuse it. tests/s3/versitygw.py and minio.py have other servers; tests/s3/kinds.py chooses among them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -127,8 +127,13 @@ def rclone() -> str:
 
 
 @contextlib.contextmanager
-def running_server(command: list[str], port: int, *, has_tls: bool = False) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `command` for the block, which begins once it answers on `port`; show its log on failure."""
+def running_server(
+    command: list[str], port: int, *, has_tls: bool = False, settings: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `command` for the block, which begins once it answers on `port`; show its log on failure.
+
+    `settings` are added to its environment.
+    """
     root = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -137,7 +142,7 @@ def running_server(command: list[str], port: int, *, has_tls: bool = False) -> I
             stdout=log,
             stderr=log,
             cwd=root,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(settings or {}),
         )
         try:
             wait_until_it_answers(process, port, has_tls=has_tls)

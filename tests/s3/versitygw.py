@@ -7,35 +7,24 @@ It keeps its buckets in a folder, has versions, Object Lock, users and bucket po
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from cli.folders.cache_folder import cache_folder
-from tests.s3.server import ACCESS_KEY, LOG_CHARACTERS_MAX, SECRET_KEY, S3Server, free_port, running_server
+from tests.programs.cached import INSTALL_SECONDS_MAX, NotInstallableError
+from tests.programs.go_program import GoProgram
+from tests.s3.server import ACCESS_KEY, SECRET_KEY, S3Server, free_port, running_server
 
-VERSION = "v1.8.0"
-MODULE = "github.com/versity/versitygw/cmd/versitygw"
-BUILD_SECONDS_MAX = 900
+PROGRAM = GoProgram("github.com/versity/versitygw/cmd/versitygw", "v1.8.0")
 ADMIN_SECONDS_MAX = 30
 NICENESS = 10
-# What Go reports if it can't download: such a machine can't build the server, as if it had no toolchain.
-NO_NETWORK = ("dial tcp", "no such host", "i/o timeout", "connection refused", "TLS handshake", "proxyconnect")
-
-
-class NoGoError(Exception):
-    """The server can't be built on this machine; the message says why."""
 
 
 class Building:
@@ -59,15 +48,15 @@ class Building:
     def wait(self) -> None:
         """Wait for the build that was begun, however it ends."""
         if self._process is not None:
-            self._process.wait(BUILD_SECONDS_MAX)
+            self._process.wait(INSTALL_SECONDS_MAX)
 
     def program(self) -> Path:
         """Return the program; skip the calling test if it can't be built."""
         self.wait()
         try:
             return build()  # after a failed build, this one raises its error
-        except NoGoError as error:
-            pytest.skip(f"versitygw {VERSION} can't be built: {error}")
+        except NotInstallableError as error:
+            pytest.skip(f"versitygw {PROGRAM.version} can't be built: {error}")
 
     def end(self) -> None:
         """Give up a build that nobody has waited for."""
@@ -79,55 +68,14 @@ class Building:
 BUILDING = Building()
 
 
-@cache
-def own_folder() -> Path:
-    """Make a folder for the programs of this run."""
-    return Path(tempfile.mkdtemp(prefix="versitygw-"))
-
-
 def program_path() -> Path:
     """The path of the program once it is built."""
-    # A name in a folder that others share could be planted, and would be run.
-    folder = cache_folder() or own_folder()
-    return folder / f"versitygw-{VERSION}-{sysconfig.get_platform()}"
+    return PROGRAM.path()
 
 
 def build() -> Path:
-    """Build the program unless it exists, and return it; raises NoGoError."""
-    target = program_path()
-    if target.exists():
-        return target
-    go = shutil.which("go")
-    if go is None:
-        raise NoGoError("there is no Go toolchain on the PATH (go)")
-    with locked(target.with_name(f"{target.name}.lock")), tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        if not target.exists():
-            done = subprocess.run(
-                [go, "install", "-ldflags=-s -w", f"{MODULE}@{VERSION}"],
-                capture_output=True, text=True, check=False, timeout=BUILD_SECONDS_MAX,
-                stdin=subprocess.DEVNULL, env=os.environ | {"GOBIN": folder}, cwd=folder,
-            )  # fmt: skip
-            if done.returncode and any(words in done.stderr for words in NO_NETWORK):
-                raise NoGoError(f"Go can't download it: {done.stderr.strip().splitlines()[-1]}")
-            assert done.returncode == 0, done.stderr[-LOG_CHARACTERS_MAX:]
-            (Path(folder) / "versitygw").replace(target)
-    return target
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file for the block: one process builds, the others wait for it."""
-    deadline = time.monotonic() + BUILD_SECONDS_MAX
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"another process has held {path} for {BUILD_SECONDS_MAX} seconds") from None
-                time.sleep(0.2)
-        yield
+    """Build the program unless it exists, and return it; raises NotInstallableError."""
+    return PROGRAM.install()
 
 
 @contextlib.contextmanager

@@ -23,19 +23,14 @@ from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.operation import Operation, commit_operation, has_failed, new_operation, record_operation
 from snapshots.operations.settling import settle_operations
 from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous, StoredObject
-from snapshots.records.commits import (
-    check_name,
-    check_not_pruned,
-    commit_missing_error,
-    free_turn,
-    increment_numbers,
-    read_chain,
-)
+from snapshots.records.chains import read_chain, read_newest_part
+from snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous
+from snapshots.records.commits import check_name, check_not_pruned, commit_missing_error, free_turn, increment_numbers
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import check_not_lost, is_lost
 from snapshots.records.operation_records import Intent, read_intent
 from snapshots.records.part_rules import count_listed
+from snapshots.records.stored_object import StoredObject
 from snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from storage.digest import digest
 from storage.errors import BusyError, RefusedError
@@ -125,7 +120,7 @@ def create_increment(process: Process, name: str) -> None:
     with exclusive(process) as lock:
         settle_operations(store, FLEET, process)
         guard_nodes(process)
-        chain = read_chain(store, name)
+        chain = read_newest_part(store, name)
         check_not_pruned(store, name)
         check_not_lost(store, chain)
         check_commits(store, chain)
@@ -137,11 +132,11 @@ def create_increment(process: Process, name: str) -> None:
         operation = Operation(structs.replace(intent, turn=free_turn(store, name, number)))
         register_create(process, operation.intent, previous=chain.last.operation)
         with record_operation(store, operation):
-            known = {node: chain.segments(node) for node in NODES}
+            known = {node: chain.newest_segments(node) for node in NODES}
             work = Work(process, lock, operation, chain.full.chain, chain.full.base, known)
             cut = make_cut(work)
             previous = Previous(chain.last.operation, chain.last.digest)
-            commit_work(work, _counted(Increment(previous=previous, **_common(work, cut))))
+            commit_work(work, _counted(Increment(previous=previous, history=chain.next_history, **_common(work, cut))))
 
 
 def guard_nodes(process: Process) -> None:
@@ -193,20 +188,22 @@ def drain(work: Work, node: str, finish: int) -> tuple[Segment, ...]:
     process.ask_node(f"slot of {node}")
     confirmed = process.world.nodes.slots.get(work.slot, {}).get(node)
     known = work.known[node]
+    last = known[-1].number if known else 0
     found: list[Segment] = []
     while True:
         try:
-            found.append(_read_segment(process, prefix, len(known) + len(found) + 1))
+            found.append(_read_segment(process, prefix, last + len(found) + 1))
         except ObjectMissingError:
             break
-    check_contiguous(node, Lsn(work.base[node]), [*known, *found])
+    begin, first = (known[0].after, known[0].number) if known else (Lsn(work.base[node]), 1)
+    check_contiguous(node, begin, [*known, *found], first=first)
     through = max([work.base[node], *(one.through for one in (*known, *found))])
     if confirmed is None or confirmed > through:
         raise SlotLostError(f"node {node}: slot {work.slot} is at {confirmed}, the archive at {through}")
     _advance(work, node, through)
     while through < finish:
         after, through = through, min(finish, through + 1 + process.world.below(CHUNK_MAX))
-        number = len(known) + len(found) + 1
+        number = last + len(found) + 1
         body = f"{node} {work.operation.id} {int(after)} {int(through)} .".encode()
         try:
             create_or_find(process.store, segment_key(prefix, number), body)

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
 from fleet.progress import Progress
-from snapshots.records import commits, operation_records
+from snapshots.listing import listing
+from snapshots.records import chains, commits, operation_records
 from snapshots.records.operation_records import Outcome
 from snapshots.records.tombstones import Mark
 from snapshots.removal import garbage, removal
@@ -73,9 +74,15 @@ def mark_comes_last() -> AbstractContextManager[object]:
     return both()
 
 
-def tombstone_not_looked_for() -> AbstractContextManager[object]:
+@contextmanager
+def tombstone_not_looked_for() -> Iterator[None]:
     """List everything that has a commit, even if it is deleted."""
-    return patch.object(commits, "is_deleted", lambda store, name: False)
+    with (
+        patch.object(commits, "is_deleted", lambda store, name: False),
+        patch.object(listing, "check_not_deleted", lambda store, name: None),
+        patch.object(chains, "check_not_deleted", lambda store, name: None),
+    ):
+        yield
 
 
 def increments_go_unmarked() -> AbstractContextManager[object]:

@@ -50,7 +50,9 @@ def check_after_faults(world: RepositoryWorld, names: tuple[str, ...]) -> None:
     entries = list_entries(world)
     check_create_runs(world)
     check_nothing_open(world, entries)
-    world.tally["snapshots and increments committed"] += sum(len(one.commits) for one in chains_of(entries).values())
+    world.tally["snapshots and increments committed"] += sum(
+        one.last.increment + 1 for one in chains_of(entries).values()
+    )
 
 
 def check_gc(world: RepositoryWorld, entries: Mapping[str, Entry]) -> None:

@@ -15,7 +15,7 @@ from fleet.progress import Progress
 from snapshots.operations import committing, deciding, settling
 from snapshots.operations import operation as operations
 from snapshots.operations.operation import Operation, is_open, read_open_intents
-from snapshots.records import commits
+from snapshots.records import chains, commits
 from snapshots.records.commit import Commit
 from snapshots.records.operation_records import Intent
 from storage.digest import digest
@@ -178,12 +178,12 @@ def undone_though_committed() -> AbstractContextManager[object]:
 
 def listing_counts() -> AbstractContextManager[object]:
     """Rely on the listing for increments instead of reading them by key."""
-    real = commits._read_place
 
     def broken(store: ObjectStore, name: str, increment: int) -> commits.CommitPlace:
-        return commits.CommitPlace("", 1, None) if increment else real(store, name, increment)
+        is_listed = not increment or increment in commits.listed_numbers(store, name)
+        return commits.find_place(store, name, increment) if is_listed else commits.CommitPlace("", 1, None)
 
-    return patch.object(commits, "_read_place", broken)
+    return patch.multiple(chains, read_place=broken, find_place=broken)
 
 
 def not_verified() -> AbstractContextManager[object]:

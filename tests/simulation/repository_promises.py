@@ -11,6 +11,7 @@ from snapshots.listing.listing import Entry
 from snapshots.operations.open_operations import OpenOperation
 from snapshots.operations.operation import read_open_intents
 from snapshots.records.chain import Chain
+from snapshots.records.chains import read_chain
 from snapshots.records.operation_records import read_outcome
 from storage.digest import digest
 from tests.simulation.faulty_store import Bucket, FaultyStore
@@ -24,18 +25,22 @@ Numbers = tuple[str, int]
 
 def check_chain(world: RepositoryWorld, chain: Chain, at: int) -> None:
     """Assert that the chain is what processes committed, and that no two commits were ever seen under one number."""
-    before = ""
-    for commit in chain.commits:
-        run = world.create_runs.get(commit.operation)
-        what = f"{commit.snapshot} {commit.increment} of {commit.operation}"
+    check_commits_seen(world, chain.name, {one.increment: one.operation for one in chain.commits}, at)
+
+
+def check_commits_seen(world: RepositoryWorld, name: str, operations: Mapping[int, str], at: int) -> None:
+    """Assert the same of these increments of a snapshot, each with its operation."""
+    for increment, operation in operations.items():
+        run = world.create_runs.get(operation)
+        what = f"{name} {increment} of {operation}"
         assert run, f"committed: {what} was never created"
         assert run.reported != "no", f"refused: {what} exists, and was reported as failed"
-        number = (commit.snapshot, commit.increment)
+        number = (name, increment)
         assert number == (run.snapshot, run.increment), f"numbers: {what} has the number of another"
-        first, _ = world.seen.setdefault(number, (commit.operation, at))
-        assert first == commit.operation, f"numbers: {what} has the number of {first}"
+        first, _ = world.seen.setdefault(number, (operation, at))
+        assert first == operation, f"numbers: {what} has the number of {first}"
+        before = operations[increment - 1] if increment else ""
         assert run.previous == before, f"predecessor: {what} was made for {run.previous} and follows {before}"
-        before = commit.operation
 
 
 def check_listing(world: RepositoryWorld, process: Process, entries: Iterable[Entry]) -> None:
@@ -51,12 +56,13 @@ def check_listing(world: RepositoryWorld, process: Process, entries: Iterable[En
         is_unsure = entry.chain is None and Fault.TRUNCATED in process.faults
         assert not is_gone or is_unsure, f"deleted: {entry.name} is listed after it was deleted"
         if entry.chain:
-            check_chain(world, entry.chain, world.schedule.steps)
+            listed = {0: entry.chain.full.operation} | {one.increment: one.operation for one in entry.summaries}
+            check_commits_seen(world, entry.name, listed, world.schedule.steps)
             check_not_pruned(world, process, entry.chain)
-            shown |= {(entry.name, one.increment): one.operation for one in entry.chain.commits}
+            shown |= {(entry.name, number): operation for number, operation in listed.items()}
         if entry.problem:
             troubled.add(entry.name)
-            excused = deletion or Fault.TRUNCATED in process.faults
+            excused = Fault.TRUNCATED in process.faults
             assert excused, f"whole: {entry.name} is reported as broken: {entry.problem}"
     # A stale listing may miss a snapshot; but the commits of the ones that it shows are read by key.
     for number, operation in known_before(world, process.began_at).items():
@@ -153,9 +159,9 @@ def is_continuable(entry: Entry) -> bool:
 def check_no_garbage(world: RepositoryWorld, entries: Mapping[str, Entry]) -> None:
     """Assert that all objects of listed chains are stored, and no data except theirs and of their next increments."""
     chains = {one.chain.full.chain: one for one in entries.values() if one.chain}
-    listed = {
-        key for one in chains.values() if one.chain for commit in one.chain.commits for key in commit.object_sizes
-    }
+    # `list` reads no more of a chain than its newest part.
+    whole = [read_chain(world.bucket.stored, one.name) for one in chains.values()]
+    listed = {key for chain in whole for commit in chain.commits for key in commit.object_sizes}
     stored = set(world.bucket.stored.list("snapshots"))
     assert listed <= stored, f"garbage: gc has removed {sorted(listed - stored)}"
     for key in stored - listed:

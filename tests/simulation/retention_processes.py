@@ -13,7 +13,7 @@ from snapshots.operations.leases import open_leases
 from snapshots.operations.open_operations import read_open_operations
 from snapshots.operations.operation import current_time, record_outcome
 from snapshots.operations.settling import settle_operations
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
 from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.removal.deletion import RemovalRun, delete_locked
 from snapshots.removal.deletion_plan import is_finished

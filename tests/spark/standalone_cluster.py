@@ -23,13 +23,15 @@ STOP_SECONDS_MAX = 20
 class Worker:
     """A worker with an environment of its own; `hidden` folders are empty ones of its own, as on another machine.
 
-    Hiding folders takes root, as it is done by a mount namespace.
+    Hiding folders takes root, as it is done by a mount namespace. `host` is its loopback address: Spark runs no task
+    twice on one host.
     """
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
     hidden: Sequence[Path] = ()
     cores: int = 1
+    host: str = "127.0.0.1"
 
 
 @contextlib.contextmanager
@@ -44,7 +46,7 @@ def standalone_workers(folder: Path, settings: Mapping[str, str], workers: Seque
 @contextlib.contextmanager
 def running_worker(folder: Path, url: str, worker: Worker) -> Iterator[None]:
     """Run one more worker of the master at `url`, which runs in `folder`."""
-    options = ["--host", "127.0.0.1", "--cores", str(worker.cores), "--memory", "1g", "--webui-port", "0"]
+    options = ["--host", worker.host, "--cores", str(worker.cores), "--memory", "1g", "--webui-port", "0"]
     properties = ["--properties-file", str(folder / "spark.properties")]
     command = ["worker.Worker", *options, *properties, url]
     with _daemon(folder, worker.name, command, "Successfully registered", worker):
@@ -83,7 +85,7 @@ def _daemon(folder: Path, name: str, command: list[str], ready: str, worker: Wor
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(folder / "work" / name),
     }
-    environment |= worker.environment if worker else {}
+    environment |= {"SPARK_LOCAL_IP": worker.host, **worker.environment} if worker else {}
     log = folder / f"{name}.log"
     java_command = [str(java.launch_home / "bin" / "java"), "-cp", f"{home}/jars/*", "-Xmx256m"]
     with log.open("wb") as output:

@@ -17,8 +17,9 @@ from check.report import Conflict, SnapshotReport
 from fleet.progress import Silent
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import find_valid_rows
+from snapshots.fold.find_sources import sources_of
 from snapshots.fold.fold import fold
-from snapshots.fold.sources import read_at_cut, sources_of
+from snapshots.fold.sources import read_at_cut
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
 from storage.open import open_store

@@ -19,7 +19,8 @@ from restore.rows.load import load_images
 from restore.rows.load_target import Feed, LoadTarget
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import find_valid_rows
-from snapshots.fold.fold import CHANGE_ROWS, Fold, _base_rows, _fold_multisets, fold
+from snapshots.fold.changes import CHANGE_ROWS
+from snapshots.fold.fold import Fold, _base_rows, _fold_multisets, fold
 from snapshots.fold.key_filter import KeyFilter
 from snapshots.fold.long_lines import NO_PLACE
 from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, read_tables

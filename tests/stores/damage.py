@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 
 from fleet.record import from_builtins
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.records.commit import LARGE_OBJECTS
 from snapshots.records.commits import commit_key
 from snapshots.records.documents import seal
+from snapshots.records.stored_object import LARGE_OBJECTS
 from storage.digest import digest
+from tests.stores.history import relink
 from wal.segments.archive import Segment
 from wal.segments.parquet_objects import parquet_options
 from wal.segments.segment_schema import SEGMENT_SCHEMA
@@ -59,12 +60,12 @@ def change_commit(store: Path, name: str, increment: int, change: Callable[[Docu
     change(document)
     _recount(document, json.loads((store / commit_key(name, 0)).read_bytes()))
     path.write_bytes(seal(document))
-    while (after := store / commit_key(name, increment := increment + 1)).exists():
-        before = json.loads(path.read_bytes())
+    before = [json.loads((store / commit_key(name, number)).read_bytes()) for number in range(increment + 1)]
+    while (after := store / commit_key(name, len(before))).exists():
         document = json.loads(after.read_bytes())
-        document["previous"] = {"operation": before["operation"], "digest": before["digest"]}
+        relink(document, before)
         after.write_bytes(seal(document))
-        path = after
+        before.append(json.loads(after.read_bytes()))
 
 
 def _recount(document: Document, full: Document) -> None:

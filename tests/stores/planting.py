@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from storage.encryption.encrypted_store import EncryptedStore
 from storage.fsspec_store import FsspecStore
 from storage.local import LocalStore
@@ -19,6 +21,8 @@ def plant(store: ObjectStore, name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"planted")
     elif isinstance(store, FsspecStore):
+        if "\\" in name and "abfs" in store.filesystem.protocol:
+            pytest.skip("Azure stores a backslash as a slash, so that no object has such a name")
         store.filesystem.pipe_file(store.path(name), b"planted")
     elif isinstance(store, InMemoryStore):
         store._objects[name] = b"planted"

@@ -17,8 +17,9 @@ from snapshots.operations.deciding import decide
 from snapshots.operations.leases import open_leases
 from snapshots.operations.majority import claim_majority, read_recorded_primaries
 from snapshots.operations.operation import Operation, begin, read_recorded_commits, record_operation
+from snapshots.records.chains import read_chain
 from snapshots.records.commit import Previous, Sequence
-from snapshots.records.commits import commit_key, find_place, read_chain, read_commit
+from snapshots.records.commits import commit_key, find_place, read_commit
 from snapshots.records.lost_chains import LostChain, lost_key, mark_lost, read_lost
 from snapshots.records.operation_records import Intent, LeaseRenewal, read_intent, write_operation_record
 from snapshots.records.store_identity import FLEET_KEY, ensure_identity, read_identity

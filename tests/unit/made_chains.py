@@ -12,8 +12,9 @@ from fleet.config import Fleet, GroupRules, Node
 from fleet.progress import Silent
 from snapshots.operations.committing import put_commit
 from snapshots.operations.operation import begin, new_operation, record_outcome
-from snapshots.records.commit import DDL_ARCHIVE, FullSnapshot, Previous, StoredObject
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commit import FullSnapshot, Previous
+from snapshots.records.stored_object import DDL_ARCHIVE, StoredObject
 from snapshots.removal.deletion import RemovalRun
 from storage.location import StoreLocation
 from storage.store import ObjectStore

@@ -42,7 +42,7 @@ def store_two_chains(store: ObjectStore) -> InMemoryNodes:
     return nodes_of(store_chain(store, "old", *OLD), store_chain(store, "new", *NEW))
 
 
-def read_objects(store: ObjectStore, name: str) -> dict[str, bytes]:
+def read_chain_lists(store: ObjectStore, name: str) -> dict[str, bytes]:
     return {key: store.read(key) for key in store.list(f"snapshots/{name}")}
 
 
@@ -78,9 +78,9 @@ class CrashingStore:
 def check_after_crash(store: InMemoryStore, before: dict[str, bytes], others: dict[str, bytes]) -> None:
     """Check what must hold wherever the process died."""
     names = snapshot_names(store)
-    assert read_objects(store, "new") == others
+    assert read_chain_lists(store, "new") == others
     if "old" in names and not is_only_full(store, "old"):
-        assert read_objects(store, "old") == before
+        assert read_chain_lists(store, "old") == before
     # No commit file lists an object that is missing.
     for key in [key for key in store.list("snapshots/old") if COMMIT_FILE.fullmatch(key)]:
         commit = read_turn(store, key)
@@ -101,7 +101,7 @@ def crash_everywhere(run: Callable[[ObjectStore, InMemoryNodes], object], check_
         for at in count(1):
             store = memory()
             nodes = store_two_chains(store)
-            before, others = read_objects(store, "old"), read_objects(store, "new")
+            before, others = read_chain_lists(store, "old"), read_chain_lists(store, "new")
             crashing = CrashingStore(store, at, takes_effect)
             try:
                 run(crashing, nodes)  # type: ignore[arg-type]  # it has all of a store's methods

@@ -14,12 +14,14 @@ from fleet.lsn import Lsn
 from fleet.progress import Silent
 from snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
 from snapshots.records.chain import Chain
-from snapshots.records.commit import DDL, Commit, DefinitionChanges, FullSnapshot, Previous, StoredObject
-from snapshots.records.commits import free_turn, read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Increment, Previous
+from snapshots.records.commits import free_turn
 from snapshots.records.documents import seal
 from snapshots.records.keys import base_prefix, ddl_prefix
 from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.records.operation_records import Intent
+from snapshots.records.stored_object import DDL, StoredObject
 from snapshots.records.tombstones import only_full_key, tombstone_key
 from snapshots.removal.garbage import GarbageReason
 from snapshots.removal.gc import find_garbage, remove_garbage
@@ -89,6 +91,8 @@ class StoreBuilder:
             definition_changes=changes if chain and stored else None,
             previous=Previous(chain.last.operation, chain.last.digest) if chain else None,
         )
+        if chain and isinstance(made, Increment):
+            made = structs.replace(made, history=chain.next_history)
         return counted(made)
 
     def take_full(self, name: str) -> Chain:

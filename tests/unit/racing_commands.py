@@ -19,7 +19,8 @@ from snapshots.operations.operation import (
     read_open_intents,
     record_outcome,
 )
-from snapshots.records.commits import find_place, free_turn, read_chain, snapshot_names
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import find_place, free_turn, snapshot_names
 from snapshots.records.lost_chains import is_lost
 from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import is_deleted, is_only_full

@@ -22,7 +22,7 @@ def table(number: int, pages: int) -> Table:
 @given(SIZES)
 def test_every_page_of_every_table_is_in_exactly_one_range(sizes: list[int]) -> None:
     tables = [table(number, pages) for number, pages in enumerate(sizes, start=1)]
-    ranges = [part for task in plan_ranges(tables) for part in task]
+    ranges = [part for task in plan_ranges(tables) for part in task.ranges]
     assert {part.group.number for part in ranges} == {one.group.number for one in tables}
     for one in tables:
         mine = sorted((part for part in ranges if part.group == one.group), key=lambda part: part.low)
@@ -37,8 +37,8 @@ def test_the_size_of_a_task_is_bounded(sizes: list[int]) -> None:
     tables = [table(number, pages) for number, pages in enumerate(sizes, start=1)]
     pages = {one.group.number: one.size_bytes // PAGE_BYTES for one in tables}
     for task in plan_ranges(tables):
-        ends = [(part, pages[part.group.number] if part.high is None else part.high) for part in task]
-        assert sum(end - part.low for part, end in ends) <= TASK_PAGES * 3 // 2
+        ends = [(part, pages[part.group.number] if part.high is None else part.high) for part in task.ranges]
+        assert sum(end - part.low for part, end in ends) == task.size // PAGE_BYTES <= TASK_PAGES * 3 // 2
 
 
 def test_nodes_take_turns_and_tasks_are_numbered() -> None:
@@ -47,17 +47,29 @@ def test_nodes_take_turns_and_tasks_are_numbered() -> None:
         TableSource(Node(name, f"dbname={name}"), f"exported-{name}", [table(1, pages)])
         for name, pages in (("a", 3 * TASK_PAGES), ("b", TASK_PAGES * 2))
     ]
-    tasks = plan_copy(sources, destination)
+    tasks = plan_copy(sources, destination, 1000)
     assert [task.node.id for task in tasks] == ["a", "b", "a", "b", "a"]
     assert [task.number for task in tasks] == [0, 1, 2, 3, 4]
-    assert {task.prefix for task in tasks} == {"snapshots/daily/base/a/op", "snapshots/daily/base/b/op"}
+    assert all(task.destination == destination for task in tasks)
+    assert destination.prefix("a") == "snapshots/daily/base/a/op"
     assert {task.exported for task in tasks} == {"exported-a", "exported-b"}
-    assert plan_copy([], destination) == []
+    assert plan_copy([], destination, 1000) == []
 
 
 def test_a_range_is_a_condition_on_ctid() -> None:
-    (whole,), *_ = plan_ranges([table(1, 10)])
+    ((whole,),) = (task.ranges for task in plan_ranges([table(1, 10)]))
     assert copy_query(whole) == 'COPY (SELECT "id" FROM ONLY "public"."t1") ' + RAW
-    first, second = (part for (part,) in plan_ranges([table(1, TASK_PAGES * 2)]))
+    first, second = (part for task in plan_ranges([table(1, TASK_PAGES * 2)]) for part in task.ranges)
     assert copy_query(first).endswith(f"WHERE ctid < '({TASK_PAGES},0)'::tid) {RAW}")
     assert copy_query(second).endswith(f"WHERE ctid >= '({TASK_PAGES},0)'::tid) {RAW}")
+
+
+def test_a_copy_of_much_has_about_as_many_tasks_as_wanted_and_no_smaller_ones() -> None:
+    destination = CopyDestination("daily", "op", StoreLocation("file:///store"))
+    # A terabyte on each of ten nodes: 16 million pages of 8 KiB and more would be 160,000 tasks of TASK_PAGES.
+    sources = [TableSource(Node(f"n{one}", f"dbname=n{one}"), "", [table(1, 2**27)]) for one in range(10)]
+    tasks = plan_copy(sources, destination, 1000)
+    assert 1000 <= len(tasks) <= 1010
+    assert sum(task.size for task in tasks) == 10 * 2**40
+    little = [TableSource(Node("n", "dbname=n"), "", [table(1, 4 * TASK_PAGES)])]
+    assert len(plan_copy(little, destination, 1000)) == 4

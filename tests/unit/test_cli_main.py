@@ -42,6 +42,10 @@ def stand_in(context: typer.Context, how: str) -> None:
         raise ZeroDivisionError("password=secret")
     if how == "interrupt":
         raise KeyboardInterrupt
+    if how.startswith("late"):
+        import os
+        ended = main.end_session
+        main.end_session = lambda: (os.kill(os.getpid(), int(how.split()[1])), ended())
     if how == "wait":
         import time
         sys.stderr.write("waiting\\n"); sys.stderr.flush()
@@ -155,6 +159,13 @@ def test_a_missing_fleet_file_exits_2_and_is_named(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert f"error: no fleet file at {missing}" in done.stderr
     assert read_document(run_stand_in("load", f"--fleet={missing}", "--json"))["error"] == "fleet-file"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_after_the_result_changes_nothing(number: signal.Signals) -> None:
+    done = run_stand_in(f"late {int(number)}", "--json", "--quiet")
+    assert (done.returncode, done.stderr) == (4, "")
+    assert read_document(done)["schema"] == "cutline/stand-in/1"
 
 
 def test_an_error_exits_with_its_own_code_and_shows_its_hint() -> None:

@@ -144,7 +144,10 @@ def test_bars_count_the_time_down_between_two_readings(monkeypatch: pytest.Monke
         steps.tell(Reading(0, seconds_left=12.0))
         for now[0] in (105.0, 200.0):
             steps._bars.refresh()
+        steps.tell(Reading(0, seconds_left=2.0, is_rough=True))
+        steps._bars.refresh()
     drawn = stream.getvalue()
+    assert "start Spark (roughly 2.0 s left in all)" in drawn
     # It is never said that nothing is left.
     assert [f"about {left} s left in all" in drawn for left in ("7.0", "3.0", "0.0")] == [True, True, False]
 

@@ -29,7 +29,6 @@ from snapshots.records.commit import (
     Increment,
     Previous,
     Sequence,
-    StoredObject,
     Void,
 )
 from snapshots.records.commits import (
@@ -37,6 +36,7 @@ from snapshots.records.commits import (
     read_commit,
 )
 from snapshots.records.documents import ManifestError, parse_document, seal, unseal
+from snapshots.records.stored_object import StoredObject
 from tests.unit.made_commits import as_read, commit, full_commit, memory
 from wal.cut.cut_values import NodeCut, Undecided
 from wal.segments.archive import OpenTransaction, Segment

@@ -11,12 +11,12 @@ import storage.storing as storing
 from check.structure import check_structure
 from snapshots.operations.committing import CommitIndeterminateError, put_commit
 from snapshots.records.chain import Chain
+from snapshots.records.chains import read_chain
 from snapshots.records.commits import (
     SnapshotExistsError,
     SnapshotMissingError,
     check_name,
     commit_key,
-    read_chain,
     read_commit,
     snapshot_names,
 )

@@ -47,6 +47,7 @@ id = "a-b"
 backup_of = "a"
 dsn = "dbname=shop user=u"
 max_retained_wal = "1.5 KiB"
+connections_max = 12
 """
 
 
@@ -66,7 +67,7 @@ def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.Mon
     assert fleet.store.options == {"key": "k", "client": {"region": "eu", "endpoints": ["http://h:1"]}}
     assert fleet.nodes == (
         Node("a", "user=u password=p$ dbname=shop host=h", retained_wal_bytes_max=1000),
-        Node("a-b", "dbname=shop user=u", "a", retained_wal_bytes_max=1536),
+        Node("a-b", "dbname=shop user=u", "a", retained_wal_bytes_max=1536, connections_max=12),
     )
     assert [node.shard for node in fleet.nodes] == ["a", "a"]
     assert fleet.primaries == fleet.nodes[:1]
@@ -178,6 +179,10 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[wal]\nmax_retained_wal = '-1GiB'\n" + NODE, "is not a size such as 16GiB"),
     (HEAD + NODE + "max_retained_wal = '16'\n",
      "'16' is not a size such as 16GiB or 500MB - at `node[0].max_retained_wal`"),
+    (HEAD + "[spark]\nmaster = 'sc://h'\n" + NODE, "`spark.master` is a Spark Connect server"),
+    (HEAD + "[spark]\n'submit.deployMode' = 'cluster'\n" + NODE, "`spark.submit.deployMode` must be client"),
+    (HEAD + "[spark]\nmaster = 'k8s://https://h'\n" + NODE, "`spark.kubernetes.container.image` is missing"),
+    (HEAD + NODE + "connections_max = 5\n", "expected integer >= 6 - at `node[0].connections_max`"),
     (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown key `retained_bytes_max` in `wal`"),
     (HEAD + "[retention]\nkeep = 1\n" + NODE, "unknown key `keep` in `retention`"),
     (HEAD + "[retention]\nkeep_full = 0\n" + NODE, "expected integer >= 1 - at `retention.keep_full`"),
@@ -218,3 +223,8 @@ def test_a_file_that_is_not_text_is_refused(fleet_file: Path) -> None:
     fleet_file.write_bytes(b"\xff\xfe")
     with pytest.raises(FleetFileError):
         load_fleet(fleet_file)
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FleetFileError, match=f"^{tmp_path}: Is a directory"):
+        load_fleet(tmp_path)

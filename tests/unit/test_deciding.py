@@ -10,6 +10,7 @@ from msgspec import structs
 import storage.storing as storing
 from snapshots.operations.committing import OperationSettledError, put_commit
 from snapshots.operations.deciding import UndecidedError, decide, has_committed
+from snapshots.records.chains import read_chain
 from snapshots.records.commit import Previous
 from snapshots.records.commits import (
     SnapshotExistsError,
@@ -18,7 +19,6 @@ from snapshots.records.commits import (
     find_place,
     free_turn,
     increment_numbers,
-    read_chain,
     snapshot_names,
 )
 from snapshots.records.documents import ManifestError, seal

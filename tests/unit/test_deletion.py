@@ -10,11 +10,8 @@ import pytest
 from check.structure import names_to_check
 from fleet.config import Retention
 from snapshots.operations.operation import read_open_intents
-from snapshots.records.commits import (
-    commit_key,
-    read_chain,
-    snapshot_names,
-)
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import commit_key, snapshot_names
 from snapshots.records.tombstones import (
     RestorePoint,
     is_deleted,
@@ -38,7 +35,7 @@ from tests.unit.made_deletions import (
     crash_everywhere,
     delete,
     prune,
-    read_objects,
+    read_chain_lists,
     store_two_chains,
 )
 from wal.slots.slots import slot_name
@@ -55,7 +52,7 @@ def test_a_deletion_that_dies_anywhere_is_finished_by_a_repeat() -> None:
         assert list_unfinished_deletions(store) == ([], {})
         assert read_open_intents(store) == []
         assert read_mark(store, tombstone_key("old")).points == tuple(starmap(RestorePoint, enumerate(OLD)))
-        assert read_objects(store, "new") == others
+        assert read_chain_lists(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
         assert nodes.publications
         assert snapshot_names(store) == ["new"]
@@ -70,11 +67,11 @@ def test_a_prune_that_dies_anywhere_is_finished_by_a_repeat() -> None:
         full = read_chain(store, "old").full
         kept = {commit_key("old", 0), *full.object_sizes}
         expected = {key: body for key, body in before.items() if key in kept}
-        left = {key: body for key, body in read_objects(store, "old").items() if key != only_full_key("old")}
+        left = {key: body for key, body in read_chain_lists(store, "old").items() if key != only_full_key("old")}
         assert left == expected
         assert read_chain(store, "old").increments == ()
         assert read_mark(store, only_full_key("old")).points == (RestorePoint(1, OLD[1]), RestorePoint(2, OLD[2]))
-        assert read_objects(store, "new") == others
+        assert read_chain_lists(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
         assert read_open_intents(store) == []
         assert plan_prune(store, FLEET, Retention(keep_increments=1), force=False).steps == ()

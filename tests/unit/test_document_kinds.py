@@ -9,6 +9,7 @@ import pytest
 
 from snapshots.records.baseline_record import baseline_key
 from snapshots.records.commits import commit_key
+from snapshots.records.keys import list_prefix
 from snapshots.records.kinds import KINDS, json_schemas, kind_of
 from snapshots.records.lost_chains import lost_key
 from snapshots.records.operation_records import operation_key
@@ -21,6 +22,7 @@ KEYS = {
     "baseline": (baseline_key(1),),
     "snapshot": (commit_key("daily", 0), commit_key("daily", 0, turn=2)),
     "increment": (commit_key("daily", 7), commit_key("daily", 7, turn=3)),
+    "objects": (f"{list_prefix('daily', 'a', '20261120T000000Z-0000000001')}/base-000000-0123abcd.json",),
     "lost": (lost_key("daily", "20261120T000000Z-0000000001"),),
     "deleted": (tombstone_key("daily"), only_full_key("daily")),
     "intent": (operation_key("20261120T000000Z-0000000001", "intent"),),

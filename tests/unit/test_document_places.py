@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from snapshots.operations.majority import read_recorded_primaries
 from snapshots.operations.operation import read_open_intents, read_recorded_commits
 from snapshots.records.chain import Chain
-from snapshots.records.commits import commit_key, find_place, read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import commit_key, find_place
 from snapshots.records.documents import ManifestError, seal
 from snapshots.records.lost_chains import lost_key, read_lost
 from snapshots.records.operation_records import read_intent

@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 import snapshots.ddl.dump as dump
-from snapshots.records.commit import StoredObject
+from snapshots.records.stored_object import StoredObject
 from tests.unit.made_archives import MadeEntry, made_body
 from wal.segments.damage import ObjectDamagedError
 

@@ -14,7 +14,7 @@ from snapshots.executors.build import build_digest
 from snapshots.executors.failures import ExecutorTaskError, find_executor_error, of_executor
 from snapshots.executors.late import check_worker
 from snapshots.executors.needs import ExecutorNeeds, StoreNotSharedError, check_needs
-from snapshots.executors.preflight import Examined, _problem_of
+from snapshots.executors.preflight import Examined, _none_hint, _problem_of
 from storage.local import LocalStore
 from storage.location import StoreLocation
 
@@ -99,3 +99,11 @@ def test_who_only_reads_is_asked_for_what_the_driver_has_read(tmp_path: Path, bo
     problem, key = check_needs(ExecutorNeeds(StoreLocation(store.url), key="fleet.json", body=b"ours"))
     assert (problem and problem["slug"], key) == (slug, "")
     assert store.list("") == ["fleet.json"]
+
+
+@pytest.mark.parametrize(
+    ("master", "said"),
+    [("k8s://https://x", "kubectl get pods -l spark-role=executor"), ("spark://m:7077", "its workers")],
+)
+def test_the_hint_of_a_cluster_without_executors_says_where_to_look(master: str, said: str) -> None:
+    assert said in _none_hint(master)

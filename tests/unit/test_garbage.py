@@ -12,7 +12,8 @@ from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide, has_committed
 from snapshots.operations.leases import hold_lease
 from snapshots.operations.operation import begin, new_operation, record_outcome
-from snapshots.records.commits import commit_key, free_turn, read_chain, snapshot_names
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import commit_key, free_turn, snapshot_names
 from snapshots.records.keys import base_prefix
 from snapshots.records.lost_chains import lost_key
 from snapshots.records.operation_records import operation_key

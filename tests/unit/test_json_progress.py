@@ -15,7 +15,7 @@ from fleet.progress import Reading
 
 FIELDS = {
     "schema", "command", "operation", "step", "state", "node", "done", "total", "unit", "rate", "seconds",
-    "seconds_left", "operation_seconds_left", "at",
+    "seconds_left", "operation_seconds_left", "operation_seconds_left_is_rough", "at",
 }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_each_node_has_lines_and_a_rate_from_its_first_reading_on(clock: Clock) 
         steps.step("load rows")
         clock.now += 5
         for done in (1000, 1500, 2000):
-            steps.tell(Reading(done, 5000, "rows", "s1", "op", 60.0))
+            steps.tell(Reading(done, 5000, "rows", "s1", "op", 60.0, is_rough=True))
             steps.tell(Reading(done // 2, 5000, "rows", "s2", "op", 60.0))
             clock.now += 1.0
     lines = lines_of(stream)
@@ -73,6 +73,8 @@ def test_each_node_has_lines_and_a_rate_from_its_first_reading_on(clock: Clock) 
     assert [line["seconds_left"] for line in found] == [None, pytest.approx(7), pytest.approx(6)]
     assert {line["operation"] for line in found} == {"op"}
     assert {line["operation_seconds_left"] for line in found} == {60.0}
+    # The last word is that of s2.
+    assert {line["operation_seconds_left_is_rough"] for line in lines if line["node"]} == {True, False}
     # It is counted down until something else is said.
     assert lines[-1]["operation_seconds_left"] == pytest.approx(59.0)
 

@@ -295,3 +295,18 @@ def test_an_intent_whose_answer_was_lost_gets_its_outcome(monkeypatch: pytest.Mo
     outcome = read_outcome(store, operation.id)
     assert outcome is not None
     assert outcome.state == ("failed" if fails else "done")
+
+
+def test_what_is_done_is_recorded_so_whatever_interrupts_its_end() -> None:
+    store, restore = memory(), new_restore()
+
+    def work() -> None:
+        with hold_lease(store, restore, Silent()) as held:
+            held.is_done = True
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    outcome = read_outcome(store, restore.operation)
+    assert outcome
+    assert outcome.state == "done"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
+import snapshots.records.chains as chains
 import snapshots.records.commits as commits
 import storage.storing as storing
 from fleet.config import Fleet, GroupRules
@@ -177,7 +178,7 @@ def check_name_is_free(store: ObjectStore) -> None:
     with record_operation(store, operation):
         made = structs.replace(commit(0, chain=operation.id), operation=operation.id)
         commit_operation(store, operation, made)
-    assert commits.read_chain(store, "daily").full.operation == operation.id
+    assert chains.read_chain(store, "daily").full.operation == operation.id
 
 
 def test_a_commit_whose_answer_was_lost_leaves_its_operation_open() -> None:

@@ -9,7 +9,8 @@ from snapshots.operations.committing import put_commit
 from snapshots.operations.open_operations import naming_open_operations, read_open_operations
 from snapshots.operations.operation import Operation, record_operation, record_outcome
 from snapshots.operations.settling import settle_operations
-from snapshots.records.commits import SnapshotMissingError, read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import SnapshotMissingError
 from snapshots.records.operation_records import Intent, operation_key
 from snapshots.records.tombstones import tombstone_key
 from storage.errors import IndeterminateError

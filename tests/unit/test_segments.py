@@ -30,6 +30,7 @@ from wal.segments.archive import (
     segment_key,
 )
 from wal.segments.definitions import Definition
+from wal.segments.segment_schema import SEGMENT_SCHEMA, check_rows
 from wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
 
 PLACES = st.integers(0, 2**63 - 1).map(Lsn)
@@ -52,10 +53,10 @@ ROWS = st.builds(
     dict,
     lsn=PLACES.map(int), end_lsn=PLACES.map(int), seq=PLACES,
     xid=st.integers(0, 2**32), global_id=st.none() | st.text(),
-    op=st.sampled_from([ord(letter) for letter in "IUuDT"]), group=st.integers(0, 2**31 - 1),
+    op=st.sampled_from([ord(letter) for letter in "IUuDT"]), group=st.integers(1, 2**31 - 1),
     partition=st.integers(-1, 1023), key=st.binary(), row=st.binary(),
 )  # fmt: skip
-EVENTS = ROWS.map(lambda row: row | {"op": ord("C")})
+EVENTS = ROWS.map(lambda row: row | {"op": ord("C"), "group": 0})
 
 
 @given(RANGES)
@@ -204,3 +205,27 @@ def test_a_segment_has_the_definitions_under_which_it_was_begun() -> None:
 
 def test_the_archive_of_a_node_has_its_own_folder_in_every_chain() -> None:
     assert archive_prefix("nightly", "n1", "c1") == "snapshots/nightly/wal/n1/c1"
+
+
+GOOD = [{"op": ord(op), "group": 1, "global_id": None} for op in "IUuDT"]
+GOOD += [{"op": ord(op), "group": 0, "global_id": None} for op in "CM"]
+GOOD += [{"op": ord(op), "group": 0, "global_id": "g"} for op in "PKR"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ({"op": ord("U"), "group": 0}, "a change of no group"),
+        ({"op": ord("D"), "group": -1}, "a change of no group"),
+        ({"op": ord("C"), "group": 3}, "an event of one"),
+        ({"op": ord("P"), "group": 0}, "without a global id"),
+        ({"op": ord("K"), "group": 0}, "without a global id"),
+        ({"op": ord("x"), "group": 1}, "neither a change nor an event"),
+    ],
+)
+def test_rows_that_no_drain_writes_are_no_rows(bad: dict[str, object], why: str) -> None:
+    schema = pa.schema([SEGMENT_SCHEMA.field(name) for name in ("op", "group", "global_id")])
+    check_rows(pa.Table.from_pylist(GOOD, schema))
+    check_rows(pa.Table.from_pylist([], schema))
+    with pytest.raises(ValueError, match=why):
+        check_rows(pa.Table.from_pylist([*GOOD, {"global_id": None, **bad}], schema))

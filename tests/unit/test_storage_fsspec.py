@@ -17,6 +17,7 @@ from storage.open import open_store
 from storage.probe import probe_store
 from storage.store import (
     AnswerLostError,
+    DeletionRefusedError,
     ObjectExistsError,
     ObjectStore,
     StoreUnfitError,
@@ -50,6 +51,37 @@ class Raising(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
         if self.stores:
             super().pipe_file(path, value, mode, **options)
         raise self.error
+
+
+class Answering(MemoryFileSystem):  # type: ignore[misc]
+    """A file system whose server refuses reads and deletions, and that finds a list of an object, as adlfs does."""
+
+    cachable = False  # two errors may look the same
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(skip_instance_cache=True)
+        self.error = error
+
+    def cat_file(self, *_: Any, **__: Any) -> bytes:
+        raise self.error
+
+    def rm_file(self, path: str) -> None:
+        raise self.error
+
+    def find(self, path: str, **_: Any) -> Any:
+        return [path]
+
+
+class AzureRefusal(Exception):  # noqa: N818  # as Azure's library names the status
+    def __init__(self, status_code: int) -> None:
+        super().__init__("SECRET")
+        self.status_code = status_code
+
+
+class GoogleRefusal(Exception):  # noqa: N818  # as gcsfs names it
+    def __init__(self, code: int) -> None:
+        super().__init__("SECRET")
+        self.code = code
 
 
 class Folders(MemoryFileSystem):  # type: ignore[misc]
@@ -93,6 +125,30 @@ def test_missing_folders_are_created() -> None:
     with pytest.raises(ObjectExistsError):
         store.create("a/b/object", b"y")
     assert store.list("") == ["a/b/object"]
+
+
+@pytest.mark.parametrize("refusal", [AzureRefusal, GoogleRefusal])
+def test_a_range_beyond_the_end_is_empty_whichever_way_the_file_system_says_so(refusal: type[Exception]) -> None:
+    assert plain_store(Answering(refusal(416))).read_range("object", 5, 1) == b""
+    with pytest.raises(StoreUnreachableError, match="Refusal, HTTP status 400") as raised:
+        plain_store(Answering(refusal(400))).read_range("object", 5, 1)
+    assert "SECRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error", [AzureRefusal(403), OSError("Forbidden: b/o/object\nSECRET"), PermissionError("SECRET")]
+)
+def test_a_forbidden_deletion_is_refused(error: Exception) -> None:
+    with pytest.raises(DeletionRefusedError, match="can't be deleted") as raised:
+        plain_store(Answering(error)).delete("object")
+    assert "SECRET" not in str(raised.value)
+    with pytest.raises(StoreUnreachableError):
+        plain_store(Answering(OSError("SECRET"))).delete("object")
+
+
+def test_an_object_named_as_a_folder_is_not_listed_in_it() -> None:
+    store = plain_store(Answering(OSError()))
+    assert store.list("object") == store.inventory("object") == []
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ import os
 import pickle
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +18,7 @@ from storage.fsspec_store import FsspecStore
 from storage.local import LocalStore
 from storage.memory import InMemoryStore
 from storage.open import StoreUrlError, from_hashable, open_store, to_hashable
-from storage.store import redact_url
+from storage.store import StoreUnreachableError, redact_url
 
 SECRET = "s3cr3t"
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -29,6 +32,20 @@ def test_options_survive_their_hashable_form(options: dict[str, Any]) -> None:
     assert from_hashable(hashable) == options
     assert hash(hashable) == hash(to_hashable(dict(reversed(options.items()))))
     assert from_hashable(pickle.loads(pickle.dumps(hashable))) == options
+
+
+class Unopened(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A file system that asks for credentials when it is made, and does not get any."""
+
+    def __init__(self, **options: Any) -> None:
+        raise RuntimeError(f"refused: {options}")
+
+
+def test_a_file_system_that_gets_no_credentials_is_unreachable() -> None:
+    register_implementation("unopened", Unopened, clobber=True)
+    with pytest.raises(StoreUnreachableError, match=r"opening it failed \(RuntimeError\)") as raised:
+        open_store("unopened://bucket/folder", {"token": SECRET})
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize("url", ["/var/backups", "file:///var/backups", "local:///var/backups", "/var/backups/"])

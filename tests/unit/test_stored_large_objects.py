@@ -12,8 +12,8 @@ import pytest
 from check.large_objects import LargeCheckTask, read_large
 from restore.rows.large_objects import ActorsTask, definition_statements, read_actors
 from snapshots.base_copy.large_objects import LARGE_SCHEMA, PART_BYTES
-from snapshots.records.commit import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
 from snapshots.records.large_objects import Grant, LargeObjectDefinition, parse_definition
+from snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
 from storage.digest import digest
 from storage.local import LocalStore
 from storage.location import StoreLocation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fleet.progress import Reading, Silent
@@ -169,3 +171,45 @@ def test_figures_of_one_way_to_fold_say_nothing_of_another() -> None:
         for step in (RestoreStep.FOLD, RestoreStep.ROWS):
             assert (found[step] > 2 * expected[step]) == (measured is few)
             assert (found[step] == expected[step]) == (measured is many)
+
+
+@pytest.mark.parametrize(
+    ("before", "rows", "is_rough"),
+    [(10**8, 10**8, False), (7 * 10**7, 10**8, False), (14 * 10**7, 10**8, False), (6 * 10**7, 10**8, True),
+     (16 * 10**7, 10**8, True), (1000, 1000, True), (0, 10**8, True)],
+)  # fmt: skip
+def test_only_a_long_restore_of_about_the_measured_size_is_estimated_surely(
+    before: int, rows: int, *, is_rough: bool
+) -> None:
+    seconds = 200 * before / 10**8
+    figures = RestoreFigures(before, 0, seconds, {str(RestoreStep.ROWS): StepFigures(seconds, before)}, {})
+    measured = figures if before else None
+    assert estimate_restore([volume(rows)], measured, "op").is_rough == is_rough
+    assert estimate_restore([volume(rows)], measured, "op", is_resumed=True).is_rough
+
+
+def test_an_estimate_is_rough_without_a_measured_load_of_its_kind() -> None:
+    # As many rows, and so many changes that these are folded in another way.
+    few, many = volume(10**8, CHANGES_MAX), volume(10**8, CHANGES_MAX + 1)
+    figures = {}
+    for one in (few, many):
+        expected = estimate_restore([one])
+        taken = {str(step): StepFigures(seconds, expected.amounts[step]) for step, seconds in expected.seconds.items()}
+        figures[one.changes] = RestoreFigures(one.row_count, 0, expected.total, taken, {})
+    assert not estimate_restore([many], figures[many.changes], "op").is_rough
+    assert estimate_restore([many], figures[few.changes], "op").is_rough
+    # No rows: nothing was loaded, and nothing was measured.
+    tables = replace(volume(0), tables=10**6)
+    assert estimate_restore([tables]).total > 100
+    assert estimate_restore([tables]).is_rough
+
+
+@pytest.mark.parametrize("is_rough", [True, False])
+def test_every_reading_says_whether_its_time_left_is_rough(clock: Clock, *, is_rough: bool) -> None:
+    told = Told()
+    running = RestorePace(told, Estimate(SECONDS, is_rough=is_rough), "op")
+    running.step(RestoreStep.ROWS)
+    assert told.last.is_rough == is_rough
+    clock.now += 1.0
+    running.tell(Reading(1, 10, "rows", "s1"))
+    assert (told.last.node, told.last.is_rough) == ("s1", is_rough)

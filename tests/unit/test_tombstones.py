@@ -14,13 +14,8 @@ from snapshots.listing.name_templates import used_names
 from snapshots.operations.committing import put_commit
 from snapshots.operations.leases import SnapshotInUseError
 from snapshots.operations.operation import begin, new_operation, read_open_intents
-from snapshots.records.commits import (
-    SnapshotMissingError,
-    check_not_pruned,
-    commit_key,
-    read_chain,
-    snapshot_names,
-)
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import SnapshotMissingError, check_not_pruned, commit_key, snapshot_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import lost_key
 from snapshots.records.tombstones import (
@@ -39,7 +34,7 @@ from tests.unit.made_deletions import (
     OLD,
     delete,
     prune,
-    read_objects,
+    read_chain_lists,
     store_two_chains,
 )
 
@@ -49,14 +44,14 @@ def test_what_is_no_tombstone_deletes_nothing_until_somebody_forces_it(body: byt
     store = memory()
     nodes = store_two_chains(store)
     store.create(tombstone_key("old"), body)
-    before = read_objects(store, "old"), set(nodes.slots)
+    before = read_chain_lists(store, "old"), set(nodes.slots)
     assert snapshot_names(store) == ["new", "old"]
     with pytest.raises(ManifestError, match=r"deleted/old\.json is damaged") as raised:
         delete(store, nodes)
     assert "snapshot delete old --force" in raised.value.hint
     assert prune(store, nodes, keep_full=1).removed == ()
     assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
-    assert (read_objects(store, "old"), nodes.slots) == before
+    assert (read_chain_lists(store, "old"), nodes.slots) == before
     with pytest.raises(ManifestError):
         put_commit(store, named(commit(0), "old"))
     removed = delete(store, nodes, force=True).removed
@@ -79,35 +74,35 @@ def test_what_takes_the_place_of_a_mark_after_the_plan_ends_the_removal(key: str
 
     store = Meeting(unused_url())
     nodes = store_two_chains(store)
-    before = read_objects(store, "old"), set(nodes.slots)
+    before = read_chain_lists(store, "old"), set(nodes.slots)
     with pytest.raises(ManifestError, match="is damaged"):
         _ = delete(store, nodes) if key == tombstone_key("old") else prune(store, nodes, keep_increments=1)
     store.delete(key)
-    assert (read_objects(store, "old"), nodes.slots) == before
+    assert (read_chain_lists(store, "old"), nodes.slots) == before
 
 
 def test_what_is_no_mark_of_pruned_increments_ends_no_chain() -> None:
     store = memory()
     nodes = store_two_chains(store)
-    before = read_objects(store, "old"), set(nodes.slots)
+    before = read_chain_lists(store, "old"), set(nodes.slots)
     store.create(only_full_key("old"), b"")
     with pytest.raises(ManifestError, match=r"only-full\.json is damaged"):
         read_chain(store, "old")
     assert prune(store, nodes, keep_full=9).removed == ()
     assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
     store.delete(only_full_key("old"))
-    assert (read_objects(store, "old"), nodes.slots) == before
+    assert (read_chain_lists(store, "old"), nodes.slots) == before
     assert len(read_chain(store, "old").commits) > 1
 
 
 def test_what_is_no_mark_of_a_lost_chain_makes_no_segment_garbage() -> None:
     store = memory()
     nodes = store_two_chains(store)
-    before = read_objects(store, "old"), set(nodes.slots)
+    before = read_chain_lists(store, "old"), set(nodes.slots)
     store.create(lost_key("old", "op-old-0"), b"")
     assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
     store.delete(lost_key("old", "op-old-0"))
-    assert (read_objects(store, "old"), nodes.slots) == before
+    assert (read_chain_lists(store, "old"), nodes.slots) == before
 
 
 def test_a_deleted_name_is_never_used_again() -> None:
@@ -141,7 +136,7 @@ def begin_lease(store: ObjectStore, minutes: int, name: str = "old") -> str:
 def test_a_snapshot_that_is_being_restored_is_neither_deleted_nor_pruned() -> None:
     store = memory()
     nodes = store_two_chains(store)
-    before = read_objects(store, "old"), set(nodes.slots)
+    before = read_chain_lists(store, "old"), set(nodes.slots)
     operation = begin_lease(store, minutes=5)
     for run in (
         lambda: delete(store, nodes, force=True),
@@ -151,7 +146,7 @@ def test_a_snapshot_that_is_being_restored_is_neither_deleted_nor_pruned() -> No
         with pytest.raises(SnapshotInUseError) as error:
             run()
         assert error.value.details["operation"] == operation
-    assert (read_objects(store, "old"), nodes.slots) == before
+    assert (read_chain_lists(store, "old"), nodes.slots) == before
     assert snapshot_names(store) == ["new", "old"]
     assert read_open_intents(store)[0].id == operation
 
@@ -174,10 +169,10 @@ def test_a_restore_that_begins_right_before_the_tombstone_keeps_its_objects() ->
 
     store = Meeting(unused_url())
     nodes = store_two_chains(store)
-    before = read_objects(store, "old"), set(nodes.slots)
+    before = read_chain_lists(store, "old"), set(nodes.slots)
     with pytest.raises(SnapshotInUseError):
         delete(store, nodes)
-    assert (read_objects(store, "old"), nodes.slots) == before
+    assert (read_chain_lists(store, "old"), nodes.slots) == before
     # For everybody else it is deleted, and a repeated deletion finishes once the restore has ended.
     assert snapshot_names(store) == ["new"]
     assert list_unfinished_deletions(store) == (["old"], {})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import tests.s3.versitygw
-from tests.s3.versitygw import NoGoError, build, program_path
+from tests.programs.cached import NotInstallableError
+from tests.s3.versitygw import PROGRAM, build, program_path
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 60
@@ -38,7 +38,7 @@ def test_two_concurrent_builds_build_once(calls: Path) -> None:
     building = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
     assert [process.wait(SECONDS_MAX) for process in building] == [0, 0]
     (call,) = calls.read_text().splitlines()
-    assert call.endswith(f"versitygw@{tests.s3.versitygw.VERSION}")
+    assert call.endswith(f"versitygw@{PROGRAM.version}")
     assert build() == program_path()
     assert program_path().read_text() == "built\n"
     assert len(calls.read_text().splitlines()) == 1
@@ -53,12 +53,12 @@ def test_a_failed_build_is_an_error_and_a_missing_network_a_reason_to_skip(calls
     with pytest.raises(AssertionError, match="syntax error"):
         build()
     write_go(calls.parent, "echo 'dial tcp: lookup proxy.golang.org: no such host' >&2; exit 1")
-    with pytest.raises(NoGoError, match="can't download"):
+    with pytest.raises(NotInstallableError, match="can't be downloaded"):
         build()
     assert not program_path().exists()
 
 
 def test_without_go_the_reason_says_so(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(calls.parent / "nothing"))
-    with pytest.raises(NoGoError, match="no Go toolchain"):
+    with pytest.raises(NotInstallableError, match="no Go toolchain"):
         build()

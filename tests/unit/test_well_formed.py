@@ -1,4 +1,4 @@
-"""Definitions that a commit names by number: a commit with an unknown number is refused, and its object named."""
+"""Commits that name an unknown definition, or list a position twice, are refused; the error says what is wrong."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from msgspec.structs import replace
 from fleet.lsn import Lsn
 from fleet.tables.groups import Column, Group
 from snapshots.operations.committing import put_commit
+from snapshots.records.chains import read_chain
 from snapshots.records.commit import DefinitionChanges, FullSnapshot, Previous
-from snapshots.records.commits import commit_key, read_chain, read_commit
+from snapshots.records.commits import commit_key, read_commit
 from snapshots.records.documents import ManifestError, seal
 from storage.memory import InMemoryStore
-from tests.unit.made_commits import commit, full_commit, memory
+from tests.unit.made_commits import commit, counted, full_commit, memory
+from wal.cut.cut_values import InDoubt
 
 COLUMN = Column("id", "integer", 23, -1, 0, 1)
 FIRST, SECOND = (Group(number, "public", "t", "default", 1, (COLUMN,)) for number in (1, 2))
@@ -68,3 +70,15 @@ def test_numbers_without_a_definition_are_refused(what: str, wrong: dict[str, An
     full.create(commit_key("daily", 0), seal(full_with(damaged)))
     with pytest.raises(ManifestError, match=f"{commit_key('daily', 0)}.*{what}"):
         read_chain(full, "daily")
+
+
+def test_a_transaction_that_is_twice_in_doubt_is_refused() -> None:
+    made, part = full_commit(), InDoubt("g", "g", 7, Lsn(30), is_prepared=True, is_included=False)
+    (node,) = made.cut.nodes
+    once, twice = (replace(made.cut, nodes=(replace(node, in_doubt=(part,) * times),)) for times in (1, 2))
+    stores = memory(), memory()
+    for store, cut in zip(stores, (once, twice), strict=True):
+        store.create(commit_key("daily", 0), seal(counted(replace(made, cut=cut))))
+    assert read_chain(stores[0], "daily").full.cut == once
+    with pytest.raises(ManifestError, match=r"position in doubt .* twice"):
+        read_chain(stores[1], "daily")

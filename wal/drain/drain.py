@@ -1,10 +1,10 @@
 """Drain a node's slot into its archive: a task of the drain job, run in an executor.
 
-The order is always: peek a chunk, decode it, create the segment, advance the slot. A drain that dies in between leaves
-WAL that is decoded again, or a segment after which the next drain continues. So nothing is lost, and nothing is
-archived twice. If Spark repeats a task while its first attempt still runs, the segments of the first count, and the
-second continues after them. A transaction that is too large for one segment is stored in several; the slot is advanced
-after the last one.
+For each chunk the order is: peek, decode, create its segments, advance the slot; within a chunk the first three
+overlap. A drain that dies in between leaves WAL that is decoded again, or a segment after which the next drain
+continues. So nothing is lost, and nothing is archived twice. If Spark repeats a task while its first attempt still
+runs, the segments of the first count, and the second continues after them. A transaction that is too large for one
+segment is stored in several; the slot is advanced after the last one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from storage.store import ObjectExistsError, ObjectStore
 from wal.decoding.decoder import Decoded, Decoder
 from wal.decoding.pgoutput import DecodingError
 from wal.drain.drain_task import DrainReport, DrainTask
+from wal.drain.overlap import AHEAD_BYTES, BackgroundCalls, read_ahead
 from wal.drain.peek import SlotInUseError, peek, slot_in_use
 from wal.drain.replay import await_replay
 from wal.drain.rolled_back import RolledBack, find_undecodable
@@ -47,7 +48,9 @@ FIRST_CHUNK_MESSAGES = 200_000
 CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000
 CHUNK_BYTES = 256 << 20
 # Size of rows in memory. Creating a segment takes several times as much.
-SEGMENT_BYTES_MAX = 64 << 20
+SEGMENT_BYTES_MAX = 40 << 20
+# Of rows that exceed it by so much no others are held while they are stored.
+LARGE_BYTES = SEGMENT_BYTES_MAX + AHEAD_BYTES
 SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
 
@@ -74,7 +77,12 @@ class _Archive:
     def last(self) -> Segment | None:
         if self.segments:
             return self.segments[-1].segment
-        return self.task.known[-1] if self.task.known else None
+        return self.task.last
+
+    @property
+    def number(self) -> int:
+        """The number of the last segment, 0 if there is none."""
+        return self.last.number if self.last else 0
 
     @property
     def through(self) -> Lsn:
@@ -85,19 +93,19 @@ class _Archive:
         return self.last.open if self.last else None
 
     def read_new_segments(self) -> None:
-        """Read the segments that other processes have stored after the known ones."""
+        """Read the segments that other processes have stored after the last one."""
         # Read by key: a listing may lag behind, and a slot ahead of the archive would be taken for lost WAL.
-        for one in list_unlisted(self.store, self.prefix, len(self.task.known) + len(self.segments)):
+        number, through, before = self.number, self.through, len(self.segments)
+        for one in list_unlisted(self.store, self.prefix, number):
             if one.segment.number > self.task.planned and one.definitions != self.task.unlisted_definitions:
                 raise archive_busy_error(self.task)
             self.segments.append(one)
             self.grown_at = time.monotonic()
-        segments = [*self.task.known, *(one.segment for one in self.segments)]
-        check_contiguous(self.task.node.id, self.task.base, segments)
+        check_contiguous(self.task.node.id, through, (one.segment for one in self.segments[before:]), first=number + 1)
 
     def add(self, through: Lsn, opened: OpenTransaction | None, tables: tuple[pa.Table, pa.Table]) -> None:
         """Create the next segment."""
-        number = len(self.task.known) + len(self.segments) + 1
+        number = self.number + 1
         wal_range = SegmentRange(self.task.node.id, self.task.operation, self.through, through, opened)
         try:
             segment = create_segment(self.store, self.prefix, number, wal_range, tables, self.task.unlisted_definitions)
@@ -204,17 +212,21 @@ class _Chunk:
         """Store the slot's content up to `task.finish`, or to the end of the transaction that fills the chunk."""
         decoder = Decoder(task.node.id, task.definitions, task.global_id_form, convert=self.convert)
         self.through, self.resumed = self.archive.through, self.archive.open
-        for batch in peek(task.node, task.slot, task.publications, task.finish, messages_max):
-            # A row may have 100 MB: release everything as early as possible.
-            messages = decoder.view(from_arrow(batch))
-            del batch
-            decoded = decoder.decode(messages)
-            del messages
-            self._hold(decoded, task)
-            del decoded
-            if self.held_bytes > SEGMENT_BYTES_MAX:
-                opened = decoder.open
-                self._store(OpenTransaction(opened.lsn, opened.sent * 2 - 1) if opened else None)
+        with (
+            BackgroundCalls() as storing,
+            read_ahead(lambda: peek(task.node, task.slot, task.publications, task.finish, messages_max)) as batches,
+        ):
+            for batch in batches:
+                # A row may have 100 MB: release everything as early as possible.
+                messages = decoder.view(from_arrow(batch))
+                del batch
+                decoded = decoder.decode(messages)
+                del messages
+                self._hold(decoded, task)
+                del decoded
+                if self.held_bytes > SEGMENT_BYTES_MAX:
+                    opened = decoder.open
+                    self._store(OpenTransaction(opened.lsn, opened.sent * 2 - 1) if opened else None, storing)
         if decoder.open:
             raise _incomplete_error(task, decoder.open.lsn)
         if decoder.read < messages_max:
@@ -247,12 +259,24 @@ class _Chunk:
         self.tables = [(decoded.changes, decoded.events)]
         self._store(None)
 
-    def _store(self, opened: OpenTransaction | None) -> None:
-        empty = pa.Table.from_batches([], SEGMENT_SCHEMA)
-        changes = pa.concat_tables([empty, *(changes for changes, _ in self.tables)])
-        events = pa.concat_tables([empty, *(events for _, events in self.tables)])
-        self.archive.add(self.through, opened, (changes, events))
+    def _store(self, opened: OpenTransaction | None, storing: BackgroundCalls | None = None) -> None:
+        """Create a segment of the held rows, in the thread of `storing` if given."""
+        tables, through, is_large = self.tables, self.through, self.held_bytes > LARGE_BYTES
         self.tables, self.held_bytes = [], 0
+        if storing is None:
+            self._add(through, opened, tables)
+            return
+        storing.run(lambda: self._add(through, opened, tables))
+        if is_large:
+            # Rows of 100 MB: hold no more of them at once.
+            storing.wait()
+
+    def _add(self, through: Lsn, opened: OpenTransaction | None, tables: list[tuple[pa.Table, pa.Table]]) -> None:
+        empty = pa.Table.from_batches([], SEGMENT_SCHEMA)
+        changes = pa.concat_tables([empty, *(changes for changes, _ in tables)])
+        events = pa.concat_tables([empty, *(events for _, events in tables)])
+        tables.clear()
+        self.archive.add(through, opened, (changes, events))
         del changes, events
         # After encoding, Arrow still holds as much memory as the segment takes.
         pa.default_memory_pool().release_unused()

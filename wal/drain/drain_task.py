@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fleet.config import Node
 from fleet.lsn import Lsn
@@ -16,7 +16,7 @@ from wal.segments.definitions import Definition
 class DrainTask:
     """What an executor needs to bring one node's archive up to `finish`.
 
-    `base` is where the archive begins. `known` are the segments that commits list; later ones are found in the store.
+    `base` is where the archive begins, `last` its last segment that a commit lists; later ones are found in the store.
     `definitions` are those of the tables, for each table in the order in which they began; `unlisted_numbers` are the
     numbers of those that no commit lists yet. `planned` is the number of the last segment that existed when the task
     was planned: later ones must have been written under the same definitions.
@@ -31,7 +31,7 @@ class DrainTask:
     definitions: tuple[Definition, ...]
     global_id_form: str
     base: Lsn
-    known: tuple[Segment, ...]
+    last: Segment | None
     finish: Lsn
     store: StoreLocation
     unlisted_numbers: frozenset[int] = frozenset()
@@ -45,7 +45,7 @@ class DrainTask:
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """The result of a DrainTask: the segments after the known ones, or the error that ended it.
+    """The result of a DrainTask: the segments after the last one that was known, or the error that ended it.
 
     `ignored` counts the changes of tables in no group.
     """
@@ -55,8 +55,3 @@ class DrainReport:
     ignored: int = 0
     seconds: float = 0.0
     problem: ErrorReport | None = None
-
-
-def next_task(task: DrainTask, finish: Lsn, known: tuple[Segment, ...]) -> DrainTask:
-    """The same task for a later cut, after the segments `known` were archived."""
-    return replace(task, finish=finish, known=known)

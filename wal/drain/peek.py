@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import adbc_driver_manager as adbc
@@ -17,6 +17,8 @@ from fleet.nodes.encodings import RAW
 from storage.errors import BusyError, SnapshotError, UnreachableError
 
 OBJECT_IN_USE = "55006"
+# So that several batches fit into AHEAD_BYTES (overlap.py).
+BATCH_BYTES = 4 << 20
 # Works on every version: before 17 there is no such setting, and a connection that sets it would be refused.
 UNBOUNDED = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'"
 
@@ -27,17 +29,13 @@ class SlotInUseError(BusyError):
 
 def peek(
     node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int
-) -> Iterator[pa.Array[Any]]:
+) -> Generator[pa.Array[Any], None, None]:
     """Yield the slot's messages (pgoutput, protocol 3) up to position `finish`, in binary arrays of bounded size.
 
     Values and names are in the server's encoding. Ends earlier, at the end of the transaction in which `messages_max`
     is reached. Raises SlotInUseError, and UnreachableError if the server ends the read.
     """
-    names = ",".join(f'"{name}"' for name in publications)
-    query = (
-        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{slot}', '{finish}', {messages_max},"
-        f" 'proto_version', '3', 'publication_names', '{names}', 'messages', 'true')"
-    )
+    query = peek_query(slot, publications, finish, messages_max)
     try:
         # Don't use the driver's dbapi module: it imports pandas.
         with (
@@ -48,6 +46,9 @@ def peek(
         ):
             unbounded.set_sql_query(UNBOUNDED)
             unbounded.execute_update()
+            statement.set_options(
+                **{adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)}
+            )
             statement.set_sql_query(query)
             stream, _ = statement.execute_query()
             # Hold no reference to a batch: one may have 100 MB.
@@ -55,6 +56,15 @@ def peek(
     except (adbc.Error, pa.ArrowException, OSError) as error:
         # Errors of the server during the transfer come through the stream, as Arrow errors.
         raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+
+
+def peek_query(slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int) -> str:
+    """The query of `peek`."""
+    names = ",".join(f'"{name}"' for name in publications)
+    return (
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{slot}', '{finish}', {messages_max},"
+        f" 'proto_version', '3', 'publication_names', '{names}', 'messages', 'true')"
+    )
 
 
 def _messages_of(batch: Any) -> pa.Array[Any]:

@@ -6,7 +6,7 @@ is read, never assumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet.hints import NEW_CHAIN
@@ -89,10 +89,15 @@ def segment_key(prefix: str, number: int) -> str:
     return f"{prefix}/{number:020d}.parquet"
 
 
-def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: Lsn = ORIGIN) -> None:
-    """Raise ArchiveError unless the segments are numbered from 1 without a hole and reach from `base` to `finish`."""
+def last_number(segments: Sequence[Segment]) -> int:
+    """The number of the last of a node's segments, which are in order; 0 without any."""
+    return segments[-1].number if segments else 0
+
+
+def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: Lsn = ORIGIN, first: int = 1) -> None:
+    """Raise ArchiveError unless the segments, numbered from `first` on, reach from `base` to `finish` with no hole."""
     through = base
-    for expected, segment in enumerate(segments, start=1):
+    for expected, segment in enumerate(segments, start=first):
         if segment.number != expected or segment.after != through or segment.node != node:
             raise ArchiveError(
                 f"node {node}: the archive has a hole at {through}, before segment {segment.key}",

@@ -8,7 +8,10 @@ has its own end, and as `lsn` the end of the PREPARE that it undid.
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
+
+from columns.arrow_numbers import to_mask, to_numpy
 
 INSERT, UPSERT, PARTIAL, DELETE, TRUNCATE = (ord(letter) for letter in "IUuDT")
 COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for letter in "CPKRM")
@@ -41,3 +44,19 @@ SEGMENT_SCHEMA = pa.schema(
 )
 NO_GROUP = 0
 EVERY_PARTITION = -1
+CHANGES = (INSERT, UPSERT, PARTIAL, DELETE, TRUNCATE)
+OF_TWO_PHASES = (PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED)
+EVENTS = (COMMIT, *OF_TWO_PHASES, MARKER)
+
+
+def check_rows(table: pa.Table) -> None:
+    """Raise ValueError unless each row is a change of a group, or an event of none with the global id that it needs."""
+    op, group = to_numpy(table["op"]), to_numpy(table["group"])
+    is_change = np.isin(op, CHANGES)
+    if not (is_change | np.isin(op, EVENTS)).all():
+        raise ValueError("it has a row that is neither a change nor an event")
+    if (group[is_change] <= NO_GROUP).any() or (group[~is_change] != NO_GROUP).any():
+        raise ValueError("it has a change of no group, or an event of one")
+    needs_id = np.isin(op, OF_TWO_PHASES)
+    if needs_id.any() and table["global_id"].filter(to_mask(needs_id)).null_count:
+        raise ValueError("it has an event of a two-phase transaction without a global id")

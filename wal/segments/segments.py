@@ -37,7 +37,7 @@ from wal.segments.archive import ArchivedSegment, ArchiveError, OpenTransaction,
 from wal.segments.damage import ObjectDamagedError, read_listed
 from wal.segments.definitions import Definition
 from wal.segments.parquet_objects import expand_global_ids, open_parquet, parquet_options
-from wal.segments.segment_schema import SEGMENT_SCHEMA
+from wal.segments.segment_schema import SEGMENT_SCHEMA, check_rows
 from wal.segments.tail_file import TailFile
 
 METADATA_KEY = b"cutline"
@@ -239,7 +239,9 @@ def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
                 raise ObjectDamagedError(key=key, kind="rows", node=node, detail=detail)
             if not groups:
                 return pa.Table.from_batches([], SEGMENT_SCHEMA)
-            return expand_global_ids(file.read_row_groups(groups))
+            events = expand_global_ids(file.read_row_groups(groups))
+            check_rows(events)
+            return events
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(segment, error) from error
 

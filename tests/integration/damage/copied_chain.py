@@ -15,8 +15,8 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
 from fleet.nodes.connections import with_database
 from snapshots.records.chain import Chain
-from snapshots.records.commit import BASE
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.stored_object import BASE
 from storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.refusing import execute

@@ -18,7 +18,8 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.progress import Silent
 from snapshots.records.chain import Chain
-from snapshots.records.commits import commit_key, read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import commit_key
 from storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute

@@ -19,6 +19,7 @@ from restore.plan import plan_restore
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
+from storage.errors import UsageError
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.watching import Reached, Watching
 from tests.integration.damage.copied_chain import DATABASE, NAME, TABLES, CopiedChain
@@ -98,6 +99,12 @@ def test_without_the_option_a_missing_object_is_an_obstacle_that_no_node_is_aske
     assert error
     assert f"snapshot restore {NAME} --use-backup-copies --increment 2" in error.hint
     assert f"increments that can still be restored: 0 to 1; the newest of them: snapshot restore {NAME}" in error.hint
+    scope = RestoreScope(no_owner=True, role_map=(("a", "b"),), analyze=True)
+    asked = RestoreRequest(NAME, replace=True, create_roles=True, scope=scope)
+    damage = plan_restore(copied.fleet, nowhere, asked).damage
+    assert damage
+    words = f"snapshot restore {NAME} --no-owner --role-map a=b --create-roles --replace --analyze"
+    assert f"these rows: {words} --use-backup-copies --increment 2" in damage.hint
     lost = {(one["shard"], one["what"]) for one in error.details["lost"]}  # type: ignore[attr-defined]
     assert lost == {("s2", "public.second"), *(("s1", name) for name in ALL)}
     # What increment 1 needs is all there.
@@ -202,3 +209,12 @@ def test_the_command_says_what_it_would_take_and_what_it_took(copied: CopiedChai
     assert "taken from the copy of s1-b1 for s1: public.first" in text
     assert copied.databases() == {DATABASE}
     assert copied.restored() == copied.truth[2]
+
+
+def test_every_pattern_of_a_group_has_to_match(copied: CopiedChain) -> None:
+    request = RestoreRequest(NAME, groups=("public.item", "public.itme", "nowhere.*", "public.l*"))
+    with pytest.raises(UsageError, match=r"no group of snapshot \w+ matches public\.itme, nowhere\.\*$"):
+        plan_restore(copied.fleet, copied.target, request)
+    alone = plan_restore(copied.fleet, copied.target, replace(request, groups=("public.item", "public.l*")))
+    names = {group.name for groups in alone.groups.values() for group in groups if request.chooses(group)}
+    assert names == {"public.item", "public.log"}

@@ -16,13 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from check.report import CheckReport
+from check.structure import check_structure
 from check.verify import CheckRequest, check_snapshots
 from fleet.progress import Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from snapshots.fold.fold import read_changes
-from snapshots.fold.sources import problem_of, sources_of
+from snapshots.fold.changes import read_changes
+from snapshots.fold.find_sources import sources_of
+from snapshots.fold.sources import problem_of
 from snapshots.records.commits import SnapshotMissingError, commit_key
 from snapshots.records.store_identity import StoreNotInitialisedError
 from storage.errors import SnapshotError
@@ -271,3 +273,35 @@ def test_the_command_exits_1_and_names_the_damaged_object(stored: StoredChain) -
 def objects_of(document: Document) -> list[str]:
     (found,) = document["snapshots"]
     return [one["object"] for one in found["conflicts"]]
+
+
+def test_a_lost_increment_of_the_same_second_as_its_full_snapshot_is_named(stored: StoredChain) -> None:
+    """Of ids of one second the random parts say nothing."""
+    key = commit_key(NAME, 1)
+    remove(stored.store / key)
+    second, full = stored.chain.full.operation.rpartition("-")[0], stored.chain.full
+    for operation, found in ((f"{second}-0000000000", [key]), (f"{second}-ffffffffff", [key]), ("2025-0", [])):
+        _, report = check_structure(stored.fleet.store.open(), full.fleet_id, NAME, None, {operation: 1})
+        assert [one.object for one in report.conflicts] == found
+
+
+@pytest.mark.parametrize(
+    ("op", "column", "value", "why"),
+    [
+        ("P", "global_id", None, "an event of a two-phase transaction without a global id"),
+        ("U", "group", -1, "a change of no group, or an event of one"),
+    ],
+)
+def test_rows_that_no_drain_writes_are_damage_and_no_bug(
+    stored: StoredChain, op: str, column: str, value: object, why: str
+) -> None:
+    """Whoever can write to a store without encryption can seal anything."""
+
+    def change(table: pa.Table) -> pa.Table:
+        first = table["op"].to_pylist().index(ord(op))
+        return with_value(table, first, column, value)
+
+    change_segment(stored.store, NAME, 1, "s1", change)
+    found = [one for one in stored.conflicts() if one.kind == "rows"]
+    assert [one.node for one in found] == ["s1"]
+    assert why in found[0].detail

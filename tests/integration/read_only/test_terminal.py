@@ -22,7 +22,8 @@ from snapshots.create.terminal import FinalStateError
 from snapshots.listing.name_templates import new_name, newest_name
 from snapshots.operations.crash_points import FULL_POINTS, PER_NODE, CrashPoint, terminal_crash_points
 from snapshots.operations.operation import read_open_intents
-from snapshots.records.commits import SnapshotExistsError, read_chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import SnapshotExistsError
 from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on, sorted_copies

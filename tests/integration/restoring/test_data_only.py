@@ -17,7 +17,7 @@ from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.rows.ledger import LoadError
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
@@ -55,6 +55,13 @@ def test_rows_and_values_are_loaded_into_tables_that_stay_as_they_are(place: Pla
         assert any("materialized view public.total on s1" in one for one in done["left_out"])
         assert done["plan"]["targets"][0]["database"] == "shop"
         assert_filled(place)
+
+
+def test_what_a_chosen_group_leaves_out_is_named(place: Place) -> None:
+    others = "rows of 3 other tables on s1: public.account, public.log, public.transfer"
+    with tables_to_fill(place):
+        code, done = run_here(place.fleet, *words(place, "--data-only", "--group", "public.item"), spark=place.spark)
+        assert (code, others in done["left_out"]) == (0, True), done
 
 
 def test_a_violated_foreign_key_is_found_and_all_is_undone(place: Place) -> None:

@@ -280,7 +280,7 @@ def test_a_dry_run_of_resume_changes_nothing(place: Place, filled: Node) -> None
     await_sessions_over(place)
     before = place.fleet.store.open().list("operations")
     code, refused = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume", "--dry-run")
-    assert (code, refused["error"]) == (3, "unfinished-restore")
+    assert (code, refused["error"]) == (3, "nothing-unfinished")
     assert place.fleet.store.open().list("operations") == before
     code, _ = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume")
     assert code == 3

@@ -18,7 +18,7 @@ from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from snapshots.records.commits import read_chain
+from snapshots.records.chains import read_chain
 from storage.errors import SnapshotError
 from tests.integration.refusing import NoSpark, execute
 from tests.integration.restoring.target_place import DATABASE, NAME, Place, hidden

@@ -19,19 +19,21 @@ from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.nodes.lock import FleetBusyError
 from fleet.progress import Noting, Silent
 from restore.crash_points import RestoreCrashPoint
+from restore.left_open import RestoreAbandonedError
 from restore.plan import plan_restore
 from restore.preview import preview_resumed
 from restore.request import RestoreRequest
-from restore.restore import RestoreAbandonedError, restore_fleet, resume_restore
-from restore.undoing.abandoning import abandon_restore
+from restore.restore import restore_fleet, resume_restore
+from restore.undoing.abandoning import abandon_restore, preview_abandon
 from restore.undoing.undoable import OldDatabaseMissingError
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
+from snapshots.records.lost_chains import is_lost
 from snapshots.records.operation_records import read_decision
 from storage.store import StoreUnreachableError
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
@@ -49,6 +51,7 @@ from tests.integration.restoring.target_place import (
     plain_restore,
 )
 from tests.run.soak import draw
+from wal.slots.slots import slot_name
 
 
 def test_nothing_is_undone_unless_all_old_databases_can_be_put_back(place: Place) -> None:
@@ -115,24 +118,21 @@ def test_the_decision_that_was_stored_first_counts(place: Place) -> None:
         assert_old(place)
 
 
-@pytest.mark.parametrize("point", [RestoreCrashPoint.CLOSED, RestoreCrashPoint.DECIDED])
-def test_an_interrupt_leaves_no_database_closed(place: Place, point: RestoreCrashPoint) -> None:
-    def then(reached: Reached) -> None:
-        if reached.point == str(point):
-            raise KeyboardInterrupt
-
-    watching = Watching(then)
-    with old_databases(place):
-        with pytest.raises(KeyboardInterrupt):
-            restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), watching)
-        assert place.states() == ["old"] * SHARDS
-        if point == RestoreCrashPoint.CLOSED:
-            assert watching.notes[-1] == "the restore is undone: the databases that it made are dropped"
-            assert_old(place)
-        else:
-            assert any("snapshot restore daily --resume" in note for note in watching.notes)
-            resume(place)
-            assert_restored(place)
+def test_an_undo_ends_the_chain_of_a_snapshot_of_what_was_published(place: Place) -> None:
+    own, store = replace(place, target=place.fleet), place.fleet.store.open()
+    restore_left(own, RestoreCrashPoint.RENAMED, SHARDS)
+    try:
+        chain = create_full(place.fleet, CreateRequest("meanwhile"), Ready(place.spark), Silent()).operation
+        said, lines = preview_abandon(own.fleet, own.target, NAME, Silent())
+    finally:
+        report = abandon_restore(own.fleet, own.target, NAME, lambda _: None, Silent())
+    assert len([line for line in lines if slot_name(chain) in line]) == SHARDS
+    assert (
+        said.slots_dropped
+        == report.slots_dropped
+        == [f"{node.id}: {slot_name(chain)}" for node in place.fleet.primaries]
+    )
+    assert is_lost(store, "meanwhile", chain)
 
 
 @pytest.mark.parametrize("end", draw(["--resume", "--abandon"]))
@@ -179,6 +179,18 @@ def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
         assert (report.rows > 0, len(report.aside)) == (True, SHARDS)
         assert place.comments() == []
         assert open_restores(place) == []
+
+
+def test_the_end_of_a_published_restore_of_some_tables_names_the_others(place: Place) -> None:
+    request = replace(REQUEST, groups=("public.item",))
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.SLOTS_RELEASED, 1, request)
+        code, text = run_and_capture(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume")
+        assert code == 0, text
+        assert "left out: rows of 3 other tables on s2: public.account, public.log, public.transfer" in text
+        # Nobody has taken snapshots of the databases that were put aside.
+        assert "previous database kept on s2" in text
+        assert "earlier snapshots" not in text
 
 
 def test_an_outcome_that_was_lost_is_recorded_by_the_next_command(
@@ -248,7 +260,7 @@ def test_a_create_names_the_open_restore_into_its_databases(place: Place) -> Non
             noting = Noting(Silent())
             take(place.fleet, CreateRequest(name), Ready(place.spark), noting)
             (note,) = [one for one in noting.notes if f" of {NAME} into database bank on" in one]
-            assert "if it replaces databases, this snapshot's chain ends" in note
+            assert "the chain of a snapshot ends with the database that it was taken of" in note
     finally:
         abandon(own)
     with old_databases(place):

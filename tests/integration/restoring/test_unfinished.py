@@ -62,7 +62,7 @@ def test_another_machine_goes_on_with_the_same_tasks_and_another_version_with_no
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.ROWS_LOADED)
         if changed == "parts":
-            monkeypatch.setattr("snapshots.fold.long_images.partitions_of", lambda _session: 7)
+            monkeypatch.setattr("restore.rows.jobs.count_parts", lambda *_, **__: 7)
         else:
             monkeypatch.setattr("restore.run.version", lambda _package: "another")
         made_again = resume(place).count(str(RestoreCrashPoint.CREATED))

@@ -1,0 +1,64 @@
+"""`snapshot cluster`: what executors on other machines need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output.format import size_text
+from cli.output.results import emit, progress
+
+SCHEMA = "cutline/cluster-pack/1"
+# The folder that Spark unpacks the archive into, in the working directory of every executor.
+UNPACKED = "cutline"
+
+cluster_app = typer.Typer(help="Bring Cutline to the executors of a Spark cluster.")
+
+
+@cluster_app.callback()
+def cluster() -> None:
+    """Bring Cutline to the executors of a Spark cluster."""
+
+
+@cluster_app.command()
+def pack(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to make, such as cutline.tar.gz.")],
+) -> None:
+    """Pack this build of Cutline, and the packages that it needs, for the executors. Contacts nothing.
+
+    FILE is replaced if it is there.
+    """
+    from snapshots.executors.packing import ENDS, pack_to
+    from storage.errors import UsageError
+
+    if not file.name.endswith(ENDS):
+        raise UsageError(f"Spark does not unpack {file.name}", hint=f"name a file that ends with {ENDS}")
+    with progress(context) as shown:
+        shown.step("pack")
+        packed = pack_to(file)
+    settings = {
+        "archives": f"{packed.file}#{UNPACKED}",
+        "executorEnv.PYTHONPATH": UNPACKED,
+        "pyspark.python": f"python{packed.python}",
+    }
+    document = {
+        "schema": SCHEMA,
+        "file": str(packed.file),
+        "bytes": packed.size,
+        "files": packed.files,
+        "packages": list(packed.packages),
+        "build": packed.build,
+        "python": packed.python,
+        "platform": packed.platform,
+        "spark": settings,
+    }
+    lines = [
+        f"packed this build and {len(packed.packages)} packages into {packed.file}: {size_text(packed.size)}",
+        f"for executors with Python {packed.python} on {packed.platform}; in fleet.toml:",
+        "[spark]",
+        *(f'"{name}" = "{value}"' for name, value in settings.items()),
+    ]
+    emit(context, document, lines)

@@ -1,0 +1,96 @@
+"""Which objects of a chain the state of its copies is folded from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from columns.arrow_numbers import to_mask
+from snapshots.fold.schema_at_cut import mapping_to_cut
+from snapshots.fold.sources import BaseSource, SegmentSource, Source, Sources, numbers_of, read_at_cut
+from snapshots.records.chain import Chain
+from storage.store import ObjectStore
+from wal.segments.segment_schema import SEGMENT_SCHEMA, TRUNCATE
+
+
+def sources_of(
+    chain: Chain,
+    nodes: tuple[str, ...],
+    store: ObjectStore,
+    skip: Collection[str] = (),
+    chosen: Mapping[str, frozenset[int]] = MappingProxyType({}),
+) -> Sources:
+    """Find the sources of the state of `nodes` at the chain's last commit.
+
+    Nodes in `skip` keep their numbers, but have no sources. `chosen` are by node the groups, by number at the cut,
+    whose state is wanted; of other nodes all groups are. Reads only the segments that hold a TRUNCATE.
+    """
+    bases: list[BaseSource] = []
+    segments: list[SegmentSource] = []
+    multisets = frozenset(number for node in nodes for number in multisetnumbers_of(chain, node))
+    for number, node in enumerate(nodes):
+        groups = chosen.get(node)
+        if node in skip or (groups is not None and not groups):
+            continue
+        needed = [
+            one
+            for one in segment_sources(chain, number, node)
+            if one.segment.changes and one.segment.after < one.position
+        ]
+        truncated = truncations(store, needed)
+        segments += [replace(one, truncated=truncated, groups=groups) for one in needed]
+        found = base_sources(chain, number, node, frozenset(truncated))
+        bases += found if groups is None else [one for one in found if one.groups & groups]
+    counts = {
+        (number, group.number): len(group.columns) for number, node in enumerate(nodes) for group in chain.groups(node)
+    }
+    return Sources(nodes, tuple(bases), tuple(segments), multisets, counts)
+
+
+def segment_sources(chain: Chain, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
+    """All segments of the node's archive, without regard to TRUNCATEs; for `among` see `mapping_to_cut`."""
+    position, excluded = chain.position(node), chain.excluded(node)
+    mapping = mapping_to_cut(chain, node, among)
+    return [
+        SegmentSource(
+            Source(one.key, node, number, one.size, one.digest, segment=one), one, position, excluded, {}, mapping
+        )
+        for one in chain.segments(node)
+    ]
+
+
+def multisetnumbers_of(chain: Chain, node: str) -> frozenset[int]:
+    """The numbers of all definitions of the node's groups whose rows have no key."""
+    return frozenset(number for number, group in chain.definitions(node).items() if group.is_multiset)
+
+
+def base_sources(chain: Chain, number: int, node: str, truncated: frozenset[int] = frozenset()) -> list[BaseSource]:
+    """The objects of the node's base copies, including those without any row that still counts."""
+    multisets, mapping = multisetnumbers_of(chain, node), mapping_to_cut(chain, node)
+    # Most chains have no ended definitions; then base rows need no conversion.
+    is_unchanged = len(mapping.unchanged) == len(chain.definitions(node))
+    return [
+        BaseSource(
+            Source(one.key, node, number, one.size, one.digest, one.rows),
+            one.rows,
+            truncated,
+            multisets,
+            None if is_unchanged else mapping.restrict_to(one.rows),
+        )
+        for one in chain.base_objects(node)
+    ]
+
+
+def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, tuple[int, int]]:
+    """Find the last TRUNCATE of every truncated group, as (lsn, seq)."""
+    last: dict[int, tuple[int, int]] = {}
+    for one in segments:
+        if not one.segment.truncates:
+            continue
+        for table in read_at_cut(store, one, SEGMENT_SCHEMA):
+            truncates = table.filter(to_mask(numbers_of(table, "op") == TRUNCATE)).select(["lsn", "seq", "group"])
+            for row in truncates.to_pylist():  # bounded by the TRUNCATE commands
+                if row["lsn"] < one.position and row["lsn"] not in one.excluded:
+                    last[row["group"]] = max(last.get(row["group"], (0, 0)), (row["lsn"], row["seq"]))
+    return last

@@ -1,0 +1,187 @@
+"""Object lists: documents that list the objects of base copies, so that the commit of a large copy stays small.
+
+A task that has stored many objects lists them itself; the driver lists the rest before the commit. A list has objects
+of one node and kind. Without a commit that names it, it is garbage. Restore, check and removals read lists; a create
+reads only those of its own tasks.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import groupby
+from typing import TypeVar
+
+from msgspec import structs
+
+from fleet.progress import Progress
+from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.stored_objects import check_stored
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot
+from snapshots.records.commits import commit_key
+from snapshots.records.definition_rules import check_distinct
+from snapshots.records.documents import check_about, checking, parse_document, seal, unseal
+from snapshots.records.keys import list_prefix
+from snapshots.records.part_rules import check_listed
+from snapshots.records.stored_object import (
+    DDL,
+    ListedObjects,
+    LostList,
+    NamedObject,
+    ObjectList,
+    ReadList,
+    StoredObject,
+)
+from storage.store import ObjectStore
+from storage.storing import create_or_find
+from wal.segments.damage import ObjectDamagedError, read_listed
+
+# The most objects of base copies that a commit lists itself: 300 KB.
+OWN_OBJECTS_MAX = 1000
+# 3 MB if each object has rows of one table, 100 MB if of 500.
+LIST_OBJECTS_MAX = 10_000
+THREADS_MAX = 8
+C = TypeVar("C", bound=Commit)
+
+
+def store_lists_above(
+    store: ObjectStore, snapshot: str, operation: str, objects: Sequence[StoredObject], objects_max: int
+) -> tuple[NamedObject, ...]:
+    """Store lists of the objects of base copies if there are more than `objects_max`.
+
+    Returns the lists and the DDL, otherwise the objects as given.
+    """
+    copies = [stored for stored in objects if stored.kind not in DDL]
+    if len(copies) <= objects_max:
+        return tuple(objects)
+    copies.sort(key=lambda stored: (stored.node, stored.kind, stored.key))
+    parts = [
+        list(part)
+        for _, one_kind in groupby(copies, lambda stored: (stored.node, stored.kind))
+        for part in _parts(list(one_kind))
+    ]
+    with ThreadPoolExecutor(THREADS_MAX) as threads:
+        lists = threads.map(lambda part: _store_list(store, snapshot, operation, *part), enumerate(parts))
+        return (*lists, *(stored for stored in objects if stored.kind in DDL))
+
+
+def split_entries(entries: Iterable[NamedObject]) -> tuple[tuple[StoredObject, ...], tuple[ObjectList, ...]]:
+    """The objects and the lists among the entries."""
+    entries = list(entries)
+    objects = tuple(one for one in entries if isinstance(one, StoredObject))
+    return objects, tuple(one for one in entries if isinstance(one, ObjectList))
+
+
+def replace_by_lists(store: ObjectStore, commit: C, progress: Progress) -> C:
+    """Store lists of the objects of base copies that the commit lists itself, if they are many.
+
+    Returns the commit with these lists instead; its counts don't include them yet.
+    """
+    if sum(stored.kind not in DDL for stored in commit.own_objects) <= OWN_OBJECTS_MAX:
+        return commit
+    snapshot, operation = commit.snapshot, commit.operation
+    if isinstance(commit, FullSnapshot):
+        own, lists = split_entries(store_lists_above(store, snapshot, operation, commit.copied, 0))
+        commit = structs.replace(commit, copied=own, lists=(*commit.lists, *lists))
+    if changes := commit.definition_changes:
+        own, lists = split_entries(store_lists_above(store, snapshot, operation, changes.objects, 0))
+        changes = structs.replace(changes, objects=own, lists=(*changes.lists, *lists))
+        commit = structs.replace(commit, definition_changes=changes)
+    progress.reached(CrashPoint.LISTS_STORED)
+    return commit
+
+
+def _parts(objects: Sequence[StoredObject]) -> Iterator[Sequence[StoredObject]]:
+    return (objects[at : at + LIST_OBJECTS_MAX] for at in range(0, len(objects), LIST_OBJECTS_MAX))
+
+
+def _store_list(
+    store: ObjectStore, snapshot: str, operation: str, number: int, objects: Sequence[StoredObject]
+) -> ObjectList:
+    node, kind = objects[0].node, objects[0].kind
+    # The random part distinguishes the lists of several tasks, and of the attempts of one.
+    key = f"{list_prefix(snapshot, node, operation)}/{kind}-{number:06d}-{secrets.token_hex(4)}.json"
+    body = seal(ListedObjects(snapshot, operation, tuple(objects)))
+    digest = create_or_find(store, key, body)
+    rows: Counter[int] = Counter()
+    for stored in objects:
+        rows.update(stored.rows)
+    total = sum(stored.size for stored in objects)
+    return ObjectList(key, kind, node, len(body), digest, len(objects), total, dict(rows))
+
+
+def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
+    """Raise ObjectsNotStoredError unless the store has every object that the commit names or lists, in its size.
+
+    Reads the lists of one node at a time; raises as `read_lists` does.
+    """
+    check_stored(store, {one.key: one.size for one in commit.named})
+    by_node = sorted(commit.object_lists, key=lambda one: one.node)
+    for _, lists in groupby(by_node, lambda one: one.node):
+        read = [_read_list(store, commit, one) for one in lists]
+        check_stored(store, {stored.key: stored.size for one in read for stored in one.listed})
+
+
+def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = False) -> Chain:
+    """The chain with the objects that its object lists list; raises as `read_lists` does."""
+    if not any(commit.object_lists for commit in chain.commits):
+        return chain
+    increments = tuple(read_lists(store, commit, allow_damage=allow_damage) for commit in chain.increments)
+    chain = replace(chain, full=read_lists(store, chain.full, allow_damage=allow_damage), increments=increments)
+    seen: set[str] = set()
+    for commit in chain.commits:
+        keys = [stored.key for stored in commit.objects]
+        with checking(commit_key(chain.name, commit.increment)):
+            check_distinct("objects", "key", [*seen.intersection(keys), *keys])
+        seen.update(keys)
+    return chain
+
+
+def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> C:
+    """The commit with the objects that its object lists list.
+
+    If a list is missing or altered, raises ObjectDamagedError; with `allow_damage` the commit has a LostList, and the
+    caller must do without the objects of its node and groups. Raises ManifestError if a list is not what the commit
+    says.
+    """
+    if isinstance(commit, FullSnapshot) and commit.lists:
+        commit = structs.replace(commit, lists=_read_each(store, commit, commit.lists, allow_damage=allow_damage))
+    changes: DefinitionChanges | None = commit.definition_changes
+    if changes and changes.lists:
+        changes = structs.replace(changes, lists=_read_each(store, commit, changes.lists, allow_damage=allow_damage))
+        commit = structs.replace(commit, definition_changes=changes)
+    return commit
+
+
+def lost_list_error(one: LostList) -> ObjectDamagedError:
+    """The error for a list that is missing or altered."""
+    return ObjectDamagedError(key=one.key, kind=one.damage, node=one.node, detail=one.detail)
+
+
+def _read_each(
+    store: ObjectStore, commit: Commit, lists: Iterable[ObjectList], *, allow_damage: bool
+) -> tuple[ObjectList, ...]:
+    def read(one: ObjectList) -> ObjectList:
+        try:
+            return _read_list(store, commit, one)
+        except ObjectDamagedError as error:
+            if not allow_damage:
+                raise
+            return LostList(**structs.asdict(one), damage=error.kind, detail=error.detail)
+
+    with ThreadPoolExecutor(THREADS_MAX) as threads:
+        return tuple(threads.map(read, lists))
+
+
+def _read_list(store: ObjectStore, commit: Commit, one: ObjectList) -> ReadList:
+    body = read_listed(store, one.node, one.key, (one.size, one.digest))
+    content, _ = unseal(one.key, body)
+    found: ListedObjects = parse_document(one.key, content, ListedObjects)
+    check_about(one.key, (found.snapshot, found.operation), (commit.snapshot, commit.operation))
+    with checking(one.key):
+        check_listed(commit, one, found.objects)
+    return ReadList(**structs.asdict(one), listed=found.objects)

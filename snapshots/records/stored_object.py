@@ -1,0 +1,76 @@
+"""The entries of stored objects in commits: objects of base copies and DDL, and lists of such objects."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from fleet.record import Count, Record
+
+LIST_FORMAT = "cutline/objects/1"
+BASE = "base"
+# A shard's DDL is one archive of pg_dump; earlier versions of Cutline stored scripts.
+DDL_SCRIPTS, DDL_ARCHIVE = ("pre-data", "post-data", "refresh", "event-triggers"), "archive"
+DDL = (*DDL_SCRIPTS, DDL_ARCHIVE)
+# In an object of this kind, `rows` counts under this number the large objects that begin in the object.
+LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
+
+
+class StoredObject(Record, frozen=True):
+    """An object of a base copy or of a shard's DDL; `rows` counts rows by group number."""
+
+    key: str
+    kind: str
+    node: str
+    size: Count
+    digest: str
+    rows: dict[int, Count]
+
+
+class ObjectList(Record, frozen=True):
+    """A commit's entry for an object list.
+
+    `size` and `digest` are the list's own; `objects`, `bytes` and `rows`, by group number, sum up what it lists, all of
+    `kind` and `node`.
+    """
+
+    key: str
+    kind: str
+    node: str
+    size: Count
+    digest: str
+    objects: Count
+    bytes: Count
+    rows: dict[int, Count]
+
+
+class ReadList(ObjectList, frozen=True):
+    """An entry with the objects that were read from its list, as `read_lists` returns it. Never stored."""
+
+    listed: tuple[StoredObject, ...] = ()
+
+
+class LostList(ObjectList, frozen=True):
+    """An entry whose list can't be read: what is wrong with it, as ObjectDamagedError says it. Never stored."""
+
+    damage: str = ""
+    detail: str = ""
+
+
+class ListedObjects(Record, frozen=True, tag_field="schema", tag=LIST_FORMAT):
+    """An object list: the document that an ObjectList names, stored by `operation`."""
+
+    snapshot: str
+    operation: str
+    objects: tuple[StoredObject, ...]
+
+
+NamedObject: TypeAlias = StoredObject | ObjectList
+
+
+def listed_objects(one: ObjectList) -> tuple[StoredObject, ...]:
+    """What a list that was read lists, nothing if it is lost; raise RuntimeError if it was not read."""
+    if isinstance(one, ReadList):
+        return one.listed
+    if isinstance(one, LostList):
+        return ()
+    raise RuntimeError(f"object list {one.key} was not read")

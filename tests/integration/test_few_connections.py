@@ -1,0 +1,182 @@
+"""A machine with many cores leaves a node the connections that others need."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from fleet.config import load_fleet
+from fleet.nodes.connections import connect
+from fleet.nodes.free_connections import TooFewConnectionsError, check_free_connections, task_sessions
+from tests.commands.snapshot_runs import configure_fleet
+from tests.run.quick_spark import QUICK
+
+if TYPE_CHECKING:
+    from embedded.fleet import EmbeddedFleet
+    from fleet.config import Fleet
+    from tests.integration.conftest import FleetFactory
+
+ROOT = Path(__file__).parents[2]
+CONNECTIONS, RESERVED, CORES, CONNECTIONS_MAX = 16, 3, 12, 6
+COMMAND_SECONDS_MAX = 240
+SAMPLE_SECONDS = 0.01
+# Many small tasks, all changes folded by Spark.
+COMMAND = """
+import snapshots.base_copy.copy_plan, snapshots.fold.limits as limits, snapshots.operations.dealing as dealing
+snapshots.base_copy.copy_plan.TASK_PAGES = 8
+dealing.LANE_BYTES = 1
+limits.CHANGES_MAX = limits.CHOSEN_CHANGES_MAX = 0
+from cli.main import main
+main()
+"""
+COUNT = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND application_name <> 'other'
+"""
+
+
+@dataclass(slots=True)
+class Seen:
+    most: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+@contextmanager
+def counting(dsn: str) -> Iterator[Seen]:
+    """Count the sessions on a server while the block runs."""
+    seen = Seen()
+
+    def count() -> None:
+        with psycopg.connect(dsn, dbname="postgres", autocommit=True) as session:
+            while not seen.ended.wait(SAMPLE_SECONDS):
+                seen.most = max(seen.most, session.execute(COUNT).fetchall()[0][0])
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        seen.ended.set()
+        thread.join()
+
+
+def run_command(fleet: Fleet, *words: str, code: int = 0) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "--fleet", str(fleet.path), "--json", *words],
+        capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert done.returncode == code, found
+    return dict(found)
+
+
+def few(fleet_factory: FleetFactory, folder: Path, limit: int | None = None) -> EmbeddedFleet:
+    servers = fleet_factory(1, 0, settings={"max_connections": str(CONNECTIONS)})
+    spark = f'[spark]\nmaster = "local[{CORES}]"\n"driver.extraJavaOptions" = "{QUICK}"\n'
+    configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store", more=spark)
+    if limit is not None:
+        path = folder / "fleet.toml"
+        path.write_text(path.read_text().replace('id = "s1"\n', f'id = "s1"\nconnections_max = {limit}\n'))
+    return servers
+
+
+@pytest.mark.parametrize("limit", [None, CONNECTIONS_MAX])
+def test_all_cores_work_on_one_node_with_few_connections(
+    fleet_factory: FleetFactory, tmp_path: Path, limit: int | None
+) -> None:
+
+    servers = few(fleet_factory, tmp_path, limit)
+    fleet, (dsn,) = load_fleet(tmp_path / "fleet.toml"), servers.dsns()
+    with psycopg.connect(dsn, autocommit=True) as session:
+        session.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        session.execute("INSERT INTO t SELECT n, repeat(md5(n::text), 10) FROM generate_series(1, 20000) n")
+        for number in range(6):
+            session.execute(f"CREATE INDEX ON t (v, id) WHERE id % 7 = {number}")
+    most: dict[str, int] = {}
+    run_command(fleet, "init")
+    with counting(dsn) as seen:
+        run_command(fleet, "create", "one")
+    most["create"] = seen.most
+    with psycopg.connect(dsn, autocommit=True) as session:
+        session.execute("UPDATE t SET v = 'changed ' || id WHERE id % 3 = 0")
+        expected = session.execute("SELECT count(*), sum(hashtext(t::text)::bigint) FROM t").fetchall()
+    run_command(fleet, "create", "one", "--incremental")
+    with counting(dsn) as seen:
+        restored = run_command(fleet, "restore", "one", "--replace", "--yes")
+    most["restore"] = seen.most
+    assert restored["increment"] == 1
+    with psycopg.connect(dsn) as session:
+        assert session.execute("SELECT count(*), sum(hashtext(t::text)::bigint) FROM t").fetchall() == expected
+    assert max(most.values()) <= (CONNECTIONS - RESERVED - 1 if limit is None else limit), most
+
+
+def test_what_is_free_is_shared_and_what_is_reserved_is_left_alone(fleet_factory: FleetFactory, tmp_path: Path) -> None:
+
+    servers = few(fleet_factory, tmp_path)
+    (node,), (dsn,) = load_fleet(tmp_path / "fleet.toml").primaries, servers.dsns()
+    with connect(node) as own:
+        free = CONNECTIONS - RESERVED - 1
+        assert task_sessions({node: own}) == {"s1": free // 2}
+        # Two databases of one server.
+        other = replace(node, id="s2")
+        assert task_sessions({node: own, other: own}) == {"s1": free // 4, "s2": free // 4}
+        assert task_sessions({replace(node, connections_max=9): own}) == {"s1": 4}
+        check_free_connections({node: own})
+        held = [psycopg.connect(dsn) for _ in range(free - 2)]
+        try:
+            assert task_sessions({node: own}) == {"s1": 1}
+            with pytest.raises(TooFewConnectionsError, match="node s1 has 2 of 3"):
+                check_free_connections({node: own})
+        finally:
+            for session in held:
+                session.close()
+
+
+def test_the_limits_of_a_role_and_of_a_database_count(fleet_factory: FleetFactory, tmp_path: Path) -> None:
+
+    servers = few(fleet_factory, tmp_path)
+    (node,), (dsn,) = load_fleet(tmp_path / "fleet.toml").primaries, servers.dsns()
+    with psycopg.connect(dsn, autocommit=True) as session:
+        session.execute("CREATE ROLE backup LOGIN CONNECTION LIMIT 5")
+        with psycopg.connect(dsn, user="backup", autocommit=True) as own:
+            assert task_sessions({node: own}) == {"s1": (5 - 1) // 2}
+            session.execute("ALTER ROLE backup CONNECTION LIMIT -1")
+            session.execute("ALTER DATABASE bank CONNECTION LIMIT 9")
+            assert task_sessions({node: own}) == {"s1": (9 - 2) // 2}
+
+
+def test_a_command_is_refused_before_it_makes_anything(fleet_factory: FleetFactory, tmp_path: Path) -> None:
+
+    servers = few(fleet_factory, tmp_path)
+    fleet, (dsn,) = load_fleet(tmp_path / "fleet.toml"), servers.dsns()
+    with psycopg.connect(dsn, autocommit=True) as session:
+        session.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    run_command(fleet, "init")
+    stored = sorted(fleet.store.open().list("operations/"))
+    # The command asks with two sessions of its own.
+    others = [psycopg.connect(dsn) for _ in range(CONNECTIONS - RESERVED - 4)]
+    try:
+        found = run_command(fleet, "create", "one", code=3)
+        assert found["error"] == "too-few-connections"
+        assert "node s1 has 2 of 3" in str(found["message"])
+        others += [psycopg.connect(dsn) for _ in range(4 + RESERVED)]
+        found = run_command(fleet, "create", "one", code=6)
+        assert "its connections are used up" in str(found["hint"])
+    finally:
+        for session in others:
+            session.close()
+    assert sorted(fleet.store.open().list("operations/")) == stored
+    with psycopg.connect(dsn) as session:
+        assert session.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)

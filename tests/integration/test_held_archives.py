@@ -1,0 +1,126 @@
+"""A small archive is read once, by the driver, which finds in it what the jobs find."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+import check.contents
+import snapshots.fold.limits
+from check.contents import hold_archive
+from check.copies import Copies
+from check.findings import Findings
+from check.partitions import PartitionHashes, hash_partitions
+from check.report import SnapshotReport
+from check.verify import CheckRequest, check_snapshots
+from embedded.bank_workload import BankWorkload
+from fleet.progress import Silent
+from snapshots.records.chains import read_chain
+from storage.local import LocalStore
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.run.quick_spark import LINES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from embedded.fleet import EmbeddedFleet
+
+INCREMENTS = 3
+ENCRYPTION = f'[spark]\n{LINES}[encryption]\nkey_file = "{{key}}"\n'
+
+
+@pytest.fixture(scope="module", params=["plain", "encrypted"])
+def runs(
+    request: pytest.FixtureRequest,
+    shared_fleet: EmbeddedFleet,
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Runs]:
+    folder = tmp_path_factory.mktemp("held")
+    key = folder / "key"
+    key.write_text(bytes(range(32)).hex())
+    key.chmod(0o600)
+    more = ENCRYPTION.format(key=key) if request.param == "encrypted" else ""
+    fleet = configure_fleet(shared_fleet, folder / "fleet.toml", f"file://{folder}/store", more=more)
+    with dropping_slots(fleet):
+        runs = Runs(fleet, Ready(spark))
+        runs.init()
+        runs.full("held")
+        for _ in range(INCREMENTS):
+            with BankWorkload(shared_fleet.dsns(), cross_shard_ratio=0.5) as bank:
+                bank.wait(0.5)
+            runs.increment("held")
+        yield runs
+
+
+@pytest.fixture(autouse=True)
+def driver_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever folds small amounts is drawn for other tests (tests/run/folding.py)."""
+    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", check.contents.CHANGES_MAX)
+
+
+def test_each_segment_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: Counter[str] = Counter()
+    read_range = LocalStore.read_range
+
+    def counting(self: LocalStore, key: str, start: int, length: int) -> bytes:
+        read[key] += 1
+        return read_range(self, key, start, length)
+
+    monkeypatch.setattr(LocalStore, "read_range", counting)
+    report = check_snapshots(runs.fleet, CheckRequest("held"), runs.spark, Silent())
+    assert report.exit_code == 0, report.to_json()
+    chain = read_chain(runs.fleet.store.open(), "held")
+    segments = {one.key for node in chain.baseline for one in chain.segments(node)}
+    assert len(segments) >= (INCREMENTS + 1) * len(chain.baseline)
+    assert {key: read[key] for key in segments} == dict.fromkeys(segments, 1)
+
+
+def as_dicts(found: PartitionHashes) -> list[dict[tuple[int, ...], tuple[int, ...]]]:
+    # Where no row is compared, a job says so by zeros, and the driver says nothing.
+    return [{key: value for key, value in one.as_dict().items() if value[0]} for one in (found.rows, found.versions)]
+
+
+def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = runs.fleet.store
+    chain = read_chain(store.open(), "held")
+    copies, held = Copies.of(chain), hold_archive(chain, store)
+    assert held
+    findings = Findings(SnapshotReport("held", INCREMENTS))
+
+    def hashes() -> list[dict[tuple[int, ...], tuple[int, ...]]]:
+        of_driver, of_jobs = (
+            as_dicts(hash_partitions(runs.spark.running, copies, store, findings, Silent(), one))
+            for one in (held, None)
+        )
+        assert of_driver == of_jobs
+        assert min(map(len, of_driver)) > 0
+        return of_driver
+
+    every = hashes()
+    # As if the base copies had been made later, and all tables copied again later still.
+    first, second = (one.cut for one in chain.increments[:2])
+    with monkeypatch.context() as patched:
+        patched.setattr(Copies, "since", lambda self, node: first.of(self.shard[node]).position)
+        since = hashes()
+
+        def recopied_since(self: Copies, node: str) -> dict[int, int]:
+            position = second.of(self.shard[node]).position
+            return {group.number: position for group in self.chain.groups(node)}
+
+        patched.setattr(Copies, "recopied_since", recopied_since)
+        recopied = hashes()
+    assert every[0] == since[0] == recopied[0]
+    versions = [sum(one[0] for one in found[1].values()) for found in (every, since, recopied)]
+    assert versions[0] > versions[1] > versions[2] > 0
+    reports = []
+    for bytes_max in (check.contents.STORED_BYTES_MAX, 0):
+        monkeypatch.setattr(check.contents, "STORED_BYTES_MAX", bytes_max)
+        (report,) = check_snapshots(runs.fleet, CheckRequest("held"), runs.spark, Silent()).snapshots
+        reports.append(report)
+    assert reports[0].compared == reports[1].compared
+    assert reports[0].compared.transactions > 0

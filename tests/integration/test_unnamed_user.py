@@ -1,0 +1,76 @@
+"""Commands run as a user for whom the system has no name, as in a container that runs as any uid."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleet.label import own_label
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.run.quick_spark import SETTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from embedded.fleet import EmbeddedFleet
+
+ROOT = Path(__file__).parents[2]
+UID = 12345
+COMMAND_SECONDS_MAX = 120
+can_change_user = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="needs root and setpriv(1): another user",
+)
+
+
+def can_run(python: str) -> bool:
+    """Whether that user may run this Python and read this tree."""
+    words = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", python, "-c", "import cli.main, pyspark"]
+    return subprocess.run(words, env={"PYTHONPATH": str(ROOT)}, capture_output=True, check=False).returncode == 0
+
+
+@can_change_user
+def test_a_check_runs_as_a_user_without_a_name_or_a_home(shared_fleet: EmbeddedFleet, spark: SparkSession) -> None:
+    if not can_run(sys.executable):
+        pytest.skip("another user may not read this Python or this tree")
+    # Not below pytest's own folder, which is root's.
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        settings = "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in SETTINGS.items())
+        more = f'[spark]\nmaster = "local[1]"\n{settings}'
+        fleet = configure_fleet(shared_fleet, folder / "fleet.toml", f"file://{folder}/store", more=more)
+        with dropping_slots(fleet):
+            runs = Runs(fleet, Ready(spark))
+            runs.init()
+            runs.full("any")
+            (folder / "tmp").mkdir()
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, UID, UID)
+            done = subprocess.run(
+                ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", sys.executable, "-c",
+                 "from cli.main import main; main()", "--fleet", str(folder / "fleet.toml"), "--json", "check", "any"],
+                capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False, cwd="/",
+                env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")},
+            )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert json.loads(done.stdout)["result"] == "valid"
+        assert list((folder / "tmp").iterdir()) == []
+
+
+@can_change_user
+def test_a_label_has_the_number_of_a_user_without_a_name() -> None:
+    code = f"import os; os.setuid({UID}); from fleet.label import own_label; print(own_label('create', 'a'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("cutline create a ")
+    assert f"{UID}@" in done.stdout
+    assert own_label("create", "a").startswith("cutline create a ")

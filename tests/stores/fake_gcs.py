@@ -1,0 +1,29 @@
+"""fake-gcs-server, an emulator of Google Cloud Storage, where it and gcsfs are installed: by `make stores`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.programs.cached import require_program
+from tests.programs.go_program import GoProgram
+from tests.s3.server import free_port, running_server
+from tests.stores.place import StorePlace
+
+PROGRAM = GoProgram("github.com/fsouza/fake-gcs-server", "v1.56.1")
+PACKAGE = "gcsfs==2026.10.1"
+
+
+@contextlib.contextmanager
+def fake_gcs_server() -> Iterator[StorePlace]:
+    """Start a server with no buckets, which keeps objects in memory; yield it, and stop it."""
+    pytest.importorskip("gcsfs", reason="gcsfs is not installed; to install it: make stores")
+    program = require_program("fake-gcs-server", PROGRAM.path())
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [str(program), "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    command += ["-external-url", url, "-public-host", f"127.0.0.1:{port}", "-log-level", "warn"]
+    with running_server(command, port):
+        yield StorePlace("gs", url, {"endpoint_url": url, "token": "anon", "project": "test"})

@@ -1,0 +1,51 @@
+"""What is said of a Spark that did not start: the cause, not what wraps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.spark.start import _reason
+
+# As Spark, py4j and its log have worded them.
+WRAPPED = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: org.apache.spark.SparkException: External scheduler cannot be instantiated
+\tat org.apache.spark.SparkContext$.createTaskScheduler(SparkContext.scala:3260)
+Caused by: java.lang.reflect.InvocationTargetException
+\t... 15 more
+Caused by: java.net.UnknownHostException: kubernetes.default.svc
+\t... 28 more"""
+PLAIN = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: org.apache.spark.SparkException: Could not parse Master URL: 'x'
+\tat org.apache.spark.SparkContext$.createTaskScheduler(SparkContext.scala:3260)"""
+STOPPED = "Cannot call methods on a stopped SparkContext."
+FAILED = """2026-11-23T17:01:30,399 ERROR org.apache.spark.util.Utils: Uncaught exception in thread Thread-3
+io.fabric8.kubernetes.client.KubernetesClientTimeoutException: Timed out waiting for [1000] milliseconds
+2026-11-23T17:02:04,594 ERROR ExecutorPodsLifecycleManager: Max number of executor failures (4) reached
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "logged", "reason"),
+    [
+        (
+            WRAPPED,
+            "",
+            "org.apache.spark.SparkException: External scheduler cannot be instantiated: "
+            "java.net.UnknownHostException: kubernetes.default.svc",
+        ),
+        (PLAIN, "", "org.apache.spark.SparkException: Could not parse Master URL: 'x'"),
+        (
+            STOPPED,
+            FAILED,
+            "its executors end as soon as they begin; their pods' logs say why, which"
+            ' "kubernetes.executor.deleteOnTermination" = "false" in [spark] keeps',
+        ),
+    ],
+    ids=["wrapped", "plain", "executors"],
+)
+def test_the_reason_is_the_first_cause(text: str, logged: str, reason: str, tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    log.write_text(logged)
+    assert _reason(RuntimeError(text), log) == reason

@@ -1,0 +1,152 @@
+"""No object list can be replaced by another one, whoever seals it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec import structs
+
+from snapshots.operations.committing import put_commit
+from snapshots.operations.object_lists import read_chain_lists
+from snapshots.records.chains import read_chain
+from snapshots.records.commit import Increment
+from snapshots.records.commit_rules import check_commit, check_fits
+from snapshots.records.commits import commit_key
+from snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, from_json, seal, unseal
+from snapshots.records.stored_object import BASE, ListedObjects
+from storage.digest import digest
+from tests.unit.made_commits import counted, memory
+from tests.unit.made_garbage import StoreBuilder
+from tests.unit.made_lists import NAME, SIZE, base_copies, listed, listed_full, shorten_lists, with_copies
+
+
+@pytest.fixture(autouse=True)
+def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any base copy goes into a list, and a list has at most three."""
+    shorten_lists(monkeypatch)
+
+
+Change = Callable[[ListedObjects], ListedObjects]
+
+
+def with_first(**changed: object) -> Change:
+    """Changes the first object that a list lists."""
+
+    def change(found: ListedObjects) -> ListedObjects:
+        first, *others = found.objects
+        return structs.replace(found, objects=(structs.replace(first, **changed), *others))
+
+    return change
+
+
+FIRST = base_copies("a")[0].key
+CHANGES: dict[str, tuple[Change, str]] = {
+    "an object less": (lambda found: structs.replace(found, objects=found.objects[1:]), "not those that its commit"),
+    "an object twice": (
+        lambda found: structs.replace(found, objects=(found.objects[0], *found.objects[:-1])),
+        "twice",
+    ),
+    "another size": (with_first(size=SIZE + 1), "not those that its commit counts"),
+    "rows": (with_first(rows={1: 1}), "not those that its commit counts"),
+    "of another node": (
+        lambda found: structs.replace(found, objects=tuple(base_copies("b", 3))),
+        "not of kind base and node a, as its list is",
+    ),
+    "of another operation's folder": (
+        with_first(key=FIRST.replace("op-0", "op-9")),
+        "not of operation op-0, as its list is",
+    ),
+    "not below the snapshot": (with_first(key="fleet.json"), "as its key says"),
+    "with an impossible key": (with_first(key=FIRST.replace("part", "../part")), "key"),
+    "of another snapshot": (lambda found: structs.replace(found, snapshot="other"), "describes"),
+    "of another operation": (lambda found: structs.replace(found, operation="op-9"), "describes"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES.values(), ids=CHANGES)
+def test_a_list_that_is_not_what_the_commit_says_is_refused(change: Change, words: str) -> None:
+    """Whoever can write to the store can seal anything, and name its digest in a commit."""
+    store = memory()
+    new = listed(store, with_copies())
+    first = new.lists[0]
+    content, _ = unseal(first.key, store.read(first.key))
+    body = seal(change(from_json(content, ListedObjects)))
+    store.delete(first.key)
+    store.create(first.key, body)
+    forged = structs.replace(first, size=len(body), digest=digest(body))
+    put_commit(store, counted(structs.replace(new, lists=(forged, *new.lists[1:]))))
+    with pytest.raises(ManifestError, match=words) as caught:
+        read_chain_lists(store, read_chain(store, NAME))
+    assert caught.value.details["object"] == first.key
+
+
+def test_an_increment_cannot_list_an_object_of_the_full_snapshot() -> None:
+    """The error names the increment's commit."""
+    builder = StoreBuilder()
+    listed_full(builder, NAME)
+    chain = read_chain_lists(builder.store, read_chain(builder.store, NAME))
+    twice = next(stored for stored in chain.full.objects if stored.kind == BASE)
+    operation = builder.begin_create(NAME, 1)
+    new = builder.new_commit(operation, builder.store_base(operation), chain=chain)
+    changes = new.definition_changes
+    assert changes is not None
+    changes = structs.replace(changes, objects=(*changes.objects, twice))
+    put_commit(builder.store, counted(structs.replace(new, definition_changes=changes)))
+    with pytest.raises(ManifestError, match="twice") as caught:
+        read_chain_lists(builder.store, read_chain(builder.store, NAME))
+    assert caught.value.details["object"] == commit_key(NAME, 1)
+
+
+def test_two_lists_cannot_list_the_same_object() -> None:
+    """Its rows would be there twice."""
+    store = memory()
+    new = listed(store, with_copies("a", 3))
+    again = listed(store, with_copies("a", 3))
+    put_commit(store, counted(structs.replace(new, lists=(*new.lists, *again.lists))))
+    with pytest.raises(ManifestError, match="twice"):
+        read_chain_lists(store, read_chain(store, NAME))
+
+
+ENTRIES: dict[str, tuple[dict[str, object], str]] = {
+    "of DDL": ({"kind": "archive"}, "is of an unknown kind: archive"),
+    "of nothing": ({"objects": 0}, "has 0 objects"),
+    "too large": ({"size": DOCUMENT_BYTES_MAX + 1}, f"3 objects and {DOCUMENT_BYTES_MAX + 1} bytes"),
+    "in the folder of another node": ({"node": "b"}, "is not of kind base and node b, as its key says"),
+    "under the key of another kind": ({"kind": "large_objects"}, "is not of kind large_objects and node a"),
+    "elsewhere": ({"key": "fleet.json"}, "is not of kind base and node a, as its key says"),
+    "with rows of an unknown group": ({"rows": {7: 1}}, "rows of an unknown group"),
+}
+
+
+@pytest.mark.parametrize(("changed", "words"), ENTRIES.values(), ids=ENTRIES)
+def test_a_commit_that_names_an_impossible_list_is_refused(changed: dict[str, object], words: str) -> None:
+    store = memory()
+    new = listed(store, with_copies())
+    forged = structs.replace(new, lists=(structs.replace(new.lists[0], **changed), *new.lists[1:]))
+    with pytest.raises(ValueError, match=words):
+        check_commit(counted(forged))
+
+
+def test_a_list_of_a_node_that_the_snapshot_lacks_is_refused() -> None:
+    store = memory()
+    new = listed(store, with_copies("ab"))
+    elsewhere = structs.replace(new.lists[0], node="c", key=new.lists[0].key.replace("/a/", "/c/"))
+    with pytest.raises(ValueError, match="node c, which is not in the snapshot"):
+        check_commit(counted(structs.replace(new, lists=(elsewhere,))))
+
+
+def test_an_increment_lists_only_rows_of_definitions_that_begin_in_it() -> None:
+    builder = StoreBuilder()
+    chain = builder.take_full(NAME)
+    operation = builder.begin_create(NAME, 1)
+    new = builder.new_commit(operation, builder.store_base(operation), chain=chain)
+    builder.store_segments(NAME, chain.full.operation, [3])
+    new = listed(builder.store, new)
+    assert isinstance(new, Increment)
+    changes = new.definition_changes
+    assert changes is not None
+    rows = structs.replace(changes.lists[0], rows={1: 1})
+    forged = structs.replace(new, definition_changes=structs.replace(changes, lists=(rows, *changes.lists[1:])))
+    with pytest.raises(ManifestError, match="rows of a group that is not new in this commit"):
+        check_fits(chain, counted(forged), "increment")

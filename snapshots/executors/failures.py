@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +16,10 @@ MARK = "cutline-error "
 EXECUTOR = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
 LACKS_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] .*?different version: (\S+) than that in driver: (\S+?)[,.]? ")
-NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
+# The number as Java 21 (error=2, …) and Java 25 (error: 2 (…)) say it.
+NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"[^\n]*?error[=:] ?(\d+)')
 PYTHON_HINT = "set pyspark.python in [spark] of fleet.toml to a Python that every executor has: docs/spark.md"
+FULL_HINT = "give its user more processes (ulimit -u) or its machine more memory"
 
 
 class ExecutorPythonError(RefusedError):
@@ -65,5 +69,7 @@ def find_executor_error(text: str) -> SnapshotError | None:
             f"{name}: its Python is {other.group(1)}, here it is {other.group(2)}", hint=PYTHON_HINT
         )
     if program := NO_PYTHON.search(text):
-        return ExecutorPythonError(f"{name}: there is no {program.group(1)}", hint=PYTHON_HINT)
+        path, number = program.group(1), int(program.group(2))
+        hint = FULL_HINT if number in {errno.EAGAIN, errno.ENOMEM} else PYTHON_HINT
+        return ExecutorPythonError(f"{name}: it cannot run {path}: {os.strerror(number)}", hint=hint)
     return None

@@ -37,7 +37,7 @@ AS_USER = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", *REA
 
 
 def can_run(python: str) -> bool:
-    """Whether that user may run this Python: from a shell of its own, as setpriv(1) may enter folders that it may not."""
+    """Whether that user may run this Python: from a shell, as setpriv(1) itself may enter every folder."""
     words = [*AS_USER, "sh", "-c", '"$0" -c "import cli.main, pyspark"', python]
     return subprocess.run(words, env={"PYTHONPATH": str(ROOT)}, capture_output=True, check=False).returncode == 0
 

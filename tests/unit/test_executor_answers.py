@@ -54,7 +54,11 @@ def test_an_answer_is_compared_with_the_driver(tmp_path: Path, changed: dict[str
     [
         (
             f'{LOST}java.io.IOException: Cannot run program "/opt/python": error=2, No such file or directory',
-            "executor 1 on 10.0.0.2: there is no /opt/python",
+            "executor 1 on 10.0.0.2: it cannot run /opt/python: No such file or directory",
+        ),
+        (
+            f'{LOST}java.io.IOException: Cannot run program "/opt/python": Exec failed, error: 13 (Permission denied)',
+            "executor 1 on 10.0.0.2: it cannot run /opt/python: Permission denied",
         ),
         (
             f"{LOST}org.apache.spark.api.python.PythonException: … ModuleNotFoundError: No module named 'columns'",
@@ -71,6 +75,12 @@ def test_an_answer_is_compared_with_the_driver(tmp_path: Path, changed: dict[str
 def test_a_failed_job_tells_what_an_executor_lacks(text: str, said: str | None) -> None:
     found = find_executor_error(text)
     assert (found and found.message) == said
+
+
+def test_an_executor_without_room_for_a_process_is_no_lack_of_python() -> None:
+    found = find_executor_error(f'{LOST}Cannot run program "/opt/python": Exec failed, error: 11 (Try again)')
+    assert found is not None
+    assert found.hint == "give its user more processes (ulimit -u) or its machine more memory"
 
 
 def test_an_error_of_a_worker_crosses_with_its_class_and_the_executor() -> None:

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING
 
 from check.compare import compare_copies, compare_streams
 from check.copies import Copies
-from check.cuts import check_cuts
+from check.cuts import EventReader, check_cuts
 from check.findings import Findings
 from check.large_objects import check_large_objects
 from check.partitions import hash_partitions
 from check.streams import check_markers, hash_streams
 from check.transactions import compare_pairs
 from fleet.progress import Progress
-from snapshots.fold.find_sources import segment_sources
+from snapshots.fold.find_sources import segment_sources, sources_of
 from snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
-from snapshots.fold.sources import SegmentSource
+from snapshots.fold.sources import SegmentSource, Sources
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
+from wal.segments.damage import ObjectDamagedError
 from wal.segments.held_objects import HeldObjects
 
 if TYPE_CHECKING:
@@ -34,15 +35,18 @@ def check_contents(
     """Read every object and compare the contents. The chain must have passed `check_structure`."""
     session, copies = spark.session(), Copies.of(chain)
     held = hold_archive(chain, store)
-    streams = hash_streams(session, copies, held or store, findings, progress)
+    sources = None if held else _find_sources(copies, store)
+    streams = hash_streams(session, copies, held or store, findings, progress, sources)
     check_markers(chain, streams.markers, findings)
-    check_cuts(chain, (held or store).open(), findings, progress)
-    hashes = hash_partitions(session, copies, store, findings, progress, held)
+    events = streams.event_reader(held or store)
+    check_cuts(chain, events, findings, progress)
+    hashes = hash_partitions(session, copies, store, findings, progress, streams, held)
     check_large_objects(session, chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
     progress.step("compare transactions")
-    _compare_transactions(session, copies, held or store, findings)
+    has_events = held or streams.events is not None
+    _compare_transactions(session, copies, store, findings, events if has_events else None)
 
 
 def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
@@ -53,11 +57,20 @@ def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
     return HeldObjects(store)
 
 
+def _find_sources(copies: Copies, store: StoreLocation) -> Sources | None:
+    """What the copies are folded from; None if a segment with a TRUNCATE can't be read."""
+    try:
+        return sources_of(copies.chain, tuple(copies.nodes), store.open())
+    except ObjectDamagedError:
+        # Whoever reads all segments will name it.
+        return None
+
+
 def _compare_transactions(
-    session: SparkSession, copies: Copies, store: StoreLocation | HeldObjects, findings: Findings
+    session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, events: EventReader | None
 ) -> None:
     primaries = tuple(node for node in copies.nodes if copies.shard[node] == node)
-    pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store)
+    pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store, events)
     findings.report.compared.transactions += pairs.transactions
     findings.report.conflicts += pairs.conflicts
     # These objects were intact when they were first read: earlier results hold, only this comparison is dropped.

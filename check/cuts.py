@@ -7,7 +7,7 @@ and at most READS_AT_ONCE segments that are being read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,26 +16,28 @@ from msgspec import UNSET, UnsetType
 
 from check.findings import Findings
 from check.report import Conflict
-from check.streams import READS_AT_ONCE
 from fleet.lsn import Lsn
 from fleet.progress import Progress
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
 from storage.errors import report_of
-from storage.store import ObjectStore
 from wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
 from wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
 from wal.segments.archive import Segment
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import read_events
 
+EventReader = Callable[[Segment], pa.Table]
+# Reading a small segment is mostly waiting for the store.
+READS_AT_ONCE = 8
 NODE_FIELDS = ("position", "undecided", "rolled_back", "in_doubt", "local_transactions")
 TOTALS = ("global_transactions", "included_early", "in_flight")
 
 
-def check_cuts(chain: Chain, store: ObjectStore, findings: Findings, progress: Progress) -> None:
+def check_cuts(chain: Chain, read: EventReader, findings: Findings, progress: Progress) -> None:
     """Note a conflict for every cut that is not the one its events give; skipped if a primary's archive is damaged.
+
+    `read` is `read_events` of the chain's store, or has what that would read.
 
     Raises StoreUnreachableError: a store that does not answer says nothing about a cut.
     """
@@ -45,7 +47,7 @@ def check_cuts(chain: Chain, store: ObjectStore, findings: Findings, progress: P
         if findings.damaged & set(chain.full.primaries):
             return
         try:
-            found = resolve(_read_windows(archives, commit, store))
+            found = resolve(_read_windows(archives, commit, read))
         except ObjectDamagedError as error:
             findings.damage(report_of(error))
             return
@@ -80,13 +82,13 @@ class _ShardArchive:
         self.position, self.undecided, self.in_doubt = cut.position, cut.undecided, cut.in_doubt
 
 
-def _read_windows(archives: list[_ShardArchive], commit: Commit, store: ObjectStore) -> dict[str, NodeWindow]:
+def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventReader) -> dict[str, NodeWindow]:
     """The events of every shard between the cut before and the commit's own cut; raise ObjectDamagedError."""
     listed = [(archive.shard, segment) for archive in archives for segment in archive.extend(commit)]
     with ThreadPoolExecutor(READS_AT_ONCE) as threads:
-        read = threads.map(lambda one: read_events(store, one[1]).cast(SEGMENT_SCHEMA), listed)
+        found = threads.map(lambda one: read(one[1]).cast(SEGMENT_SCHEMA), listed)
         tables = {archive.shard: [pa.Table.from_batches([], SEGMENT_SCHEMA)] for archive in archives}
-        for (shard, _), table in zip(listed, read, strict=True):
+        for (shard, _), table in zip(listed, found, strict=True):
             tables[shard].append(table)
     windows: dict[str, NodeWindow] = {}
     for archive in archives:

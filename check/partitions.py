@@ -14,11 +14,14 @@ from check.base_hashes import BaseHashTask, hash_base
 from check.copies import Copies
 from check.findings import Findings
 from check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
+from check.last_changes import fold_reported, without_nodes
 from check.report import Conflict
+from check.streams import StreamHashes
 from columns.arrow_numbers import to_arrow, to_numpy
 from columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
 from columns.python_workers import map_batches
 from fleet.progress import Progress
+from snapshots.fold.changes import ENTRY
 from snapshots.fold.find_sources import base_sources, sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
@@ -28,7 +31,7 @@ from snapshots.operations.spark_jobs import run_tasks
 from storage.errors import report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError
-from wal.segments.held_objects import HeldObjects
+from wal.segments.held_objects import HeldObjects, OpensStore
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -54,19 +57,20 @@ def hash_partitions(
     store: StoreLocation,
     findings: Findings,
     progress: Progress,
+    streams: StreamHashes,
     held: HeldObjects | None = None,
 ) -> PartitionHashes:
     """Fold the changes and hash every copy's rows; unreadable objects are noted as damage.
 
-    If segments are `held`, the driver reads them there.
+    The last changes are those of `streams`, if they are there. If segments are `held`, the driver reads them there.
     """
     progress.step("fold changes")
-    try:
-        sources = sources_of(copies.chain, tuple(copies.nodes), (held or store).open(), skip=findings.damaged)
-    except ObjectDamagedError as error:
-        findings.damage(report_of(error))
-        sources = Sources(tuple(copies.nodes), (), (), frozenset(), {})
-    folded = fold(session, sources, store, held=held)
+    if streams.sources:
+        sources = without_nodes(streams.sources, findings.damaged)
+        folded = fold_reported(sources, streams.last) or fold(session, sources, store, hashed=True)
+    else:
+        sources = _find_sources(copies, held or store, findings)
+        folded = fold(session, sources, store, hashed=True, held=held)
     try:
         for problem in folded.problems:
             findings.damage(problem)
@@ -82,6 +86,14 @@ def hash_partitions(
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
     finally:
         folded.release()
+
+
+def _find_sources(copies: Copies, store: OpensStore, findings: Findings) -> Sources:
+    try:
+        return sources_of(copies.chain, tuple(copies.nodes), store.open(), skip=findings.damaged)
+    except ObjectDamagedError as error:
+        findings.damage(report_of(error))
+        return Sources(tuple(copies.nodes), (), (), frozenset(), {})
 
 
 def _base_tasks(
@@ -134,8 +146,9 @@ def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
     """Hash the rows and their versions that the driver has folded, as Spark does those that it has folded."""
     numbers = ("node", "group", "partition", "lsn")
     node, group, partition, lsn = (to_numpy(images[name]).astype(np.int64) for name in numbers)
-    key, row = (column_of(images[name]) for name in ("key", "row"))
-    hashed = xxhash64(key)
+    hashed = xxhash64(column_of(images["key"]))
+    has_entries = ENTRY in images.column_names
+    entries = to_numpy(images[ENTRY]).view(np.uint64) if has_entries else xxhash64(column_of(images["row"]), hashed)
     positions = BytesColumn(np.ascontiguousarray(lsn).view(np.uint8), np.arange(len(lsn) + 1, dtype=np.int64) * 8)
     is_compared = np.zeros(len(lsn), np.bool_)
     for number, name in enumerate(copies.nodes):
@@ -145,7 +158,7 @@ def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
             of_group = of_node & (group == recopied)
             is_compared[of_group] = lsn[of_group] >= position
     keys = np.stack([node, group, partition], axis=1)
-    rows = combine_hashes(keys, xxhash64(row, hashed))
+    rows = combine_hashes(keys, entries)
     versions = combine_hashes(keys[is_compared], xxhash64(positions, hashed)[is_compared])
     return PartitionHashes(rows, versions)
 
@@ -157,7 +170,7 @@ def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageRea
     compared = _written_after_bases(copies)
     version = F.xxhash64("key", "lsn")
     keys = ["node", "group", "partition"]
-    entries = images.select(*keys, "key", "lsn", F.xxhash64("key", "row").alias("entry"))
+    entries = images.select(*keys, "key", "lsn", F.coalesce(ENTRY, F.xxhash64("key", "row")).alias("entry"))
     if folded.long_images is not None:
         long_images = order_by_place(folded.long_images, _divide)
         entries = entries.unionByName(map_batches(long_images, partial(hash_images, reader=reader), ENTRY_ROWS))

@@ -6,6 +6,8 @@ give. There is little to read, so no Spark is needed.
 
 from __future__ import annotations
 
+from functools import partial
+
 from check.cuts import check_cuts
 from check.findings import Findings
 from check.streams import check_markers
@@ -35,7 +37,7 @@ def check_restore_point(chain: Chain, store: ObjectStore, findings: Findings, pr
             findings.count(objects=1, size_bytes=one.size)
         progress.advance(1)
     check_markers(chain, markers, findings)
-    check_cuts(chain, store, findings, progress)
+    check_cuts(chain, partial(read_events, store), findings, progress)
     findings.report.compared.transactions += chain.last.cut.global_transactions
 
 

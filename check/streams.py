@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,15 +18,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from check.copies import Copies
+from check.cuts import READS_AT_ONCE, EventReader
 from check.findings import Findings
 from check.hashing import Sums, combine_all, combine_hashes
+from check.last_changes import LastChanges, LastTask, from_stream, last_tasks, to_stream
 from check.report import Conflict
 from columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from fleet.lsn import Lsn
 from fleet.progress import Progress
 from snapshots.fold.find_sources import segment_sources
 from snapshots.fold.schema_at_cut import SchemaMapping, to_schema_at_cut
-from snapshots.fold.sources import Source, read_tables
+from snapshots.fold.sources import Source, Sources, read_tables
 from snapshots.operations.dealing import Dealing
 from snapshots.operations.spark_jobs import run_tasks
 from snapshots.records.chain import Chain
@@ -36,13 +38,13 @@ from wal.segments.archive import Segment
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.held_objects import HeldObjects, OpensStore
 from wal.segments.segment_schema import CHANGES, MARKER, PARTIAL, ROLLBACK_PREPARED, SEGMENT_SCHEMA, TRUNCATE
+from wal.segments.segments import read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
-# Reading a small segment is mostly waiting for the store.
-READS_AT_ONCE = 8
+# Of so many the driver holds the compressed events, so that their segments need not be read again: 10 to 30 bytes each.
+EVENTS_MAX = 5_000_000
 ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
 
 
@@ -51,7 +53,8 @@ class StreamTask:
     """A segment to hash: its changes and events from `since` up to, but not including, `position`.
 
     Transactions at `excluded` are left out: PostgreSQL may omit any part of a transaction that was rolled back before
-    it is decoded. `mapping` omits changes of a group from before the position where all copies have them.
+    it is decoded. `mapping` omits changes of a group from before the position where all copies have them. `last` and
+    `with_events` are what else is wanted of the segment.
     """
 
     source: Source
@@ -61,6 +64,8 @@ class StreamTask:
     excluded: frozenset[Lsn]
     mapping: SchemaMapping | None
     store: OpensStore
+    last: LastTask | None = None
+    with_events: bool = False
 
 
 class MarkerMessage(NamedTuple):
@@ -72,12 +77,17 @@ class MarkerMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """Combined hashes by (node number, group), where group 0 is the events; or the problem with the segment."""
+    """Combined hashes by (node number, group), where group 0 is the events; or the problem with the segment.
+
+    `last` (of LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams.
+    """
 
     sums: Sums | None
     changes: int = 0
     markers: tuple[MarkerMessage, ...] = ()
     problem: ErrorReport | None = None
+    last: bytes | None = None
+    events: bytes | None = None
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
@@ -85,6 +95,8 @@ def hash_stream(task: StreamTask) -> StreamReport:
     parts: list[Sums] = []
     markers: list[MarkerMessage] = []  # two per cut
     counts = np.zeros(len(ROW_COUNTS), np.int64)
+    last = LastChanges(task.last) if task.last else None
+    events = [SEGMENT_SCHEMA.empty_table()]
     try:
         for table in read_tables(task.store.open(), task.source, SEGMENT_SCHEMA):
             op = np.asarray(table["op"].to_numpy())
@@ -93,10 +105,20 @@ def hash_stream(task: StreamTask) -> StreamReport:
             positions = map(Lsn, messages["lsn"].to_pylist())
             markers += map(MarkerMessage, messages["row"].to_pylist(), positions)
             parts += [_hash_table(task, one) for one in to_schema_at_cut(table, task.mapping)]
+            if last:
+                last.add(table)
+            if task.with_events:
+                events.append(table.filter(pa.array(~np.isin(op, CHANGES))))
         _check_counts(task, tuple(counts.tolist()))
     except SnapshotError as error:
         return StreamReport(None, problem=report_of(error))
-    return StreamReport(combine_all(parts, 2), task.segment.changes, tuple(markers))
+    return StreamReport(
+        combine_all(parts, 2),
+        task.segment.changes,
+        tuple(markers),
+        last=last.report() if last else None,
+        events=to_stream(pa.concat_tables(events)) if task.with_events else None,
+    )
 
 
 def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
@@ -148,33 +170,77 @@ def _check_counts(task: StreamTask, counts: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StreamHashes:
-    """Combined hashes of all streams by (node number, group), and each node's markers: position by content."""
+    """Combined hashes of all streams by (node number, group), and each node's markers: position by content.
+
+    By object, `last` are the reports of last changes, of `sources`, and `events` the events, if they were wanted.
+    """
 
     sums: Sums
     markers: Mapping[str, Mapping[bytes, Lsn]]
+    sources: Sources | None = None
+    last: dict[str, bytes | None] = field(default_factory=dict)
+    events: dict[str, bytes] | None = None
+
+    def event_reader(self, store: OpensStore) -> EventReader:
+        """Reads a segment's events here, or in the store if they are not here; raises as `read_events` does."""
+        events = self.events or {}
+
+        def read(segment: Segment) -> pa.Table:
+            stream = events.get(segment.key)
+            return from_stream(stream) if stream is not None else read_events(store.open(), segment)
+
+        return read
 
 
 def hash_streams(
-    session: SparkSession, copies: Copies, store: OpensStore, findings: Findings, progress: Progress
+    session: SparkSession,
+    copies: Copies,
+    store: OpensStore,
+    findings: Findings,
+    progress: Progress,
+    sources: Sources | None = None,
 ) -> StreamHashes:
-    """Hash every copy's segments, in a Spark job unless they are held; unreadable segments are noted as damage."""
-    tasks = [
-        StreamTask(one.source, one.segment, copies.since(node), one.position, one.excluded, one.mapping, store)
+    """Hash every copy's segments, in a Spark job unless they are held; unreadable segments are noted as damage.
+
+    With `sources`, what else is wanted of them is found, so that they need not be read again; unless it is too much.
+    """
+    segments = [
+        one
         for number, node in enumerate(copies.nodes)
         for one in segment_sources(copies.chain, number, node, copies.same_shard(node))
+    ]
+    wanted = last_tasks(sources) if sources else {}
+    with_events = sources is not None and sum(one.segment.events for one in segments) <= EVENTS_MAX
+    tasks = [
+        StreamTask(
+            one.source,
+            one.segment,
+            copies.since(one.source.node),
+            one.position,
+            one.excluded,
+            one.mapping,
+            store,
+            wanted.get(one.source.key),
+            with_events,
+        )
+        for one in segments
     ]
     progress.step("read WAL archive", total=len(tasks), unit="objects")
     reports = _run_here(tasks, progress) if isinstance(store, HeldObjects) else _run_tasks(session, tasks, progress)
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
+    last, events = dict[str, bytes | None](), dict[str, bytes]()
     for task, report in zip(tasks, reports, strict=True):
         if report.problem is not None:
             findings.damage(report.problem)
         elif report.sums is not None:
             parts.append(report.sums)
             markers[task.source.node].update(dict(report.markers))
+            last[task.source.key] = report.last
+            if report.events is not None:
+                events[task.source.key] = report.events
             findings.count(objects=1, size_bytes=task.source.size, changes=report.changes)
-    return StreamHashes(combine_all(parts, 2), markers)
+    return StreamHashes(combine_all(parts, 2), markers, sources, last, events if with_events else None)
 
 
 def _run_tasks(session: SparkSession, tasks: list[StreamTask], progress: Progress) -> list[StreamReport]:

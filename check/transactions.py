@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from check.cuts import EventReader
 from check.hashing import hash_aggregates
 from check.report import Conflict
 from columns.python_workers import map_batches
@@ -24,7 +25,6 @@ from snapshots.fold.changes import TASKS_PER_CORE, balance_by_size
 from snapshots.fold.sources import SegmentSource
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
-from wal.segments.held_objects import HeldObjects
 from wal.segments.segment_schema import COMMIT, PREPARE
 from wal.segments.segments import read_events
 
@@ -53,21 +53,25 @@ def compare_pairs(
     spark: SparkSession,
     nodes: tuple[str, ...],
     segments: tuple[SegmentSource, ...],
-    store: StoreLocation | HeldObjects,
+    store: StoreLocation,
+    read: EventReader | None = None,
 ) -> PairReport:
-    """Compare the parts of every transaction that two of the primaries share, in a Spark job unless they are held."""
+    """Compare the parts of every transaction that two of the primaries share, in a Spark job.
+
+    Without a job, if there is a `read` that has the events.
+    """
     if len(nodes) < 2 or not segments:
         return PairReport(0, [], [])
-    if isinstance(store, HeldObjects):
-        return _compare_held(nodes, segments, store)
+    if read:
+        return _compare_held(nodes, segments, read)
     return _compare_in_job(spark, nodes, segments, store)
 
 
-def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], store: HeldObjects) -> PairReport:
+def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], read: EventReader) -> PairReport:
     parts: list[pa.RecordBatch] = []
     try:
         for one in segments:
-            parts += _part_batches(one, read_events(store.open(), one.segment))
+            parts += _part_batches(one, read(one.segment))
     except SnapshotError as error:
         return PairReport(0, [], [report_of(error)])
     names = ["global_id", "node"]

@@ -105,20 +105,26 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
     last = last_changes(pa.concat_tables(tables))
     if last is None:
         return None
-    in_base = last.filter(to_mask(_have_base_rows(last, sources)))
-    if in_base["key"].nbytes + len(in_base) * BYTES_PER_KEY > limits.CHOSEN_KEYS_BYTES_MAX:
+    in_base = in_base_tables(last, sources)
+    if not are_few_keys(in_base):
         return None
     return ChosenChanges(in_base, _images_by_segment(last, segments), [])
 
 
-def _have_base_rows(changes: pa.Table, sources: Sources) -> Flags:
-    """Which of the changes are of tables that have rows in the base copies."""
+def are_few_keys(changes: pa.Table) -> bool:
+    """Whether the keys of so many changes may go to every task that reads base copies."""
+    size: int = changes["key"].nbytes + len(changes) * BYTES_PER_KEY
+    return size <= limits.CHOSEN_KEYS_BYTES_MAX
+
+
+def in_base_tables(changes: pa.Table, sources: Sources) -> pa.Table:
+    """The changes of tables that have rows in the base copies."""
     node, group = to_numpy(changes["node"]), to_numpy(changes["group"])
     has_rows = np.zeros(len(changes), np.bool_)
     for number in np.unique(node):
         groups = frozenset[int]().union(*(one.groups for one in sources.bases if one.source.number == number))
         has_rows |= (node == number) & np.isin(group, list(groups))
-    return has_rows
+    return changes.filter(to_mask(has_rows))
 
 
 def find_last_changes(task: SegmentTask) -> SegmentReport:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from columns.bytes_column import column_of
+from columns.bytes_column import Flags, column_of, xxhash64
 from columns.python_workers import map_batches
 from columns.row_batches import row_batches
 from snapshots.fold.long_lines import PLACE_FIELD, read_with_places, with_stand_ins
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 CHANGE_ROWS = (
     "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary, place bigint"
 )
+# Beside them, in changes that are read to be compared: the hash over key and row, equal to Spark's xxhash64(key, row).
+# A row that has it is empty: nobody needs more of it. The others have none.
+ENTRY = "entry"
 # Enough tasks that their different lengths even out; few, because a task costs more than reading a small segment.
 TASKS_PER_CORE = 2
 _NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
@@ -37,14 +42,46 @@ CHANGE_SCHEMA = pa.schema(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeForm:
+    """What is read of changes.
+
+    If they are `hashed`, they have an ENTRY instead of the row. Not so in groups without a key (`multisets`), where the
+    line names the row, nor on nodes (`whole`) with partial images, which earlier rows may have to complete.
+    """
+
+    multisets: frozenset[int]
+    hashed: bool = False
+    whole: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, sources: Sources, *, hashed: bool) -> ChangeForm:
+        """The form of the changes of these sources."""
+        whole = frozenset(one.source.number for one in sources.segments if one.segment.partials)
+        return cls(sources.multisets, hashed, whole)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the changes: CHANGE_SCHEMA, and ENTRY if they are hashed."""
+        return CHANGE_SCHEMA.append(pa.field(ENTRY, pa.int64())) if self.hashed else CHANGE_SCHEMA
+
+    @property
+    def ddl(self) -> str:
+        """The columns for Spark: CHANGE_ROWS, and ENTRY if they are hashed."""
+        return f"{CHANGE_ROWS}, {ENTRY} bigint" if self.hashed else CHANGE_ROWS
+
+
 def segment_numbers(sources: Sources) -> Mapping[str, int]:
     """The segments' numbers in places: the objects of base copies are numbered first."""
     return {one.source.key: number for number, one in enumerate(sources.segments, len(sources.bases))}
 
 
-def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation) -> DataFrame:
-    """Read the CHANGE_ROWS of the segments, except those that a later change in the same segment supersedes."""
-    multisets = sources.multisets
+def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation, *, hashed: bool = False) -> DataFrame:
+    """Read the CHANGE_ROWS of the segments, except those that a later change in the same segment supersedes.
+
+    With `hashed` they have an ENTRY, too: rows of which only the hash is needed are not shuffled.
+    """
+    form = ChangeForm.of(sources, hashed=hashed)
     tasks = min(len(sources.segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     segments = balance_by_size(sources.segments, tasks)
     number_of = segment_numbers(sources)
@@ -55,9 +92,9 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation) ->
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 place, one = listed.value[number]
-                yield from changes_of(store, place, one, multisets)
+                yield from changes_of(store, place, one, form)
 
-    return map_batches(spark.range(0, len(segments), 1, tasks), read, CHANGE_ROWS)
+    return map_batches(spark.range(0, len(segments), 1, tasks), read, form.ddl)
 
 
 def balance_by_size(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSource, ...]:
@@ -66,27 +103,42 @@ def balance_by_size(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[Se
     return tuple(one for task in range(tasks) for one in largest_first[task::tasks])
 
 
-def changes_of(
-    store: OpensStore, number: int, one: SegmentSource, multisets: frozenset[int]
-) -> Iterator[pa.RecordBatch]:
-    """The changes (CHANGE_SCHEMA) of a segment that belong to the state; `number` is the segment's in places."""
+def changes_of(store: OpensStore, number: int, one: SegmentSource, form: ChangeForm) -> Iterator[pa.RecordBatch]:
+    """The changes of a segment that belong to the state, in that form; `number` is the segment's in places."""
     try:
         for table in read_with_places(store.open(), one, number, SEGMENT_SCHEMA):
-            yield from _changes_in(filter_effective(table, one), one, multisets)
+            yield from changes_in(table, one, form)
     except SnapshotError as error:
-        yield problem_row(one.source, error, CHANGE_SCHEMA)
+        yield problem_row(one.source, error, form.schema)
 
 
-def _changes_in(table: pa.Table, one: SegmentSource, multisets: frozenset[int]) -> Iterator[pa.RecordBatch]:
-    is_multiset = np.isin(to_numpy(table["group"]), list(multisets))
+def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterator[pa.RecordBatch]:
+    """The changes that belong to the state among rows of a segment, with their `place`, at the schema at the cut."""
+    table = filter_effective(table, one)
+    is_multiset = np.isin(to_numpy(table["group"]), list(form.multisets))
     if not one.segment.partials:
         # Only without partial images: those may need superseded images to complete them.
         group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
         needed = last_of_every_key(group, column_of(table["key"]), lsn, seq) | is_multiset
         table, is_multiset = table.filter(to_mask(needed)), is_multiset[needed]
+    entries = None
+    if form.hashed:
+        is_hashed = ~is_multiset if one.source.number not in form.whole else np.zeros(len(table), np.bool_)
+        table, entries = _with_entries(table, is_hashed)
     # A DELETE by key has no line: its `row` may hold the key to which the row moved.
     table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
     node = to_arrow(np.full(len(table), one.source.number, np.int32))
-    columns = [node, *(table[name] for name in CHANGE_SCHEMA.names[1:])]
+    columns = [node, *(table[name] for name in CHANGE_SCHEMA.names[1:]), *([] if entries is None else [entries])]
     # Batches of a partition must have one schema, that of a problem's row.
-    yield from row_batches(pa.Table.from_arrays(columns, schema=CHANGE_SCHEMA))
+    yield from row_batches(pa.Table.from_arrays(columns, schema=form.schema))
+
+
+def _with_entries(table: pa.Table, is_hashed: Flags) -> tuple[pa.Table, pa.Array[Any]]:
+    """The table without the rows that are hashed, and the column ENTRY."""
+    hashes = np.zeros(len(table), np.int64)
+    chosen = table.filter(to_mask(is_hashed))
+    if len(chosen):
+        hashes[is_hashed] = xxhash64(column_of(chosen["row"]), xxhash64(column_of(chosen["key"]))).view(np.int64)
+    row = table.column_names.index("row")
+    kept = pc.if_else(to_mask(is_hashed), pa.scalar(b"", pa.binary()), table["row"])
+    return table.set_column(row, table.schema.field("row"), kept), pa.array(hashes, mask=~is_hashed)

@@ -17,7 +17,7 @@ from columns.arrow_numbers import to_mask, to_numpy
 from snapshots.fold.base_rows import read_wanted_rows
 from snapshots.fold.by_segment import SegmentImages, choose_changes
 from snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys
-from snapshots.fold.changes import CHANGE_SCHEMA, changes_of, read_changes, segment_numbers
+from snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_of, read_changes, segment_numbers
 from snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
 from snapshots.fold.local import fold_locally
 from snapshots.fold.long_images import LongImageReader
@@ -38,8 +38,9 @@ IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
 class Fold:
     """The folded changes of some copies.
 
-    `images` (IMAGE_COLUMNS) are the rows that changes have produced; None if there are none. Images that the driver has
-    folded may be in `local` instead, in the order of nodes and groups. Rows with a long line are in `long_images`
+    `images` (IMAGE_COLUMNS) are the rows that changes have produced; None if there are none. In a hashed fold they also
+    have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Images that the driver has folded may
+    be in `local` instead, in the order of nodes and groups. Rows with a long line are in `long_images`
     (LONG_IMAGE_ROWS, read by `long_image_reader`). `images` and `long_images` may have rows of group PROBLEM, which
     their reader must look for. Such a row is either an image that can't be completed, because an earlier image or a
     deleted row is missing; then its `partition` is the group. Or it is the report of an object that was readable at
@@ -74,23 +75,25 @@ def fold(
     store: StoreLocation,
     *,
     for_loading: bool = False,
+    hashed: bool = False,
     held: HeldObjects | None = None,
 ) -> Fold:
     """Fold the changes of `sources`. Starts no job if there are no segments, or few changes.
 
-    If segments are `held`, images may be left in the driver (`Fold.local`); if they are to be loaded, there or in their
+    With `hashed`, images can only be compared: rows are not shuffled where their hash is enough. If images are hashed
+    or segments are `held`, they may be left in the driver (`Fold.local`); if they are to be loaded, there or in their
     segments (`Fold.segment_images`); otherwise Spark has them all. The driver holds the changed keys, or a filter if
     there are many (snapshots.fold.changed_keys).
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
     if (local := _fold_locally(sources, held or store)) is not None:
-        if not for_loading and held is None and local.local is not None:
+        if not (for_loading or hashed) and held is None and local.local is not None:
             local.images, local.local = spark.createDataFrame(local.local), None
         return local
     if for_loading and (found := choose_changes(spark, sources, store)) is not None:
         return Fold(None, exact_keys(found.last).keys, found.problems, [], segment_images=found.images)
-    changes = read_changes(spark, sources, store)
+    changes = read_changes(spark, sources, store, hashed=hashed)
     if sources.multisets or sources.has_partials:
         # Folding these reads the changes a second time.
         changes = changes.persist()
@@ -98,11 +101,12 @@ def fold(
     latest = latest_images(changes.where(f"`group` NOT IN ({numbers})")).persist()
     changed = collect_changed_keys(latest, sources.changes)
     problems = _problems_in(latest) if changed.has_problems else []
-    images = latest.where(f"op NOT IN ({DELETE}, {PARTIAL})").select(*IMAGE_COLUMNS, "place")
+    entry = [ENTRY] if hashed else []
+    images = latest.where(f"op NOT IN ({DELETE}, {PARTIAL})").select(*IMAGE_COLUMNS, "place", *entry)
     folded = Fold(images, changed.keys, problems, [changes, latest], has_long_lines=changed.has_long_lines)
     base_rows = _base_rows(spark, sources, store, folded)
     if not changed.is_exact:
-        images = images.unionByName(_drop_changed(base_rows(changed.keys), latest))
+        images = images.unionByName(_drop_changed(base_rows(changed.keys), latest), allowMissingColumns=True)
     folded.images = images
     if sources.multisets:
         _fold_multisets(changes.where(f"`group` IN ({numbers}, {PROBLEM})"), sources.changes, base_rows, folded)
@@ -116,8 +120,10 @@ def _fold_locally(sources: Sources, store: OpensStore) -> Fold | None:
     """The fold of few changes, without a job; None if Spark has to fold them."""
     number_of = segment_numbers(sources)
 
+    form = ChangeForm.of(sources, hashed=False)
+
     def read(one: SegmentSource) -> Iterator[pa.RecordBatch]:
-        return changes_of(store, number_of[one.source.key], one, sources.multisets)
+        return changes_of(store, number_of[one.source.key], one, form)
 
     latest = fold_locally(sources, read, CHANGE_SCHEMA)
     if latest is None or (changed := exact_keys(latest)).has_long_lines:
@@ -146,12 +152,13 @@ def _split_long_images(folded: Fold) -> None:
         remote = folded.images.where(f"place <> {NO_PLACE}")
         folded.long_images = remote.selectExpr("node", "`group`", "partition", "key", "lsn", line)
         folded.images = folded.images.where(f"place = {NO_PLACE}")
-    folded.images = folded.images.select(*IMAGE_COLUMNS)
+    folded.images = folded.images.drop("place")
 
 
 def _add_completed(folded: Fold, completed: CompletedImages) -> None:
     folded.cached.append(completed.image_lists)
-    folded.images = completed.images if folded.images is None else folded.images.unionByName(completed.images)
+    images = completed.images
+    folded.images = images if folded.images is None else folded.images.unionByName(images, allowMissingColumns=True)
     if completed.long_images is not None:
         earlier = folded.long_images
         folded.long_images = completed.long_images if earlier is None else earlier.unionByName(completed.long_images)
@@ -190,7 +197,8 @@ def latest_images(changes: DataFrame) -> DataFrame:
     """The last of the CHANGE_ROWS of every (node, group, partition, key)."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
-    last = F.max_by(F.struct("lsn", "seq", "op", "row", "place"), F.struct("lsn", "seq")).alias("last")
+    entry = [name for name in changes.columns if name == ENTRY]
+    last = F.max_by(F.struct("lsn", "seq", "op", "row", "place", *entry), F.struct("lsn", "seq")).alias("last")
     grouped = changes.groupBy("node", "group", "partition", "key").agg(last)
     return grouped.select("node", "group", "partition", "key", "last.*")
 
@@ -230,4 +238,4 @@ def _fold_multisets(
         missing = [F.lit(PROBLEM).alias("group"), F.col("group").alias("partition")]
         nowhere = F.lit(NO_PLACE).cast("bigint").alias("place")
         images = images.unionByName(remaining.where("net < 0").select("node", *missing, *rest, nowhere))
-    folded.images = images if folded.images is None else folded.images.unionByName(images)
+    folded.images = images if folded.images is None else folded.images.unionByName(images, allowMissingColumns=True)

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 import check.contents
-import snapshots.fold.limits
+import check.streams
 from check.contents import hold_archive
 from check.copies import Copies
 from check.findings import Findings
+from check.hashing import combine_all
 from check.partitions import PartitionHashes, hash_partitions
 from check.report import SnapshotReport
+from check.streams import StreamHashes, hash_streams
 from check.verify import CheckRequest, check_snapshots
 from embedded.bank_workload import BankWorkload
 from fleet.progress import Silent
+from snapshots.fold import limits
+from snapshots.fold.find_sources import sources_of
 from snapshots.records.chains import read_chain
 from storage.local import LocalStore
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
@@ -60,7 +64,8 @@ def runs(
 @pytest.fixture(autouse=True)
 def driver_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever folds small amounts is drawn for other tests (tests/run/folding.py)."""
-    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", check.contents.CHANGES_MAX)
+    monkeypatch.setattr(limits, "CHANGES_MAX", check.contents.CHANGES_MAX)
+    monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 5_000_000)
 
 
 def test_each_segment_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +97,21 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
     assert held
     findings = Findings(SnapshotReport("held", INCREMENTS))
 
+    nothing = StreamHashes(combine_all([], 2), {})
+
     def hashes() -> list[dict[tuple[int, ...], tuple[int, ...]]]:
-        of_driver, of_jobs = (
-            as_dicts(hash_partitions(runs.spark.running, copies, store, findings, Silent(), one))
-            for one in (held, None)
-        )
-        assert of_driver == of_jobs
+        sources = sources_of(chain, tuple(copies.nodes), store.open())
+        reported = hash_streams(runs.spark.running, copies, store, findings, Silent(), sources)
+        assert all(reported.last[one.source.key] for one in sources.segments)
+        found = []
+        for streams, one, folded_max in ((nothing, held, None), (reported, None, 0), (nothing, None, 0)):
+            with monkeypatch.context() as patched:
+                if folded_max is not None:
+                    patched.setattr(limits, "CHANGES_MAX", folded_max)
+                hashed = hash_partitions(runs.spark.running, copies, store, findings, Silent(), streams, one)
+            found.append(as_dicts(hashed))
+        of_driver, of_reports, of_jobs = found
+        assert of_driver == of_reports == of_jobs
         assert min(map(len, of_driver)) > 0
         return of_driver
 
@@ -118,9 +132,12 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
     versions = [sum(one[0] for one in found[1].values()) for found in (every, since, recopied)]
     assert versions[0] > versions[1] > versions[2] > 0
     reports = []
-    for bytes_max in (check.contents.STORED_BYTES_MAX, 0):
-        monkeypatch.setattr(check.contents, "STORED_BYTES_MAX", bytes_max)
+    unlimited = check.contents.STORED_BYTES_MAX, limits.CHOSEN_CHANGES_MAX, check.streams.EVENTS_MAX
+    for held_max, changes_max, events_max in (unlimited, (0, *unlimited[1:]), (0, 0, 0)):
+        monkeypatch.setattr(check.contents, "STORED_BYTES_MAX", held_max)
+        monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", changes_max)
+        monkeypatch.setattr(check.streams, "EVENTS_MAX", events_max)
         (report,) = check_snapshots(runs.fleet, CheckRequest("held"), runs.spark, Silent()).snapshots
         reports.append(report)
-    assert reports[0].compared == reports[1].compared
+    assert reports[0].compared == reports[1].compared == reports[2].compared
     assert reports[0].compared.transactions > 0

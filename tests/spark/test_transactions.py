@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from wal.decoding.decoder import Decoder
 from wal.segments.archive import SegmentRange, segment_key
 from wal.segments.held_objects import HeldObjects
 from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import create_segment
+from wal.segments.segments import create_segment, read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +63,8 @@ def compare_shards(
         flip_byte(folder / segment_key(damaged, 1))
     location = StoreLocation(url)
     found = compare_pairs(spark, NODES, tuple(sources), location)
-    held = compare_pairs(spark, NODES, tuple(sources), HeldObjects(location))
+    read = partial(read_events, HeldObjects(location).open())
+    held = compare_pairs(spark, NODES, tuple(sources), location, read)
     # Of held objects, each has been verified before.
     assert damaged or held == found
     return found

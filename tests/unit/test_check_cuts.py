@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from msgspec import structs
@@ -22,7 +23,7 @@ from tests.unit.made_commits import full_commit, increment_commit, memory, unuse
 from tests.unit.made_segments import event, table
 from wal.cut.cut_values import NodeCut
 from wal.segments.archive import Segment, SegmentRange
-from wal.segments.segments import create_segment
+from wal.segments.segments import create_segment, read_events
 
 
 class SilentStore(InMemoryStore):
@@ -76,7 +77,7 @@ class Steps(Silent):
 
 def findings_of(store: ObjectStore, chain: Chain, steps: Steps | None = None) -> Findings:
     findings = Findings(SnapshotReport(chain.name, chain.last.increment))
-    check_cuts(chain, store, findings, steps or Steps())
+    check_cuts(chain, partial(read_events, store), findings, steps or Steps())
     return findings
 
 

@@ -1,0 +1,116 @@
+"""The last changes of all keys, from the tasks that hash the segments: so each segment is read once.
+
+A task reports, of every key that its segment changes, the last change that belongs to the state, with a hash instead of
+the row. The driver compares keys and positions, and has what a fold would give. Spark folds what is more than it should
+hold, and what needs rows: groups without a key, and partial images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from snapshots.fold import limits
+from snapshots.fold.by_segment import REPORTED_BYTES_MAX, REPORTED_BYTES_MIN, are_few_keys, in_base_tables
+from snapshots.fold.changed_keys import exact_keys
+from snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in
+from snapshots.fold.fold import Fold
+from snapshots.fold.local import last_changes
+from snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD
+from snapshots.fold.sources import SegmentSource, Sources, converted_to_cut
+from wal.segments.segment_schema import DELETE, SEGMENT_SCHEMA
+
+LAST_SCHEMA = pa.schema(
+    [*(CHANGE_SCHEMA.field(name) for name in ("group", "partition", "key", "lsn", "seq", "op")), (ENTRY, pa.int64())]
+)
+COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class LastTask:
+    """A segment whose last changes are wanted, unless they take more than `bytes_max`."""
+
+    source: SegmentSource
+    form: ChangeForm
+    bytes_max: int
+
+
+@dataclass(slots=True)
+class LastChanges:
+    """The last changes of a segment that is being read."""
+
+    task: LastTask
+    tables: list[pa.Table] = field(default_factory=lambda: [LAST_SCHEMA.empty_table()])
+    size_bytes: int = 0
+    is_complete: bool = True
+
+    def add(self, table: pa.Table) -> None:
+        """Add rows as they are stored (SEGMENT_SCHEMA); raise ObjectDamagedError if they don't fit the commit."""
+        places = to_arrow(np.full(len(table), NO_PLACE, np.int64))
+        with_places = pa.Table.from_arrays([*table.columns, places], schema=SEGMENT_SCHEMA.append(PLACE_FIELD))
+        for converted in converted_to_cut(with_places, self.task.source):
+            for batch in changes_in(converted, self.task.source, self.task.form):
+                found = pa.Table.from_batches([batch]).select(LAST_SCHEMA.names)
+                self.size_bytes += found.nbytes
+                self.is_complete &= found[ENTRY].null_count == 0 and self.size_bytes <= self.task.bytes_max
+                if self.is_complete:
+                    self.tables.append(found)
+
+    def report(self) -> bytes | None:
+        """The changes (LAST_SCHEMA, an Arrow stream); None if some need their rows, or they are too many."""
+        return to_stream(pa.concat_tables(self.tables)) if self.is_complete else None
+
+
+def to_stream(table: pa.Table) -> bytes:
+    """The table as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=COMPRESSED) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def from_stream(stream: bytes) -> pa.Table:
+    """The table of an Arrow stream."""
+    return pa.ipc.open_stream(stream).read_all()
+
+
+def last_tasks(sources: Sources) -> dict[str, LastTask]:
+    """By object, what to find in each segment; nothing if Spark has to fold them."""
+    if not sources.segments or sources.has_partials or sources.changes > limits.CHOSEN_CHANGES_MAX:
+        return {}
+    form = ChangeForm.of(sources, hashed=True)
+    bytes_max = max(REPORTED_BYTES_MAX // len(sources.segments), REPORTED_BYTES_MIN)
+    return {one.source.key: LastTask(one, form, bytes_max) for one in sources.segments}
+
+
+def without_nodes(sources: Sources, nodes: Iterable[str]) -> Sources:
+    """The sources without those of these nodes, whose numbers stay."""
+    left_out = set(nodes)
+    bases = tuple(one for one in sources.bases if one.source.node not in left_out)
+    segments = tuple(one for one in sources.segments if one.source.node not in left_out)
+    return replace(sources, bases=bases, segments=segments)
+
+
+def fold_reported(sources: Sources, reports: dict[str, bytes | None]) -> Fold | None:
+    """The fold of these sources from the reports by object; None if Spark has to fold them.
+
+    Its images are in `local`, in no order, with an ENTRY instead of the row.
+    """
+    tables: list[pa.Table] = []
+    for one in sources.segments:
+        stream = reports.get(one.source.key)
+        if stream is None:
+            return None
+        found = from_stream(stream)
+        tables.append(found.append_column("node", to_arrow(np.full(len(found), one.source.number, np.int32))))
+    if not tables:
+        return None
+    last = last_changes(pa.concat_tables(tables))
+    if last is None or not are_few_keys(in_base := in_base_tables(last, sources)):
+        return None
+    images = last.filter(to_mask(to_numpy(last["op"]) != DELETE))
+    return Fold(None, exact_keys(in_base).keys, [], [], local=images if len(images) else None)

@@ -38,15 +38,13 @@ def check_contents(
     sources = None if held else _find_sources(copies, store)
     streams = hash_streams(session, copies, held or store, findings, progress, sources)
     check_markers(chain, streams.markers, findings)
-    events = streams.event_reader(held or store)
-    check_cuts(chain, events, findings, progress)
-    hashes = hash_partitions(session, copies, store, findings, progress, streams, held)
+    check_cuts(chain, streams.read_events, findings, progress)
+    hashes = hash_partitions(session, copies, store, findings, progress, streams)
     check_large_objects(session, chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
     progress.step("compare transactions")
-    has_events = held or streams.events is not None
-    _compare_transactions(session, copies, store, findings, events if has_events else None)
+    _compare_transactions(session, copies, store, findings, streams.read_events if streams.has_events else None)
 
 
 def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:

@@ -31,7 +31,7 @@ from snapshots.operations.spark_jobs import run_tasks
 from storage.errors import report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError
-from wal.segments.held_objects import HeldObjects, OpensStore
+from wal.segments.held_objects import OpensStore
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,19 +58,18 @@ def hash_partitions(
     findings: Findings,
     progress: Progress,
     streams: StreamHashes,
-    held: HeldObjects | None = None,
 ) -> PartitionHashes:
     """Fold the changes and hash every copy's rows; unreadable objects are noted as damage.
 
-    The last changes are those of `streams`, if they are there. If segments are `held`, the driver reads them there.
+    The last changes are those of `streams`, if they are there.
     """
     progress.step("fold changes")
     if streams.sources:
         sources = without_nodes(streams.sources, findings.damaged)
         folded = fold_reported(sources, streams.last) or fold(session, sources, store, hashed=True)
     else:
-        sources = _find_sources(copies, held or store, findings)
-        folded = fold(session, sources, store, hashed=True, held=held)
+        sources = _find_sources(copies, streams.store, findings)
+        folded = fold(session, sources, store, hashed=True, held=streams.held)
     try:
         for problem in folded.problems:
             findings.damage(problem)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from check.copies import Copies
-from check.cuts import READS_AT_ONCE, EventReader
+from check.cuts import READS_AT_ONCE
 from check.findings import Findings
 from check.hashing import Sums, combine_all, combine_hashes
 from check.last_changes import LastChanges, LastTask, from_stream, last_tasks, to_stream
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Of so many the driver holds the compressed events, so that their segments need not be read again: 10 to 30 bytes each.
-EVENTS_MAX = 5_000_000
+EVENTS_MAX = 2_000_000
 ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
 
 
@@ -172,24 +172,31 @@ def _check_counts(task: StreamTask, counts: tuple[int, ...]) -> None:
 class StreamHashes:
     """Combined hashes of all streams by (node number, group), and each node's markers: position by content.
 
-    By object, `last` are the reports of last changes, of `sources`, and `events` the events, if they were wanted.
+    `store` is where the segments were read. By object, `last` are the reports of last changes, of `sources`, and
+    `events` the events, if they were wanted.
     """
 
     sums: Sums
     markers: Mapping[str, Mapping[bytes, Lsn]]
+    store: OpensStore
     sources: Sources | None = None
     last: dict[str, bytes | None] = field(default_factory=dict)
     events: dict[str, bytes] | None = None
 
-    def event_reader(self, store: OpensStore) -> EventReader:
-        """Reads a segment's events here, or in the store if they are not here; raises as `read_events` does."""
-        events = self.events or {}
+    @property
+    def held(self) -> HeldObjects | None:
+        """The segments, if they are held."""
+        return self.store if isinstance(self.store, HeldObjects) else None
 
-        def read(segment: Segment) -> pa.Table:
-            stream = events.get(segment.key)
-            return from_stream(stream) if stream is not None else read_events(store.open(), segment)
+    @property
+    def has_events(self) -> bool:
+        """Whether `read_events` needs no request."""
+        return self.events is not None or self.held is not None
 
-        return read
+    def read_events(self, segment: Segment) -> pa.Table:
+        """The segment's events, from the store if they are not here; raises ObjectDamagedError."""
+        stream = (self.events or {}).get(segment.key)
+        return from_stream(stream) if stream is not None else read_events(self.store.open(), segment)
 
 
 def hash_streams(
@@ -240,7 +247,7 @@ def hash_streams(
             if report.events is not None:
                 events[task.source.key] = report.events
             findings.count(objects=1, size_bytes=task.source.size, changes=report.changes)
-    return StreamHashes(combine_all(parts, 2), markers, sources, last, events if with_events else None)
+    return StreamHashes(combine_all(parts, 2), markers, store, sources, last, events if with_events else None)
 
 
 def _run_tasks(session: SparkSession, tasks: list[StreamTask], progress: Progress) -> list[StreamReport]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Of all segments together, and of each at least.
-REPORTED_BYTES_MAX, REPORTED_BYTES_MIN = 512 << 20, 1 << 20
+REPORTED_BYTES_MAX, REPORTED_BYTES_MIN = 512 << 20, 1 << 16
 COMPARED = ["group", "key", "lsn", "seq", "op"]
 # `index` is the change's place among the segment's changes that belong to the state.
 LAST_SCHEMA = pa.schema([*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.field("index", pa.int64())])

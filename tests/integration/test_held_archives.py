@@ -85,6 +85,28 @@ def test_each_segment_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) 
     assert {key: read[key] for key in segments} == dict.fromkeys(segments, 1)
 
 
+def test_each_segment_of_a_larger_archive_is_read_by_one_job(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    read_range = LocalStore.read_range
+
+    def noting(self: LocalStore, key: str, start: int, length: int) -> bytes:
+        read.append(key)
+        return read_range(self, key, start, length)
+
+    monkeypatch.setattr(check.contents, "STORED_BYTES_MAX", 0)
+    monkeypatch.setattr(LocalStore, "read_range", noting)
+    context, group = runs.spark.running.sparkContext, str(runs.fleet.path)
+    context.setJobGroup(group, group)
+    try:
+        report = check_snapshots(runs.fleet, CheckRequest("held"), runs.spark, Silent())
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+    assert report.exit_code == 0, report.to_json()
+    # The segments', and that of the base copies, whose objects have no changes.
+    assert len(context.statusTracker().getJobIdsForGroup(group)) == 2
+    assert [key for key in read if "/wal/" in key] == []
+
+
 def as_dicts(found: PartitionHashes) -> list[dict[tuple[int, ...], tuple[int, ...]]]:
     # Where no row is compared, a job says so by zeros, and the driver says nothing.
     return [{key: value for key, value in one.as_dict().items() if value[0]} for one in (found.rows, found.versions)]
@@ -97,18 +119,18 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
     assert held
     findings = Findings(SnapshotReport("held", INCREMENTS))
 
-    nothing = StreamHashes(combine_all([], 2), {})
+    unread, read = (StreamHashes(combine_all([], 2), {}, one) for one in (store, held))
 
     def hashes() -> list[dict[tuple[int, ...], tuple[int, ...]]]:
         sources = sources_of(chain, tuple(copies.nodes), store.open())
         reported = hash_streams(runs.spark.running, copies, store, findings, Silent(), sources)
         assert all(reported.last[one.source.key] for one in sources.segments)
         found = []
-        for streams, one, folded_max in ((nothing, held, None), (reported, None, 0), (nothing, None, 0)):
+        for streams, folded_max in ((read, None), (reported, 0), (unread, 0)):
             with monkeypatch.context() as patched:
                 if folded_max is not None:
                     patched.setattr(limits, "CHANGES_MAX", folded_max)
-                hashed = hash_partitions(runs.spark.running, copies, store, findings, Silent(), streams, one)
+                hashed = hash_partitions(runs.spark.running, copies, store, findings, Silent(), streams)
             found.append(as_dicts(hashed))
         of_driver, of_reports, of_jobs = found
         assert of_driver == of_reports == of_jobs

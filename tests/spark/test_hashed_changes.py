@@ -1,0 +1,133 @@
+"""A check's changes have hashes instead of rows: the same from the tasks that read segments, and from Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from xxhash import xxh64_intdigest
+
+from check.last_changes import LastChanges, fold_reported, last_tasks, without_nodes
+from columns.bytes_column import HASH_SEED
+from snapshots.fold import limits
+from snapshots.fold.changes import ENTRY
+from snapshots.fold.fold import fold
+from snapshots.fold.long_lines import LONG_LINE_BYTES
+from snapshots.fold.sources import Sources, read_tables
+from storage.location import StoreLocation
+from tests.spark.drawn_segments import (
+    DELETED,
+    INSERTED,
+    NODES,
+    PARTIAL,
+    UPDATED,
+    change,
+    drawn_changes,
+    last_of,
+    store_segments,
+)
+from tests.spark.test_who_folds import keys_of
+from wal.segments.segment_schema import SEGMENT_SCHEMA
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+PLACES = ("node", "group", "partition", "key", "lsn", ENTRY)
+LONG = b"k" * LONG_LINE_BYTES + b"\n"
+
+
+@pytest.fixture(autouse=True)
+def nobody_folds_locally(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CHANGES_MAX", 0)
+    monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 10_000)
+
+
+def reports_of(sources: Sources, location: StoreLocation) -> dict[str, bytes | None]:
+    """What tasks report of the segments."""
+    reports: dict[str, bytes | None] = {}
+    tasks = last_tasks(sources)
+    for one in sources.segments:
+        last = LastChanges(tasks[one.source.key])
+        for table in read_tables(location.open(), one.source, SEGMENT_SCHEMA):
+            last.add(table)
+        reports[one.source.key] = last.report()
+    return reports
+
+
+def entry(key: bytes, row: bytes) -> int:
+    """Spark's xxhash64(key, row), by the library."""
+    digest = xxh64_intdigest(row, xxh64_intdigest(key, int(HASH_SEED)))
+    return digest - (1 << 64) if digest >> 63 else digest
+
+
+def entries_of(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted(tuple(bytes(row[name]) if name == "key" else row[name] for name in PLACES) for row in rows)
+
+
+def test_reports_and_spark_have_the_last_rows_as_hashes(spark: SparkSession, tmp_path: Path) -> None:
+    long = [(0, [change(5000, 2, b"long", INSERTED, LONG)]), (1, [change(5001, 1, b"gone", DELETED, b"")])]
+    changes = [*drawn_changes(), *long]
+    sources, location = store_segments(tmp_path, changes), StoreLocation(f"file://{tmp_path}")
+    last = last_of(changes)
+    expected = sorted(
+        (node, group, 0, key, one["lsn"], entry(key, one["row"]))
+        for (node, group, key), one in last.items()
+        if one["op"] != DELETED
+    )
+    keys: dict[int, dict[int, set[bytes]]] = {}
+    for node, group, key in last:
+        keys.setdefault(node, {}).setdefault(group, set()).add(key)
+    reported = fold_reported(sources, reports_of(sources, location))
+    assert reported is not None
+    assert reported.local is not None
+    assert entries_of(reported.local.to_pylist()) == expected
+    # Keys of tables without base rows are of no use.
+    assert keys_of(reported) == {0: keys[0], 1: {2: keys[1][2]}}
+    folded = fold(spark, sources, location, hashed=True)
+    assert folded.images is not None
+    rows = [row.asDict() for row in folded.images.collect()]
+    assert (entries_of(rows), {bytes(row["row"]) for row in rows}) == (expected, {b""})
+    assert (keys_of(folded), folded.long_images) == (keys, None)
+    folded.release()
+
+
+def test_spark_keeps_the_rows_that_it_needs(spark: SparkSession, tmp_path: Path) -> None:
+    keyless, whole = change(1, 3, b"", INSERTED, b"line\n"), change(2, 1, b"k", INSERTED, b"k\tv\n")
+    partial = change(3, 1, b"k", PARTIAL, b"k\t\\u\n")
+    changes = [(0, [keyless, change(1, 1, b"k", UPDATED, b"k\t1\n")]), (1, [whole]), (1, [partial])]
+    sources, location = store_segments(tmp_path, changes), StoreLocation(f"file://{tmp_path}")
+    sources = replace(sources, bases=(), column_counts={(1, 1): 2})
+    folded = fold(spark, sources, location, hashed=True)
+    assert folded.images is not None
+    found = {(row["node"], row["group"]): (bytes(row["row"]), row[ENTRY]) for row in folded.images.collect()}
+    assert (found[0, 1], found[0, 3]) == ((b"", entry(b"k", b"k\t1\n")), (b"line\n", None))
+    assert found[1, 1][1] is None
+    folded.release()
+
+
+def test_what_is_too_much_or_needs_rows_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reported(folder: str, *rows: dict[str, Any]) -> tuple[Sources, dict[str, bytes | None]]:
+        sources = store_segments(tmp_path / folder, [(0, list(rows))])
+        return sources, reports_of(sources, StoreLocation(f"file://{tmp_path / folder}"))
+
+    one, keyless = change(1, 1, b"k", INSERTED, b"k\n"), change(2, 3, b"", INSERTED, b"k\n")
+    sources, reports = reported("keyless", one, keyless)
+    assert (list(reports.values()), fold_reported(sources, reports)) == ([None], None)
+    sources, reports = reported("one", one)
+    assert fold_reported(sources, reports) is not None
+    assert fold_reported(without_nodes(sources, NODES[:1]), reports) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "CHOSEN_KEYS_BYTES_MAX", 0)
+        assert fold_reported(sources, reports) is None
+    with monkeypatch.context() as patch:
+        patch.setattr("check.last_changes.REPORTED_BYTES_MAX", 0)
+        patch.setattr("check.last_changes.REPORTED_BYTES_MIN", 0)
+        assert list(reports_of(sources, StoreLocation(f"file://{tmp_path / 'one'}")).values()) == [None]
+    monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 0)
+    assert last_tasks(sources) == {}
+    monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 1)
+    with_partial = store_segments(tmp_path / "partial", [(0, [change(1, 1, b"k", PARTIAL, b"k\n")])])
+    assert (len(last_tasks(sources)), last_tasks(with_partial)) == (1, {})

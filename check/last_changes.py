@@ -7,22 +7,20 @@ hold, and what needs rows: groups without a key, and partial images.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from columns.arrow_numbers import to_arrow
 from snapshots.fold import limits
-from snapshots.fold.by_segment import REPORTED_BYTES_MAX, REPORTED_BYTES_MIN, are_few_keys, in_base_tables
-from snapshots.fold.changed_keys import exact_keys
+from snapshots.fold.by_segment import reported_max
 from snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in
-from snapshots.fold.fold import Fold
 from snapshots.fold.local import last_changes
 from snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD
 from snapshots.fold.sources import SegmentSource, Sources, converted_to_cut
-from wal.segments.segment_schema import DELETE, SEGMENT_SCHEMA
+from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 LAST_SCHEMA = pa.schema(
     [*(CHANGE_SCHEMA.field(name) for name in ("group", "partition", "key", "lsn", "seq", "op")), (ENTRY, pa.int64())]
@@ -83,8 +81,7 @@ def last_tasks(sources: Sources) -> dict[str, LastTask]:
     if not sources.segments or sources.has_partials or sources.changes > limits.CHOSEN_CHANGES_MAX:
         return {}
     form = ChangeForm.of(sources, hashed=True)
-    bytes_max = max(REPORTED_BYTES_MAX // len(sources.segments), REPORTED_BYTES_MIN)
-    return {one.source.key: LastTask(one, form, bytes_max) for one in sources.segments}
+    return {one.source.key: LastTask(one, form, reported_max(one, sources)) for one in sources.segments}
 
 
 def without_nodes(sources: Sources, nodes: Iterable[str]) -> Sources:
@@ -95,22 +92,16 @@ def without_nodes(sources: Sources, nodes: Iterable[str]) -> Sources:
     return replace(sources, bases=bases, segments=segments)
 
 
-def fold_reported(sources: Sources, reports: dict[str, bytes | None]) -> Fold | None:
-    """The fold of these sources from the reports by object; None if Spark has to fold them.
+def last_by_node(sources: Sources, reports: Mapping[str, bytes | None]) -> Iterator[pa.Table | None]:
+    """For every node the last changes of its keys (node, and LAST_SCHEMA); None if Spark has to fold them.
 
-    Its images are in `local`, in no order, with an ENTRY instead of the row.
+    One node's are in memory at a time.
     """
-    tables: list[pa.Table] = []
-    for one in sources.segments:
-        stream = reports.get(one.source.key)
-        if stream is None:
-            return None
-        found = from_stream(stream)
-        tables.append(found.append_column("node", to_arrow(np.full(len(found), one.source.number, np.int32))))
-    if not tables:
-        return None
-    last = last_changes(pa.concat_tables(tables))
-    if last is None or not are_few_keys(in_base := in_base_tables(last, sources)):
-        return None
-    images = last.filter(to_mask(to_numpy(last["op"]) != DELETE))
-    return Fold(None, exact_keys(in_base).keys, [], [], local=images if len(images) else None)
+    for number in sorted({one.source.number for one in sources.segments}):
+        streams = [reports.get(one.source.key) for one in sources.segments if one.source.number == number]
+        whole = [stream for stream in streams if stream is not None]
+        if len(whole) < len(streams):
+            yield None
+            continue
+        found = pa.concat_tables(map(from_stream, whole))
+        yield last_changes(found.append_column("node", to_arrow(np.full(len(found), number, np.int32))))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,16 @@ from check.base_hashes import BaseHashTask, hash_base
 from check.copies import Copies
 from check.findings import Findings
 from check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
-from check.last_changes import fold_reported, without_nodes
+from check.last_changes import last_by_node, without_nodes
 from check.report import Conflict
 from check.streams import StreamHashes
-from columns.arrow_numbers import to_arrow, to_numpy
+from columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
 from columns.python_workers import map_batches
 from fleet.progress import Progress
+from snapshots.fold import limits
+from snapshots.fold.by_segment import in_base_tables, keys_size
+from snapshots.fold.changed_keys import Keys, exact_keys
 from snapshots.fold.changes import ENTRY
 from snapshots.fold.find_sources import base_sources, sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
@@ -32,6 +35,7 @@ from storage.errors import report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.held_objects import OpensStore
+from wal.segments.segment_schema import DELETE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -64,9 +68,11 @@ def hash_partitions(
     The last changes are those of `streams`, if they are there.
     """
     progress.step("fold changes")
+    reported: _Reported | None = None
     if streams.sources:
         sources = without_nodes(streams.sources, findings.damaged)
-        folded = fold_reported(sources, streams.last) or fold(session, sources, store, hashed=True)
+        reported = _hash_reported(sources, copies, streams.last)
+        folded = Fold(None, reported.changed, [], []) if reported else fold(session, sources, store, hashed=True)
     else:
         sources = _find_sources(copies, streams.store, findings)
         folded = fold(session, sources, store, hashed=True, held=streams.held)
@@ -75,6 +81,8 @@ def hash_partitions(
             findings.damage(problem)
         tasks = _base_tasks(session, copies, sources, folded, store)
         base = _hash_bases(session, tasks, findings, progress)
+        if reported:
+            return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3))
         if folded.local is not None:
             images = hash_local(folded.local, copies)
             return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
@@ -85,6 +93,31 @@ def hash_partitions(
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
     finally:
         folded.release()
+
+
+@dataclass(slots=True)
+class _Reported:
+    """What the reports of last changes give: combined hashes by node as in PartitionHashes, and `Fold.changed`."""
+
+    rows: list[Sums] = field(default_factory=list)
+    versions: list[Sums] = field(default_factory=list)
+    changed: dict[int, dict[int, Keys]] = field(default_factory=dict)
+
+
+def _hash_reported(sources: Sources, copies: Copies, reports: Mapping[str, bytes | None]) -> _Reported | None:
+    """Hash the rows of which the tasks that read the segments have reported hashes; None if Spark has to fold them."""
+    found = _Reported()
+    for last in last_by_node(sources, reports):
+        if last is None:
+            return None
+        in_base = in_base_tables(last.select(["node", "group", "key", "op"]), sources)
+        if keys_size(in_base) > limits.CHOSEN_KEYS_BYTES_MAX:
+            return None
+        found.changed |= exact_keys(in_base).keys
+        hashes = hash_local(last.filter(to_mask(to_numpy(last["op"]) != DELETE)), copies)
+        found.rows.append(hashes.rows)
+        found.versions.append(hashes.versions)
+    return found if found.rows else None
 
 
 def _find_sources(copies: Copies, store: OpensStore, findings: Findings) -> Sources:

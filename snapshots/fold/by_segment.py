@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Of all segments together, and of each at least.
-REPORTED_BYTES_MAX, REPORTED_BYTES_MIN = 512 << 20, 1 << 16
+REPORTED_BYTES_MAX, REPORTED_BYTES_MIN = 512 << 20, 1 << 14
 COMPARED = ["group", "key", "lsn", "seq", "op"]
 # `index` is the change's place among the segment's changes that belong to the state.
 LAST_SCHEMA = pa.schema([*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.field("index", pa.int64())])
@@ -83,13 +83,12 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
 
     It needs them for groups without a key and for partial images.
     """
-    count = len(sources.segments)
-    if sources.has_partials or not limits.CHANGES_PER_SEGMENT * count <= sources.changes <= limits.CHOSEN_CHANGES_MAX:
+    fewest = limits.CHANGES_PER_SEGMENT * len(sources.segments)
+    if sources.has_partials or not fewest <= sources.changes <= limits.CHOSEN_CHANGES_MAX:
         return None
     # The largest first.
     segments = sorted(sources.segments, key=lambda one: -one.source.size)
-    bytes_max = max(REPORTED_BYTES_MAX // count, REPORTED_BYTES_MIN)
-    tasks = [SegmentTask(one, sources.multisets, bytes_max, store) for one in segments]
+    tasks = [SegmentTask(one, sources.multisets, reported_max(one, sources), store) for one in segments]
     reports = run_tasks(spark, find_last_changes, tasks, Silent(), Dealing(lambda task: task.segment.source.size))
     problems = [report.problem for report in reports if report.problem]
     if problems:
@@ -106,15 +105,20 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
     if last is None:
         return None
     in_base = in_base_tables(last, sources)
-    if not are_few_keys(in_base):
+    if keys_size(in_base) > limits.CHOSEN_KEYS_BYTES_MAX:
         return None
     return ChosenChanges(in_base, _images_by_segment(last, segments), [])
 
 
-def are_few_keys(changes: pa.Table) -> bool:
-    """Whether the keys of so many changes may go to every task that reads base copies."""
+def reported_max(one: SegmentSource, sources: Sources) -> int:
+    """How many bytes of keys may be reported of a segment: its share by the number of changes."""
+    return max(REPORTED_BYTES_MAX * one.segment.changes // max(sources.changes, 1), REPORTED_BYTES_MIN)
+
+
+def keys_size(changes: pa.Table) -> int:
+    """The bytes of the changes' keys where tasks look them up."""
     size: int = changes["key"].nbytes + len(changes) * BYTES_PER_KEY
-    return size <= limits.CHOSEN_KEYS_BYTES_MAX
+    return size
 
 
 def in_base_tables(changes: pa.Table, sources: Sources) -> pa.Table:

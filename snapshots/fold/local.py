@@ -55,7 +55,7 @@ def last_changes(changes: pa.Table) -> pa.Table | None:
         is_last = find_last(group, column_of(of_node["key"]), lsn, seq)
         if is_last is None:
             return None
-        last.append(of_node.filter(to_mask(is_last)))
+        last.append(of_node if is_last.all() else of_node.filter(to_mask(is_last)))
     return pa.concat_tables(last)
 
 

@@ -126,14 +126,15 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
         reported = hash_streams(runs.spark.running, copies, store, findings, Silent(), sources)
         assert all(reported.last[one.source.key] for one in sources.segments)
         found = []
-        for streams, folded_max in ((read, None), (reported, 0), (unread, 0)):
+        by_spark, many_keys = ("CHANGES_MAX",), ("CHANGES_MAX", "CHOSEN_KEYS_BYTES_MAX")
+        for streams, exceeded in ((read, ()), (reported, by_spark), (reported, many_keys), (unread, by_spark)):
             with monkeypatch.context() as patched:
-                if folded_max is not None:
-                    patched.setattr(limits, "CHANGES_MAX", folded_max)
+                for name in exceeded:
+                    patched.setattr(limits, name, 0)
                 hashed = hash_partitions(runs.spark.running, copies, store, findings, Silent(), streams)
             found.append(as_dicts(hashed))
-        of_driver, of_reports, of_jobs = found
-        assert of_driver == of_reports == of_jobs
+        of_driver, of_reports, of_many_keys, of_jobs = found
+        assert of_driver == of_reports == of_many_keys == of_jobs
         assert min(map(len, of_driver)) > 0
         return of_driver
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xxhash import xxh64_intdigest
 
-from check.last_changes import LastChanges, fold_reported, last_tasks, without_nodes
+from check.last_changes import LastChanges, last_by_node, last_tasks, without_nodes
 from columns.bytes_column import HASH_SEED
 from snapshots.fold import limits
 from snapshots.fold.changes import ENTRY
@@ -80,12 +80,9 @@ def test_reports_and_spark_have_the_last_rows_as_hashes(spark: SparkSession, tmp
     keys: dict[int, dict[int, set[bytes]]] = {}
     for node, group, key in last:
         keys.setdefault(node, {}).setdefault(group, set()).add(key)
-    reported = fold_reported(sources, reports_of(sources, location))
-    assert reported is not None
-    assert reported.local is not None
-    assert entries_of(reported.local.to_pylist()) == expected
-    # Keys of tables without base rows are of no use.
-    assert keys_of(reported) == {0: keys[0], 1: {2: keys[1][2]}}
+    reported = [row for table in last_by_node(sources, reports_of(sources, location)) for row in table.to_pylist()]
+    assert entries_of([row for row in reported if row["op"] != DELETED]) == expected
+    assert {(row["node"], row["group"], row["key"]) for row in reported} == last.keys()
     folded = fold(spark, sources, location, hashed=True)
     assert folded.images is not None
     rows = [row.asDict() for row in folded.images.collect()]
@@ -115,16 +112,13 @@ def test_what_is_too_much_or_needs_rows_is_left_to_spark(tmp_path: Path, monkeyp
 
     one, keyless = change(1, 1, b"k", INSERTED, b"k\n"), change(2, 3, b"", INSERTED, b"k\n")
     sources, reports = reported("keyless", one, keyless)
-    assert (list(reports.values()), fold_reported(sources, reports)) == ([None], None)
+    assert (list(reports.values()), list(last_by_node(sources, reports))) == ([None], [None])
     sources, reports = reported("one", one)
-    assert fold_reported(sources, reports) is not None
-    assert fold_reported(without_nodes(sources, NODES[:1]), reports) is None
+    assert [len(last) for last in last_by_node(sources, reports)] == [1]
+    assert list(last_by_node(without_nodes(sources, NODES[:1]), reports)) == []
     with monkeypatch.context() as patch:
-        patch.setattr(limits, "CHOSEN_KEYS_BYTES_MAX", 0)
-        assert fold_reported(sources, reports) is None
-    with monkeypatch.context() as patch:
-        patch.setattr("check.last_changes.REPORTED_BYTES_MAX", 0)
-        patch.setattr("check.last_changes.REPORTED_BYTES_MIN", 0)
+        patch.setattr("snapshots.fold.by_segment.REPORTED_BYTES_MAX", 0)
+        patch.setattr("snapshots.fold.by_segment.REPORTED_BYTES_MIN", 0)
         assert list(reports_of(sources, StoreLocation(f"file://{tmp_path / 'one'}")).values()) == [None]
     monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 0)
     assert last_tasks(sources) == {}

@@ -7,6 +7,7 @@ sessions names the operation in the error of every other one.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from storage.errors import BusyError, UnreachableError
 UNLOCK_SECONDS_MAX = 5.0
 # How long our former session, which the server has not noticed is gone, may take to end.
 FORMER_MILLISECONDS_MAX = 5000
+# A session that is ending is no longer shown before its locks are released.
+ENDING_SECONDS_MAX, RETRY_SECONDS = 1.0, 0.02
 LOCKED = """
       FROM pg_locks l
      WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
@@ -168,22 +171,34 @@ def take_lock(
     """Set the session's application_name to `label` and take the advisory lock `key`; raise FleetBusyError.
 
     `former` is the server process of our lost session that held the lock: if the server has not noticed that its client
-    is gone, it is terminated.
+    is gone, it is terminated. A lock that no session holds is tried again up to ENDING_SECONDS_MAX.
     """
     connection.execute("SELECT set_config('application_name', %s, false)", (label,))
-    if _try_lock(connection, key):
-        return
-    holder = _find_holder(connection, key)
-    if holder and (holder.session, holder.label) == (former, label):
-        connection.execute("SELECT pg_terminate_backend(%s, %s)", (former, FORMER_MILLISECONDS_MAX))
-        if _try_lock(connection, key):
-            return
+    ends = time.monotonic() + ENDING_SECONDS_MAX
+    while not _try_lock(connection, key):
         holder = _find_holder(connection, key)
-    raise FleetBusyError(
-        f"node {node.id}: another operation is running: {holder.text() if holder else 'it has just ended'}",
-        hint="wait until it ends; if its process is gone, its session ends by itself within a minute"
-        + (f", or at once with: SELECT pg_terminate_backend({holder.session})" if holder else ""),
-        details={"node": node.id, **(holder.details() if holder else {})},
+        if holder and (holder.session, holder.label) == (former, label):
+            connection.execute("SELECT pg_terminate_backend(%s, %s)", (former, FORMER_MILLISECONDS_MAX))
+            former, ends = None, time.monotonic() + ENDING_SECONDS_MAX
+        elif holder or time.monotonic() >= ends:
+            raise _busy_error(node, holder)
+        else:
+            time.sleep(RETRY_SECONDS)
+
+
+def _busy_error(node: Node, holder: Holder | None) -> FleetBusyError:
+    if holder is None:
+        return FleetBusyError(
+            f"node {node.id}: the fleet lock is held, but by no session",
+            hint="a prepared transaction may hold it: find it with SELECT gid FROM pg_prepared_xacts, and end it; else"
+            " repeat the command",
+            details={"node": node.id},
+        )
+    return FleetBusyError(
+        f"node {node.id}: another operation is running: {holder.text()}",
+        hint="wait until it ends; if its process is gone, its session ends by itself within a minute, or at once with:"
+        f" SELECT pg_terminate_backend({holder.session})",
+        details={"node": node.id, **holder.details()},
     )
 
 

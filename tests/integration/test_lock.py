@@ -20,7 +20,7 @@ import pytest
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.label import own_label
-from fleet.nodes.lock import lock_fleet
+from fleet.nodes.lock import ENDING_SECONDS_MAX, FleetBusyError, lock_fleet, lock_key
 from fleet.nodes.sessions import open_sessions
 from fleet.nodes.shut_down import shut_down
 from fleet.progress import Silent
@@ -148,6 +148,44 @@ def test_our_own_lost_session_does_not_keep_us_from_taking_the_lock_again(chain:
         lock.check_held()
         ((session, *_),) = read_lock_holders(dsn)
         assert session == sessions.connections["s1"].info.backend_pid != former
+
+
+@pytest.fixture
+def held_by_no_session(chain: Runs) -> Iterator[str]:
+    """The lock of s1, held by a prepared transaction: as of a session that is ending, no session is shown for it."""
+    dsn = chain.fleet.node("s1").dsn
+    with psycopg.connect(dsn) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(chain.fleet.name),))
+        connection.execute("PREPARE TRANSACTION 'holds the lock'")
+    try:
+        yield dsn
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as connection, suppress(psycopg.errors.UndefinedObject):
+            connection.execute("ROLLBACK PREPARED 'holds the lock'")
+
+
+def test_a_lock_whose_holder_is_just_ending_is_waited_for(chain: Runs, held_by_no_session: str) -> None:
+    def end() -> None:
+        with psycopg.connect(held_by_no_session, autocommit=True) as connection:
+            connection.execute("ROLLBACK PREPARED 'holds the lock'")
+
+    ending = threading.Timer(ENDING_SECONDS_MAX / 4, end)
+    with open_sessions(chain.fleet, chain.fleet.nodes) as sessions:
+        ending.start()
+        with lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")) as lock:
+            lock.check_held()
+    ending.join(WAIT_SECONDS_MAX)
+
+
+def test_a_lock_that_no_session_holds_is_said_to_be_so(chain: Runs, held_by_no_session: str) -> None:
+    del held_by_no_session
+    with (
+        open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
+        pytest.raises(FleetBusyError, match="s1: the fleet lock is held, but by no session") as raised,
+        lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")),
+    ):
+        pass
+    assert "pg_prepared_xacts" in raised.value.hint
 
 
 def test_two_coordinators_with_half_of_the_fleet_each_cannot_both_create(

@@ -16,9 +16,9 @@ from check.partitions import hash_partitions
 from check.streams import check_markers, hash_streams
 from check.transactions import compare_pairs
 from fleet.progress import Progress
-from snapshots.fold.find_sources import segment_sources, sources_of
+from snapshots.fold.find_sources import Sources, segment_sources, sources_of
 from snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
-from snapshots.fold.sources import SegmentSource, Sources
+from snapshots.fold.sources import SegmentSource
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
@@ -35,7 +35,7 @@ def check_contents(
     """Read every object and compare the contents. The chain must have passed `check_structure`."""
     session, copies = spark.session(), Copies.of(chain)
     held = hold_archive(chain, store)
-    sources = None if held else _find_sources(copies, store)
+    sources = None if held else _sources_for_reports(copies, store)
     streams = hash_streams(session, copies, held or store, findings, progress, sources)
     check_markers(chain, streams.markers, findings)
     check_cuts(chain, streams.read_events, findings, progress)
@@ -55,7 +55,7 @@ def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
     return HeldObjects(store)
 
 
-def _find_sources(copies: Copies, store: StoreLocation) -> Sources | None:
+def _sources_for_reports(copies: Copies, store: StoreLocation) -> Sources | None:
     """What the copies are folded from; None if a segment with a TRUNCATE can't be read."""
     try:
         return sources_of(copies.chain, tuple(copies.nodes), store.open())

@@ -7,32 +7,33 @@ hold, and what needs rows: groups without a key, and partial images.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from columns.arrow_numbers import to_arrow
+from columns.arrow_streams import from_stream, to_stream
 from snapshots.fold import limits
 from snapshots.fold.by_segment import reported_max
 from snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in
+from snapshots.fold.find_sources import Sources
 from snapshots.fold.local import last_changes
 from snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD
-from snapshots.fold.sources import SegmentSource, Sources, converted_to_cut
+from snapshots.fold.sources import SegmentSource, converted_to_cut
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 
-LAST_SCHEMA = pa.schema(
+REPORTED_SCHEMA = pa.schema(
     [*(CHANGE_SCHEMA.field(name) for name in ("group", "partition", "key", "lsn", "seq", "op")), (ENTRY, pa.int64())]
 )
-COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 @dataclass(frozen=True, slots=True)
 class LastTask:
     """A segment whose last changes are wanted, unless they take more than `bytes_max`."""
 
-    source: SegmentSource
+    segment: SegmentSource
     form: ChangeForm
     bytes_max: int
 
@@ -42,7 +43,7 @@ class LastChanges:
     """The last changes of a segment that is being read."""
 
     task: LastTask
-    tables: list[pa.Table] = field(default_factory=lambda: [LAST_SCHEMA.empty_table()])
+    tables: list[pa.Table] = field(default_factory=lambda: [REPORTED_SCHEMA.empty_table()])
     size_bytes: int = 0
     is_complete: bool = True
 
@@ -50,30 +51,17 @@ class LastChanges:
         """Add rows as they are stored (SEGMENT_SCHEMA); raise ObjectDamagedError if they don't fit the commit."""
         places = to_arrow(np.full(len(table), NO_PLACE, np.int64))
         with_places = pa.Table.from_arrays([*table.columns, places], schema=SEGMENT_SCHEMA.append(PLACE_FIELD))
-        for converted in converted_to_cut(with_places, self.task.source):
-            for batch in changes_in(converted, self.task.source, self.task.form):
-                found = pa.Table.from_batches([batch]).select(LAST_SCHEMA.names)
+        for converted in converted_to_cut(with_places, self.task.segment):
+            for batch in changes_in(converted, self.task.segment, self.task.form):
+                found = pa.Table.from_batches([batch]).select(REPORTED_SCHEMA.names)
                 self.size_bytes += found.nbytes
                 self.is_complete &= found[ENTRY].null_count == 0 and self.size_bytes <= self.task.bytes_max
                 if self.is_complete:
                     self.tables.append(found)
 
     def report(self) -> bytes | None:
-        """The changes (LAST_SCHEMA, an Arrow stream); None if some need their rows, or they are too many."""
+        """The changes (REPORTED_SCHEMA, an Arrow stream); None if some need their rows, or they are too many."""
         return to_stream(pa.concat_tables(self.tables)) if self.is_complete else None
-
-
-def to_stream(table: pa.Table) -> bytes:
-    """The table as an Arrow stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=COMPRESSED) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def from_stream(stream: bytes) -> pa.Table:
-    """The table of an Arrow stream."""
-    return pa.ipc.open_stream(stream).read_all()
 
 
 def last_tasks(sources: Sources) -> dict[str, LastTask]:
@@ -84,16 +72,8 @@ def last_tasks(sources: Sources) -> dict[str, LastTask]:
     return {one.source.key: LastTask(one, form, reported_max(one, sources)) for one in sources.segments}
 
 
-def without_nodes(sources: Sources, nodes: Iterable[str]) -> Sources:
-    """The sources without those of these nodes, whose numbers stay."""
-    left_out = set(nodes)
-    bases = tuple(one for one in sources.bases if one.source.node not in left_out)
-    segments = tuple(one for one in sources.segments if one.source.node not in left_out)
-    return replace(sources, bases=bases, segments=segments)
-
-
 def last_by_node(sources: Sources, reports: Mapping[str, bytes | None]) -> Iterator[pa.Table | None]:
-    """For every node the last changes of its keys (node, and LAST_SCHEMA); None if Spark has to fold them.
+    """For every node the last changes of its keys (node, and REPORTED_SCHEMA); None if Spark has to fold them.
 
     One node's are in memory at a time.
     """

@@ -14,7 +14,7 @@ from check.base_hashes import BaseHashTask, hash_base
 from check.copies import Copies
 from check.findings import Findings
 from check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
-from check.last_changes import last_by_node, without_nodes
+from check.last_changes import last_by_node
 from check.report import Conflict
 from check.streams import StreamHashes
 from columns.arrow_numbers import to_arrow, to_mask, to_numpy
@@ -22,15 +22,16 @@ from columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
 from columns.python_workers import map_batches
 from fleet.progress import Progress
 from snapshots.fold import limits
+from snapshots.fold.base_sources import BaseSources
 from snapshots.fold.by_segment import in_base_tables, keys_size
 from snapshots.fold.changed_keys import Keys, exact_keys
 from snapshots.fold.changes import ENTRY
-from snapshots.fold.find_sources import base_sources, sources_of
+from snapshots.fold.find_sources import Sources, node_bases, sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
-from snapshots.fold.sources import PROBLEM, BaseSource, Sources
+from snapshots.fold.sources import PROBLEM, BaseSource
 from snapshots.operations.dealing import Dealing, cores_of
-from snapshots.operations.spark_jobs import run_tasks
+from snapshots.operations.spark_jobs import run_many
 from storage.errors import report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError
@@ -40,8 +41,10 @@ from wal.segments.segment_schema import DELETE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-ENTRY_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, entry bigint"
-ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", "entry"]
+# Of so many rows at once the columns of their hashes are small beside the rows.
+HASHED_AT_ONCE = 1 << 19
+ENTRY_ROWS = f"node int, `group` int, partition int, key binary, lsn bigint, {ENTRY} bigint"
+ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +73,20 @@ def hash_partitions(
     progress.step("fold changes")
     reported: _Reported | None = None
     if streams.sources:
-        sources = without_nodes(streams.sources, findings.damaged)
+        sources = streams.sources.without(findings.damaged)
         reported = _hash_reported(sources, copies, streams.last)
         folded = Fold(None, reported.changed, [], []) if reported else fold(session, sources, store, hashed=True)
     else:
         sources = _find_sources(copies, streams.store, findings)
         folded = fold(session, sources, store, hashed=True, held=streams.held)
+    changed: dict[int, Any] = {}
     try:
         for problem in folded.problems:
             findings.damage(problem)
-        tasks = _base_tasks(session, copies, sources, folded, store)
-        base = _hash_bases(session, tasks, findings, progress)
+        changed |= {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
+        bases = _all_bases(copies, sources)
+        progress.step("read base copies", total=len(bases), unit="objects")
+        base = _hash_bases(session, _base_tasks(copies, bases, changed, store), findings, progress)
         if reported:
             return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3))
         if folded.local is not None:
@@ -93,6 +99,8 @@ def hash_partitions(
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
     finally:
         folded.release()
+        for broadcast in changed.values():
+            broadcast.unpersist()
 
 
 @dataclass(slots=True)
@@ -114,10 +122,13 @@ def _hash_reported(sources: Sources, copies: Copies, reports: Mapping[str, bytes
         if keys_size(in_base) > limits.CHOSEN_KEYS_BYTES_MAX:
             return None
         found.changed |= exact_keys(in_base).keys
-        hashes = hash_local(last.filter(to_mask(to_numpy(last["op"]) != DELETE)), copies)
-        found.rows.append(hashes.rows)
-        found.versions.append(hashes.versions)
-    return found if found.rows else None
+        rows = last.filter(to_mask(to_numpy(last["op"]) != DELETE))
+        del in_base, last
+        for start in range(0, len(rows), HASHED_AT_ONCE):
+            hashes = hash_local(rows.slice(start, HASHED_AT_ONCE), copies)
+            found.rows.append(hashes.rows)
+            found.versions.append(hashes.versions)
+    return found
 
 
 def _find_sources(copies: Copies, store: OpensStore, findings: Findings) -> Sources:
@@ -125,42 +136,40 @@ def _find_sources(copies: Copies, store: OpensStore, findings: Findings) -> Sour
         return sources_of(copies.chain, tuple(copies.nodes), store.open(), skip=findings.damaged)
     except ObjectDamagedError as error:
         findings.damage(report_of(error))
-        return Sources(tuple(copies.nodes), (), (), frozenset(), {})
+        return Sources(tuple(copies.nodes), BaseSources(), (), frozenset(), {})
+
+
+def _all_bases(copies: Copies, sources: Sources) -> BaseSources:
+    """The bases of all copies, also of damaged ones: these are not folded, but read, to name all damage."""
+    folded = {one.number for one in sources.bases.nodes}
+    unfolded = [
+        node_bases(copies.chain, number, node) for number, node in enumerate(copies.nodes) if number not in folded
+    ]
+    return BaseSources((*sources.bases.nodes, *unfolded))
 
 
 def _base_tasks(
-    session: SparkSession, copies: Copies, sources: Sources, folded: Fold, store: StoreLocation
-) -> list[BaseHashTask]:
-    changed = {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
+    copies: Copies, bases: BaseSources, changed: Mapping[int, Any], store: StoreLocation
+) -> Iterator[BaseHashTask]:
     partitions = {node: copies.partitions(node) for node in copies.nodes}
 
     def task(base: BaseSource) -> BaseHashTask:
         counts = {number: count for number in base.rows if (count := partitions[base.source.node].get(number))}
         return BaseHashTask(base, counts, changed.get(base.source.number), store)
 
-    # A damaged copy is not folded, but each of its base objects is read, to name all that are damaged.
-    read = {base.source.number for base in sources.bases}
-    unfolded = [
-        base
-        for number, node in enumerate(copies.nodes)
-        if number not in read
-        for base in base_sources(copies.chain, number, node)
-    ]
-    return [task(base) for base in (*sources.bases, *unfolded)]
+    return map(task, bases)
 
 
-def _hash_bases(session: SparkSession, tasks: list[BaseHashTask], findings: Findings, progress: Progress) -> Sums:
-    progress.step("read base copies", total=len(tasks), unit="objects")
-    parts: list[Sums] = []
-    for report in run_tasks(session, hash_base, tasks, progress, Dealing(lambda task: task.base.source.size)):
-        if report.problem is not None:
-            findings.damage(report.problem)
-        elif report.sums is not None:
-            parts.append(report.sums)
-            findings.count(objects=1, size_bytes=report.bytes, rows=report.rows)
-    for broadcast in {id(task.changed): task.changed for task in tasks if task.changed is not None}.values():
-        broadcast.unpersist()
-    return combine_all(parts, 3)
+def _hash_bases(session: SparkSession, tasks: Iterator[BaseHashTask], findings: Findings, progress: Progress) -> Sums:
+    found = combine_all([], 3)
+    for reports in run_many(session, hash_base, tasks, progress, Dealing(lambda task: task.base.source.size)):
+        for report in reports:
+            if report.problem is not None:
+                findings.damage(report.problem)
+            elif report.sums is not None:
+                findings.count(objects=1, size_bytes=report.bytes, rows=report.rows)
+        found = combine_all([found, *(report.sums for report in reports if report.sums is not None)], 3)
+    return found
 
 
 def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
@@ -202,14 +211,14 @@ def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageRea
     compared = _written_after_bases(copies)
     version = F.xxhash64("key", "lsn")
     keys = ["node", "group", "partition"]
-    entries = images.select(*keys, "key", "lsn", F.coalesce(ENTRY, F.xxhash64("key", "row")).alias("entry"))
+    entries = images.select(*keys, "key", "lsn", F.coalesce(ENTRY, F.xxhash64("key", "row")).alias(ENTRY))
     if folded.long_images is not None:
         long_images = order_by_place(folded.long_images, _divide)
         entries = entries.unionByName(map_batches(long_images, partial(hash_images, reader=reader), ENTRY_ROWS))
     table = (
         entries.groupBy(*keys)
         .agg(
-            *hash_aggregates(F.col("entry")),
+            *hash_aggregates(F.col(ENTRY)),
             *hash_aggregates(version, "version_", compared),
         )
         .toArrow()

@@ -1,4 +1,4 @@
-"""Hash segments: what a task of the stream hash job does in an executor.
+"""Hash segments: what a task of the stream hash job does in an executor, and the job.
 
 A primary's WAL and its standby's decode to the same changes and events. Their hashes are compared from the latest base
 position of the shard's copies, so a lost change is found even if a later one hides it. Changes are converted to the
@@ -21,18 +21,20 @@ from check.copies import Copies
 from check.cuts import READS_AT_ONCE
 from check.findings import Findings
 from check.hashing import Sums, combine_all, combine_hashes
-from check.last_changes import LastChanges, LastTask, from_stream, last_tasks, to_stream
+from check.last_changes import LastChanges, LastTask, last_tasks
 from check.report import Conflict
+from columns.arrow_numbers import to_numpy
+from columns.arrow_streams import from_stream, to_stream
 from columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from fleet.lsn import Lsn
 from fleet.progress import Progress
-from snapshots.fold.find_sources import segment_sources
-from snapshots.fold.schema_at_cut import SchemaMapping, to_schema_at_cut
-from snapshots.fold.sources import Source, Sources, read_tables
+from snapshots.fold.find_sources import Sources, segment_sources
+from snapshots.fold.sources import SegmentSource, converted_to_cut, read_tables
 from snapshots.operations.dealing import Dealing
 from snapshots.operations.spark_jobs import run_tasks
 from snapshots.records.chain import Chain
 from storage.errors import ErrorReport, SnapshotError, report_of
+from storage.store import ObjectStore
 from wal.cut.markers import marker_from_bytes
 from wal.segments.archive import Segment
 from wal.segments.damage import ObjectDamagedError
@@ -43,26 +45,23 @@ from wal.segments.segments import read_events
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Of so many the driver holds the compressed events, so that their segments need not be read again: 10 to 30 bytes each.
+# Of so many the driver holds the compressed events of primaries, so that their segments need not be read again: 10 to
+# 30 bytes each.
 EVENTS_MAX = 2_000_000
 ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """A segment to hash: its changes and events from `since` up to, but not including, `position`.
+    """A segment to hash: its changes and events from `since` up to, but not including, the segment's `position`.
 
-    Transactions at `excluded` are left out: PostgreSQL may omit any part of a transaction that was rolled back before
-    it is decoded. `mapping` omits changes of a group from before the position where all copies have them. `last` and
-    `with_events` are what else is wanted of the segment.
+    Transactions at its `excluded` are left out: PostgreSQL may omit any part of a transaction that was rolled back
+    before it is decoded. Its `mapping` omits changes of a group from before the position where all copies have them.
+    `last` and `with_events` are what else is wanted of it.
     """
 
-    source: Source
-    segment: Segment
+    segment: SegmentSource
     since: Lsn
-    position: Lsn
-    excluded: frozenset[Lsn]
-    mapping: SchemaMapping | None
     store: OpensStore
     last: LastTask | None = None
     with_events: bool = False
@@ -91,45 +90,53 @@ class StreamReport:
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
-    """Read the whole segment and hash it."""
+    """Read the whole segment once and hash it; its events also where a reader of events alone finds them."""
+    store, source = HeldObjects.of(task.store), task.segment.source
     parts: list[Sums] = []
     markers: list[MarkerMessage] = []  # two per cut
     counts = np.zeros(len(ROW_COUNTS), np.int64)
     last = LastChanges(task.last) if task.last else None
-    events = [SEGMENT_SCHEMA.empty_table()]
     try:
-        for table in read_tables(task.store.open(), task.source, SEGMENT_SCHEMA):
+        for table in read_tables(store.open(), source, SEGMENT_SCHEMA):
             op = np.asarray(table["op"].to_numpy())
             counts += _count_rows(op)
             messages = table.filter(pa.array(op == MARKER))
             positions = map(Lsn, messages["lsn"].to_pylist())
             markers += map(MarkerMessage, messages["row"].to_pylist(), positions)
-            parts += [_hash_table(task, one) for one in to_schema_at_cut(table, task.mapping)]
+            parts += [_hash_table(task, one) for one in converted_to_cut(table, task.segment)]
             if last:
                 last.add(table)
-            if task.with_events:
-                events.append(table.filter(pa.array(~np.isin(op, CHANGES))))
         _check_counts(task, tuple(counts.tolist()))
+        events = _read_events(store.open(), task.segment.segment)
     except SnapshotError as error:
         return StreamReport(None, problem=report_of(error))
     return StreamReport(
         combine_all(parts, 2),
-        task.segment.changes,
+        task.segment.segment.changes,
         tuple(markers),
         last=last.report() if last else None,
-        events=to_stream(pa.concat_tables(events)) if task.with_events else None,
+        events=to_stream(events) if task.with_events else None,
     )
+
+
+def _read_events(store: ObjectStore, segment: Segment) -> pa.Table:
+    """The events as who reads only them finds them; raise ObjectDamagedError if they are not the segment's."""
+    events = read_events(store, segment)
+    if np.isin(to_numpy(events["op"]), CHANGES).any():
+        detail = "it has changes where its events should be"
+        raise ObjectDamagedError(key=segment.key, kind="rows", node=segment.node, detail=detail)
+    return events
 
 
 def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
     op = np.asarray(table["op"].to_numpy())
     lsn = np.asarray(table["lsn"].to_numpy())
-    is_compared = (lsn >= task.since) & (lsn < task.position) & (op != ROLLBACK_PREPARED)
-    if task.excluded:
-        is_compared &= ~np.isin(lsn, np.fromiter(task.excluded, np.int64))
+    is_compared = (lsn >= task.since) & (lsn < task.segment.position) & (op != ROLLBACK_PREPARED)
+    if task.segment.excluded:
+        is_compared &= ~np.isin(lsn, np.fromiter(task.segment.excluded, np.int64))
     chosen = table.filter(pa.array(is_compared))
     group = np.asarray(chosen["group"].to_numpy(), np.int64)
-    keys = np.stack([np.full(len(chosen), task.source.number, np.int64), group], axis=1)
+    keys = np.stack([np.full(len(chosen), task.segment.source.number, np.int64), group], axis=1)
     return combine_hashes(keys, _hashes(chosen))
 
 
@@ -157,7 +164,7 @@ def _count_rows(op: npt.NDArray[np.int8]) -> tuple[int, ...]:
 
 def _check_counts(task: StreamTask, counts: tuple[int, ...]) -> None:
     """Raise ObjectDamagedError unless the commit has the same counts; two of them decide how segments are read."""
-    source, segment = task.source, task.segment
+    source, segment = task.segment.source, task.segment.segment
     expected = (segment.changes, segment.events, segment.partials, segment.truncates)
     if counts != expected:
         raise ObjectDamagedError(
@@ -173,7 +180,7 @@ class StreamHashes:
     """Combined hashes of all streams by (node number, group), and each node's markers: position by content.
 
     `store` is where the segments were read. By object, `last` are the reports of last changes, of `sources`, and
-    `events` the events, if they were wanted.
+    `events` those of primaries, if they were wanted.
     """
 
     sums: Sums
@@ -217,18 +224,15 @@ def hash_streams(
         for one in segment_sources(copies.chain, number, node, copies.same_shard(node))
     ]
     wanted = last_tasks(sources) if sources else {}
-    with_events = sources is not None and sum(one.segment.events for one in segments) <= EVENTS_MAX
+    of_primaries = sum(one.segment.events for one in segments if _is_primary(one, copies))
+    with_events = sources is not None and of_primaries <= EVENTS_MAX
     tasks = [
         StreamTask(
-            one.source,
-            one.segment,
+            one,
             copies.since(one.source.node),
-            one.position,
-            one.excluded,
-            one.mapping,
             store,
             wanted.get(one.source.key),
-            with_events,
+            with_events and _is_primary(one, copies),
         )
         for one in segments
     ]
@@ -237,21 +241,26 @@ def hash_streams(
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
     last, events = dict[str, bytes | None](), dict[str, bytes]()
-    for task, report in zip(tasks, reports, strict=True):
+    for one, report in zip(segments, reports, strict=True):
+        source = one.source
         if report.problem is not None:
             findings.damage(report.problem)
         elif report.sums is not None:
             parts.append(report.sums)
-            markers[task.source.node].update(dict(report.markers))
-            last[task.source.key] = report.last
+            markers[source.node].update(dict(report.markers))
+            last[source.key] = report.last
             if report.events is not None:
-                events[task.source.key] = report.events
-            findings.count(objects=1, size_bytes=task.source.size, changes=report.changes)
+                events[source.key] = report.events
+            findings.count(objects=1, size_bytes=source.size, changes=report.changes)
     return StreamHashes(combine_all(parts, 2), markers, store, sources, last, events if with_events else None)
 
 
+def _is_primary(segment: SegmentSource, copies: Copies) -> bool:
+    return copies.shard[segment.source.node] == segment.source.node
+
+
 def _run_tasks(session: SparkSession, tasks: list[StreamTask], progress: Progress) -> list[StreamReport]:
-    return run_tasks(session, hash_stream, tasks, progress, Dealing(lambda task: task.source.size))
+    return run_tasks(session, hash_stream, tasks, progress, Dealing(lambda task: task.segment.source.size))
 
 
 def _run_here(tasks: list[StreamTask], progress: Progress) -> list[StreamReport]:

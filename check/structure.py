@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 
 from check.report import Conflict, Skipped, SnapshotReport
 from fleet.tables.left_out import select_warnings
@@ -25,6 +26,9 @@ from snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
 from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
 from storage.store import ObjectStore
+
+# Of so many objects at once the sizes are asked for.
+OBJECTS_AT_ONCE = 100_000
 
 
 def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -115,24 +119,23 @@ def _text(error: SnapshotError, name: str) -> str | None:
 
 def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> None:
     """Check that every object of the chain exists in its size; note conflicts, and what a listing can't check."""
-    nodes = {one.key: node for commit in chain.commits for node, some in commit.segments.items() for one in some}
-    nodes |= {one.key: one.node for commit in chain.commits for one in commit.objects}
-    nodes |= {one.key: one.node for commit in chain.commits for one in commit.object_lists}
-    sizes = [entry for commit in chain.commits for entry in commit.object_sizes.items()]
-    # Each key is looked up: a listing may be out of date.
-    stored_sizes = sizes_of(store, (key for key, _ in sizes))
-    for key, size in sizes:
-        stored_size = stored_sizes[key]
-        if stored_size == size:
-            report.compared.objects += 1
-        elif stored_size is None:
-            detail = f"object {key} is not in the store"
-            report.conflicts.append(Conflict("missing", detail, node=nodes[key], object=key))
-        else:
-            detail = f"object {key} has {stored_size} bytes instead of {size}"
-            report.conflicts.append(Conflict("size", detail, node=nodes[key], object=key))
+    objects = (one for commit in chain.commits for one in commit.named_and_listed)
+    count = size_bytes = 0
+    while some := list(islice(objects, OBJECTS_AT_ONCE)):
+        # Each key is looked up: a listing may be out of date.
+        stored_sizes = sizes_of(store, (one.key for one in some))
+        for one in some:
+            count, size_bytes, stored_size = count + 1, size_bytes + one.size, stored_sizes[one.key]
+            if stored_size == one.size:
+                report.compared.objects += 1
+            elif stored_size is None:
+                detail = f"object {one.key} is not in the store"
+                report.conflicts.append(Conflict("missing", detail, node=one.node, object=one.key))
+            else:
+                detail = f"object {one.key} has {stored_size} bytes instead of {one.size}"
+                report.conflicts.append(Conflict("size", detail, node=one.node, object=one.key))
     why = "--metadata-only"
-    contents = f"contents of the objects ({sum(size for _, size in sizes)} bytes in {len(sizes)} objects)"
+    contents = f"contents of the objects ({size_bytes} bytes in {count} objects)"
     report.skipped += [
         Skipped(what, why) for what in (contents, "copies against each other", "global transactions between shards")
     ]

@@ -8,7 +8,6 @@ separately; transactions are listed only where the hashes differ.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,8 @@ import pyarrow.compute as pc
 from check.cuts import EventReader
 from check.hashing import hash_aggregates
 from check.report import Conflict
+from columns.arrow_numbers import to_mask, to_numpy
+from columns.bytes_column import runs
 from columns.python_workers import map_batches
 from snapshots.fold.changes import TASKS_PER_CORE, balance_by_size
 from snapshots.fold.sources import SegmentSource
@@ -35,6 +36,7 @@ PART_ROWS = "node int, global_id string, included boolean"
 PART_SCHEMA = pa.schema([("node", pa.int32()), ("global_id", pa.string()), ("included", pa.bool_())])
 PAIR_ORDER = ("node", "other", "global_id")
 NAMED_MAX = 100
+PAIRS_AT_ONCE = 1 << 20
 
 # An unreadable object is a transaction that these two share: so its report comes through the join as a pair's would.
 UNREAD_NODES = (-2, -1)
@@ -80,17 +82,40 @@ def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], r
         .group_by(names)
         .aggregate([("included", "max")])
         .select([*names, "included_max"])
+        .rename_columns([*names, "included"])
     )
-    sides = (by_node.rename_columns([*names, "here"]), by_node.rename_columns(["global_id", "other", "there"]))
-    pairs = sides[0].join(sides[1], "global_id", join_type="inner").filter(pc.field("node") < pc.field("other"))
-    torn = pairs.filter(pc.field("here") != pc.field("there")).sort_by([(name, "ascending") for name in PAIR_ORDER])
-    named = Counter[tuple[int, int]]()
-    conflicts: list[Conflict] = []
-    for row in torn.to_pylist():  # bounded by what is held
-        named[pair := (row["node"], row["other"])] += 1
-        if named[pair] <= NAMED_MAX:
-            conflicts.append(_torn_conflict(nodes, row))
-    return PairReport(len(pairs), conflicts, [])
+    counted = by_node.group_by("global_id").aggregate([("node", "count"), ("included", "min"), ("included", "max")])
+    count = to_numpy(counted["node_count"]).astype(np.int64)
+    torn = counted.filter(pc.field("included_min") != pc.field("included_max"))
+    conflicts = [_torn_conflict(nodes, row) for row in _torn_pairs(by_node, torn).to_pylist()]
+    return PairReport(int((count * (count - 1) // 2).sum()), conflicts, [])
+
+
+def _torn_pairs(by_node: pa.Table, torn: pa.Table) -> pa.Table:
+    """The first NAMED_MAX transactions of every pair of nodes that differ in them, in PAIR_ORDER.
+
+    `by_node` are the parts, `torn` the transactions (global_id, node_count) that differ. PAIRS_AT_ONCE are in memory.
+    """
+    named: list[pa.Table] = []
+    at = np.cumsum(to_numpy(torn["node_count"]).astype(np.int64) ** 2) // PAIRS_AT_ONCE
+    for rows in runs(at):
+        chosen = torn.slice(rows.start, rows.stop - rows.start)["global_id"].combine_chunks()
+        here = by_node.filter(pc.is_in(by_node["global_id"], chosen)).rename_columns(["global_id", "node", "here"])
+        there = here.rename_columns(["global_id", "other", "there"])
+        pairs = here.join(there, "global_id", join_type="inner").filter(
+            (pc.field("node") < pc.field("other")) & (pc.field("here") != pc.field("there"))
+        )
+        named = [_first_of_pairs(pa.concat_tables([*named, pairs]))]
+    return named[0] if named else by_node.slice(0, 0)
+
+
+def _first_of_pairs(pairs: pa.Table) -> pa.Table:
+    """NAMED_MAX of each pair of nodes, in PAIR_ORDER."""
+    pairs = pairs.sort_by([(name, "ascending") for name in PAIR_ORDER])
+    pair = (to_numpy(pairs["node"]).astype(np.int64) << 32) + to_numpy(pairs["other"])
+    first = np.flatnonzero(np.concatenate([[True], pair[1:] != pair[:-1]])) if len(pair) else np.zeros(0, np.int64)
+    place = np.arange(len(pair)) - np.repeat(first, np.diff(np.append(first, len(pair))))
+    return pairs.filter(to_mask(place < NAMED_MAX))
 
 
 def _compare_in_job(
@@ -112,7 +137,7 @@ def _compare_in_job(
     conflicts: list[Conflict] = []
     problems: list[ErrorReport] = []
     shared = 0
-    for row in sides.collect():  # bounded by the pairs of primaries
+    for row in sides.orderBy("node", "other").collect():  # bounded by the pairs of primaries
         if row["node"] == UNREAD_NODES[0]:
             unread = pairs.where(F.col("node") == row["node"]).collect()  # bounded by the objects
             problems += [json.loads(one["global_id"]) for one in unread]

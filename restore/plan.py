@@ -12,7 +12,7 @@ from fleet.hints import SAME_TARGET
 from fleet.tables.groups import Group
 from fleet.tables.names import is_matching
 from restore.copies.choice import CopyChoice, Wanted, check_chosen, settle_copies
-from restore.copies.stored import find_listed_damage, list_objects
+from restore.copies.stored import count_bytes, find_listed_damage
 from restore.parts.nodes import choose_nodes, warn_of_nodes
 from restore.parts.scope import TableMove
 from restore.report import BorrowedRows, NodeReport, RestoreReport
@@ -125,11 +125,7 @@ class RestorePlan:
             increment=self.chain.last.increment,
             operation=self.intent.id,
             nodes=[NodeReport(target.node.id, target.database) for target in self.targets],
-            bytes=sum(
-                one.stored.size
-                for one in list_objects(self.chain).values()
-                if self.chain.shard_of(one.node) in self.sources
-            ),
+            bytes=count_bytes(self.chain, self.sources),
             not_in_snapshot=tuple(one for one in self.chain.left_out if one.node in self.sources),
             open_operations=self.open_operations,
             in_doubt=find_in_doubt(self.chain.last),

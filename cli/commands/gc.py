@@ -15,7 +15,8 @@ from fleet.durations import Duration
 from fleet.some_names import list_some
 from snapshots.removal.garbage import GarbageReason
 from snapshots.removal.gc import collect_garbage, preview_garbage
-from snapshots.removal.gc_report import Garbage, GcReport, SizeTotal
+from snapshots.removal.gc_report import Garbage, GcReport
+from snapshots.removal.size_total import SizeTotal
 from storage.errors import UsageError
 
 SCHEMA = "cutline/gc/1"

@@ -9,12 +9,20 @@ from itertools import groupby
 from fleet.hints import SAME_TARGET
 from fleet.some_names import list_some
 from fleet.tables.groups import Group
-from restore.copies.stored import ChainObject, CopyNeeds, Damage, Damages, find_listed_damage, list_objects, needs_other
+from restore.copies.stored import (
+    ChainObject,
+    CopyNeeds,
+    Damage,
+    Damages,
+    find_listed_damage,
+    list_objects,
+    lost_lists,
+    needs_other,
+)
 from snapshots.operations.object_lists import lost_list_error, read_chain_lists
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import increment_label
-from snapshots.records.stored_object import LostList
 from snapshots.records.tombstones import SnapshotDeletedError
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
@@ -77,7 +85,9 @@ class LostPart:
 
 def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyChoice, list[LostPart]]:
     """For every group, choose the first copy that has its rows, the primary's first; find those that none has."""
-    objects = [one for key, one in list_objects(chain).items() if key in damages]
+    # No list of another node is read.
+    nodes = {one.node for one in damages.values()}.intersection(chain.baseline)
+    objects = [one for one in list_objects(chain, sorted(nodes)) if one.key in damages]
     borrowed: dict[str, frozenset[int]] = {}
     lost: list[LostPart] = []
     used: set[str] = set()
@@ -126,9 +136,7 @@ def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
 
     The loss of an object shows when it is read; what a lost list listed would never be read.
     """
-    for one in list_objects(chain).values():
-        if not isinstance(one.stored, LostList):
-            continue
+    for one, lost in lost_lists(chain):
         shard = chain.shard_of(one.node)
         if shard not in (wanted.nodes or chain.full.primaries):
             continue
@@ -137,7 +145,7 @@ def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
             standbys = [each.node for each in chain.nodes if each.backup_of == shard]
             numbers = wanted.numbers(chain, shard).difference(*(choice.borrowed.get(each, ()) for each in standbys))
         if CopyNeeds.of(chain, one.node).groups_of(one) & numbers or wanted.takes(needs_other(chain, shard, one)):
-            raise lost_list_error(one.stored)
+            raise lost_list_error(lost)
 
 
 def explain_damage(store: ObjectStore, chain: Chain, wanted: Wanted, error: ObjectDamagedError) -> ObjectDamagedError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from snapshots.operations.stored_objects import listed_sizes, sizes_of
 from snapshots.records.chain import Chain
-from snapshots.records.stored_object import BASE, DDL, LARGE_OBJECTS, LostList, StoredObject
-from storage.store import ObjectMissingError, ObjectStore
+from snapshots.records.stored_object import BASE, DDL, LARGE_OBJECTS, LostList, ReadList, StoredObject, listed_objects
+from storage.store import ObjectStore
 from wal.segments.archive import Segment
 
 
@@ -38,39 +39,64 @@ class Damage:
 Damages: TypeAlias = Mapping[str, Damage]
 
 
-def list_objects(chain: Chain) -> dict[str, ChainObject]:
-    """Every object that the chain's commits list, by key."""
-    found: dict[str, ChainObject] = {}
+def list_objects(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
+    """Yield the objects that the chain's commits list of these nodes, one node after the other."""
+    for node in nodes:
+        for commit in chain.commits:
+            for segment in commit.segments.get(node, ()):
+                yield ChainObject(segment.key, node, commit.increment, segment)
+            for entry in commit.entries:
+                if entry.node != node:
+                    continue
+                if isinstance(entry, LostList):
+                    yield ChainObject(entry.key, node, commit.increment, entry)
+                for stored in listed_objects(entry):
+                    yield ChainObject(stored.key, node, commit.increment, stored)
+
+
+def count_bytes(chain: Chain, shards: Collection[str]) -> int:
+    """The bytes of all objects of the copies of these shards; those that a lost list listed are counted as one."""
+    nodes = [node for node in chain.baseline if chain.shard_of(node) in shards]
+    segments = sum(segment.size for node in nodes for segment in chain.segments(node))
+    entries = [one for commit in chain.commits for one in commit.entries if one.node in nodes]
+    return segments + sum(one.bytes if isinstance(one, ReadList) else one.size for one in entries)
+
+
+def lost_lists(chain: Chain) -> Iterator[tuple[ChainObject, LostList]]:
+    """Yield the object lists of the chain that are lost."""
     for commit in chain.commits:
-        for node, segments in commit.segments.items():
-            found |= {one.key: ChainObject(one.key, node, commit.increment, one) for one in segments}
-        found |= {one.key: ChainObject(one.key, one.node, commit.increment, one) for one in commit.objects}
-        lost = [one for one in commit.object_lists if isinstance(one, LostList)]
-        found |= {one.key: ChainObject(one.key, one.node, commit.increment, one) for one in lost}
-    return found
+        for one in commit.object_lists:
+            if isinstance(one, LostList):
+                yield ChainObject(one.key, one.node, commit.increment, one), one
 
 
 def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
-    """Find the objects that are missing or have another size, by one listing of the snapshot's folder.
+    """Find the objects that are missing or have another size, by a listing of the snapshot's folder.
 
-    What seems damaged is looked up again by itself: a listing may be out of date.
+    Of a chain with object lists, large folders of one node at a time: that is bounded. What is not listed in its size
+    is looked up by itself: a listing may be out of date.
     """
-    sizes = {one.key: one.size for one in store.inventory(f"snapshots/{chain.name}")}
-    listed = list_objects(chain)
-    wrong = [one for one in listed.values() if sizes.get(one.key) != one.stored.size or _is_lost(one)]
-    return {one.key: damage for one in wrong if (damage := _look_up(store, one)) is not None}
+    if not any(commit.object_lists for commit in chain.commits):
+        sizes = {one.key: one.size for one in store.inventory(f"snapshots/{chain.name}")}
+        return _find_damage(store, list_objects(chain, chain.baseline), sizes)
+    found: dict[str, Damage] = {}
+    for node in chain.baseline:
+        objects = list(list_objects(chain, [node]))
+        found |= _find_damage(store, objects, listed_sizes(store, (one.key for one in objects)))
+    return found
 
 
-def _is_lost(one: ChainObject) -> bool:
-    return isinstance(one.stored, LostList)
+def _find_damage(store: ObjectStore, objects: Iterable[ChainObject], listed: Mapping[str, int]) -> dict[str, Damage]:
+    unsure = [one for one in objects if isinstance(one.stored, LostList) or listed.get(one.key) != one.stored.size]
+    sizes = sizes_of(store, (one.key for one in unsure if not isinstance(one.stored, LostList)))
+    return {one.key: damage for one in unsure if (damage := _damage_of(one, sizes.get(one.key))) is not None}
 
 
-def _look_up(store: ObjectStore, one: ChainObject) -> Damage | None:
+def _damage_of(one: ChainObject, size: int | None) -> Damage | None:
+    """What is wrong with an object of which the store has so many bytes, None if it has none."""
     if isinstance(one.stored, LostList):
         return Damage(one.key, one.node, one.stored.damage, one.stored.detail)
-    try:
-        size = store.size(one.key)
-    except ObjectMissingError:
+    if size is None:
         return Damage(one.key, one.node, "missing", "it is not in the store")
     if size == one.stored.size:
         return None

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from fleet.progress import Progress
 from restore.copies.choice import CopyChoice, Wanted, choose_copies, settle_copies
-from restore.copies.stored import ChainObject, CopyNeeds, Damage, find_listed_damage, list_objects, needs_other
-from snapshots.operations.spark_jobs import raise_first, run_tasks
+from restore.copies.stored import ChainObject, CopyNeeds, Damage, Damages, find_listed_damage, list_objects, needs_other
+from snapshots.operations.spark_jobs import raise_first, run_many
 from snapshots.records.chain import Chain
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
@@ -45,41 +45,44 @@ def verify_copies(
 
     Raises ObjectDamagedError if something is in no copy.
     """
-    opened, objects = store.open(), list_objects(chain)
+    opened = store.open()
     damages = find_listed_damage(opened, chain)
-    shards = wanted.nodes or chain.full.primaries
-    first = [one for one in _needed(chain, shards, wanted, objects.values()) if one.key not in damages]
-    damages |= _verify(session, "verify copies of primaries", first, store, progress)
+
+    def verify(copies: str, nodes: Iterable[str]) -> dict[str, Damage]:
+        # Counted first: there may be more than the driver can hold.
+        total = sum(1 for _ in _by_bytes(_needed(chain, nodes, wanted, damages)))
+        if not total:
+            return {}
+        progress.step(f"verify copies of {copies}", total=total, unit="tasks")
+        tasks = (VerifyTask(some, store) for some in _by_bytes(_needed(chain, nodes, wanted, damages)))
+        return _verify(session, tasks, progress)
+
+    damages |= verify("primaries", wanted.nodes or chain.full.primaries)
     choice, _ = choose_copies(chain, wanted, damages)
     damaged = {chain.shard_of(one.node) for one in choice.damaged}
-    standbys = [one.node for one in chain.nodes if one.backup_of in damaged]
-    second = [one for one in _needed(chain, standbys, wanted, objects.values()) if one.key not in damages]
-    damages |= _verify(session, "verify copies of standbys", second, store, progress)
+    damages |= verify("standbys", [one.node for one in chain.nodes if one.backup_of in damaged])
     return settle_copies(opened, chain, wanted, damages)
 
 
-def _needed(
-    chain: Chain, nodes: Iterable[str], wanted: Wanted, objects: Iterable[ChainObject]
-) -> Iterator[ChainObject]:
-    """The objects that the wanted groups need in the copies of these nodes, and the DDL and large objects of shards."""
-    needs = {node: (CopyNeeds.of(chain, node), wanted.numbers(chain, chain.shard_of(node))) for node in nodes}
-    for one in objects:
-        if one.node in needs:
-            copy, numbers = needs[one.node]
-            if copy.groups_of(one) & numbers or wanted.takes(needs_other(chain, one.node, one)):
+def _needed(chain: Chain, nodes: Iterable[str], wanted: Wanted, damages: Damages) -> Iterator[ChainObject]:
+    """The objects that the wanted groups need in the copies of these nodes, and the DDL and large objects of shards.
+
+    Without those that are known to be damaged.
+    """
+    for node in nodes:
+        copy, numbers = CopyNeeds.of(chain, node), wanted.numbers(chain, chain.shard_of(node))
+        for one in list_objects(chain, [node]):
+            is_needed = copy.groups_of(one) & numbers or wanted.takes(needs_other(chain, node, one))
+            if is_needed and one.key not in damages:
                 yield one
 
 
-def _verify(
-    session: SparkSession, step: str, objects: Iterable[ChainObject], store: StoreLocation, progress: Progress
-) -> dict[str, Damage]:
-    tasks = [VerifyTask(some, store) for some in _by_bytes(objects)]
-    if not tasks:
-        return {}
-    progress.step(step, total=len(tasks), unit="tasks")
-    reports = run_tasks(session, verify_objects, tasks, progress)
-    raise_first([report.problem for report in reports])
-    return {damage.key: damage for report in reports for damage in report.damaged}
+def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progress) -> dict[str, Damage]:
+    found: dict[str, Damage] = {}
+    for reports in run_many(session, verify_objects, tasks, progress):
+        raise_first([report.problem for report in reports])
+        found |= {damage.key: damage for report in reports for damage in report.damaged}
+    return found
 
 
 def _by_bytes(objects: Iterable[ChainObject]) -> Iterator[tuple[ChainObject, ...]]:

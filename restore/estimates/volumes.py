@@ -11,7 +11,7 @@ from fleet.tables.groups import Group
 from snapshots.ddl.archive import FOREIGN_KEY, ArchiveEntry
 from snapshots.records.chain import Chain
 from snapshots.records.database_facts import DatabaseFacts
-from snapshots.records.stored_object import LARGE_OBJECTS, StoredObject
+from snapshots.records.stored_object import LARGE_OBJECTS, NamedObject, ObjectList, listed_objects
 
 # A database takes at least this: its catalogs.
 EMPTY_BYTES = 8 << 20
@@ -88,20 +88,19 @@ def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: I
     """The volume of a shard's `groups`; `entries` are those of its DDL that are restored."""
     chosen = tuple(groups)
     names = stored_names(chain, shard, chosen)
-    bases = base_objects(chain, shard, names.keys())
-    rows: Counter[str] = Counter()
-    for stored in bases:
-        for number, count in stored.rows.items():
+    base_bytes, rows = 0, Counter[str]()
+    for one in base_entries(chain, shard, names.keys()):
+        base_bytes += size_of(one)
+        for number, count in one.rows.items():
             if number in names:
                 rows[names[number]] += count
-    base_bytes = sum(one.size for one in bases)
-    large_bytes = sum(one.size for one in large_objects(chain, shard))
+    large_bytes = sum(size_of(one) for one in chain.full.entries if (one.kind, one.node) == (LARGE_OBJECTS, shard))
     segments = chain.segments(shard)
     segment_bytes = sum(one.size for one in segments)
     facts = newest_facts(chain, shard)
     size, is_rough = EMPTY_BYTES + EXPANSION * (base_bytes + large_bytes), True
     if facts:
-        all_rows = sum(sum(one.rows.values()) for one in chain.base_objects(shard))
+        all_rows = sum(chain.base_rows(shard).values())
         is_rough = len(chosen) < len(chain.groups(shard))
         size = int(facts.size_bytes * rows.total() / max(all_rows, 1)) if is_rough else facts.size_bytes
     return ShardVolume(
@@ -173,15 +172,24 @@ def stored_names(chain: Chain, shard: str, groups: Iterable[Group]) -> dict[int,
     return names
 
 
-def base_objects(chain: Chain, shard: str, numbers: Iterable[int]) -> list[StoredObject]:
-    """The shard's base objects that have rows of these groups, by number."""
+def base_entries(chain: Chain, shard: str, numbers: Iterable[int]) -> Iterator[NamedObject]:
+    """The entries of the shard's base objects that have rows of these groups, by number.
+
+    What a list lists is looked at only if some of its objects may have none.
+    """
     wanted = set(numbers)
-    return [one for one in chain.base_objects(shard) if not wanted.isdisjoint(one.rows)]
+    for entry in chain.base_entries(shard):
+        if wanted.isdisjoint(entry.rows):
+            continue
+        if wanted.issuperset(entry.rows):
+            yield entry
+        else:
+            yield from (one for one in listed_objects(entry) if not wanted.isdisjoint(one.rows))
 
 
-def large_objects(chain: Chain, shard: str) -> Iterator[StoredObject]:
-    """The shard's objects that hold large objects."""
-    return (one for one in chain.full.objects if one.kind == LARGE_OBJECTS and one.node == shard)
+def size_of(entry: NamedObject) -> int:
+    """The bytes of the object, or of those that a list lists."""
+    return entry.bytes if isinstance(entry, ObjectList) else entry.size
 
 
 def count_indexes(entries: Iterable[ArchiveEntry]) -> dict[str, int]:

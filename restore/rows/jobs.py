@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain as chain_of
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,12 +28,11 @@ from restore.rows.load import (
     load_task,
 )
 from restore.rows.load_target import Feed, LoadTargets
-from snapshots.fold.find_sources import sources_of
+from snapshots.fold.find_sources import Sources, sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
-from snapshots.fold.sources import Sources
 from snapshots.operations.dealing import Dealing, cores_of, limited_sessions
-from snapshots.operations.spark_jobs import POLL_SECONDS, job_progress, raise_first, run_tasks
+from snapshots.operations.spark_jobs import POLL_SECONDS, job_progress, raise_first, run_many
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
 
@@ -92,12 +92,17 @@ def load_rows(
         if (feed := targets.feed_of(node, chain.shard_of(node))) is not None
     }
     folded = fold(session, sources, store, for_loading=True)
+    changed: dict[int, Any] = {}
     try:
         raise_first(folded.problems)
         progress.step("load rows")
-        tasks: list[LoadTask] = list(_base_tasks(session, sources, folded, feeds, store))
-        tasks += _image_tasks(folded.local, feeds)
-        tasks += _segment_tasks(sources, folded, feeds, store)
+        changed |= {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
+        # Of more tasks than a job has, those of changed rows come in the first.
+        tasks: Iterator[LoadTask] = chain_of(
+            _image_tasks(folded.local, feeds),
+            _segment_tasks(sources, folded, feeds, store),
+            _base_tasks(sources, _groups_alone(sources, folded), changed, feeds, store),
+        )
         spread = Spread(targets.parts, 0 if targets.is_routed else len(nodes))
         jobs: list[Callable[[], Counter[int]]] = []
         if (images := folded.images) is not None:
@@ -111,23 +116,22 @@ def load_rows(
         return run_together(session, jobs)
     finally:
         folded.release()
+        for broadcast in changed.values():
+            broadcast.unpersist()
 
 
 def _base_tasks(
-    session: SparkSession,
     sources: Sources,
-    folded: Fold,
+    alone: Mapping[int, frozenset[int]],
+    changed: Mapping[int, Any],
     feeds: Mapping[int, Feed],
     store: StoreLocation,
-) -> list[BaseLoadTask]:
-    """The tasks of the base objects, the largest first."""
-    changed = {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
-    alone = _groups_alone(sources, folded)
-    return [
-        BaseLoadTask(base, feed, changed.get(base.source.number), store, alone[base.source.number] & base.groups)
-        for base in sorted(sources.bases, key=lambda one: -one.source.size)
-        if base.source.number in feeds and (feed := feeds[base.source.number].select(base.groups)).targets
-    ]
+) -> Iterator[BaseLoadTask]:
+    """The tasks of the base objects; `alone` as _groups_alone, `changed` by node number the broadcast keys."""
+    for base in sources.bases:
+        number = base.source.number
+        if number in feeds and (feed := feeds[number].select(base.groups)).targets:
+            yield BaseLoadTask(base, feed, changed.get(number), store, alone[number] & base.groups)
 
 
 def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
@@ -162,8 +166,8 @@ def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator
 def _segment_tasks(
     sources: Sources, folded: Fold, feeds: Mapping[int, Feed], store: StoreLocation
 ) -> Iterator[SegmentLoadTask]:
-    """The tasks of the images that were left in their segments, the largest first."""
-    for one in sorted(sources.segments, key=lambda one: -one.source.size):
+    """The tasks of the images that were left in their segments."""
+    for one in sources.segments:
         images = folded.segment_images.get(one.source.key)
         if images and one.source.number in feeds and (feed := feeds[one.source.number].select(images.groups)).targets:
             yield SegmentLoadTask(one, feed, images.flags, store)
@@ -195,13 +199,12 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
     return _sum_placed(one.result() for one in running)
 
 
-def _run_tasks(session: SparkSession, tasks: list[LoadTask], dealing: Dealing[LoadTask]) -> Counter[int]:
-    reports = run_tasks(session, load_task, tasks, Silent(), dealing)
-    raise_first([report.problem for report in reports])
-    broadcasts = {id(task.changed): task.changed for task in tasks if isinstance(task, BaseLoadTask) and task.changed}
-    for broadcast in broadcasts.values():
-        broadcast.unpersist()
-    return _sum_placed(report.placed for report in reports)
+def _run_tasks(session: SparkSession, tasks: Iterable[LoadTask], dealing: Dealing[LoadTask]) -> Counter[int]:
+    placed: Counter[int] = Counter()
+    for reports in run_many(session, load_task, tasks, Silent(), dealing):
+        raise_first([report.problem for report in reports])
+        placed.update(_sum_placed(report.placed for report in reports))
+    return placed
 
 
 def _load_images(session: SparkSession, images: Any, feeds: Mapping[int, Feed], spread: Spread) -> Counter[int]:

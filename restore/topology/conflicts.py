@@ -23,11 +23,11 @@ from restore.routing.routes import RouteKind
 from restore.routing.table_routes import SourceRoutes
 from restore.topology.topology import Topology
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_rows import find_valid_rows
+from snapshots.fold.base_rows import find_valid_rows, read_bases
 from snapshots.fold.changed_keys import Keys
-from snapshots.fold.find_sources import sources_of
+from snapshots.fold.find_sources import Sources, sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
-from snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut
+from snapshots.fold.sources import PROBLEM, BaseSource, problem_of, read_at_cut
 from snapshots.operations.spark_jobs import job_progress, raise_first
 from snapshots.records.chain import Chain
 from storage.errors import RefusedError, SnapshotError, report_of
@@ -133,16 +133,13 @@ def _claims(
     store: StoreLocation,
 ) -> DataFrame:
     """The CLAIMS of all rows at the cut."""
-    bases = [one for one in sources.bases if one.groups & routes[one.source.number].by_group.keys()]
+    groups = {number: frozenset(one.by_group) for number, one in routes.items()}
     changed = session.sparkContext.broadcast(folded.changed)
 
-    def read_bases(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                base = bases[number]
-                yield from _claims_of_base(store, base, changed.value, routes[base.source.number])
+    def read_base(_: int, base: BaseSource) -> Iterator[pa.RecordBatch]:
+        return _claims_of_base(store, base, changed.value, routes[base.source.number])
 
-    claims = map_batches(session.range(0, len(bases), 1, max(len(bases), 1)), read_bases, CLAIMS)
+    claims = read_bases(session, sources.bases, groups, read_base, CLAIMS)
     columns = ["node", "group", "row", "key"]
     if folded.images is not None:
 

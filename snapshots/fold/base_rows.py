@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from columns.arrow_numbers import to_numpy
 from columns.bytes_column import column_of, runs
 from columns.python_workers import map_batches
 from columns.row_batches import row_batches
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold.base_sources import BaseSources
 from snapshots.fold.changed_keys import Keys
 from snapshots.fold.long_lines import PLACE_FIELD, line_names, read_with_places, with_stand_ins
 from snapshots.fold.sources import BaseSource, problem_row
+from snapshots.operations.dealing import cores_of
 from storage.errors import SnapshotError
 from storage.location import StoreLocation
 
@@ -62,7 +65,7 @@ def find_valid_rows(
 
 def read_wanted_rows(
     spark: SparkSession,
-    bases: tuple[BaseSource, ...],
+    bases: BaseSources,
     wanted: Mapping[int, Mapping[int, Keys]],
     store: StoreLocation,
 ) -> DataFrame:
@@ -72,26 +75,45 @@ def read_wanted_rows(
     An object that can't be read yields a row of group PROBLEM: without its rows, no result is complete.
     """
     groups = {node: frozenset(keys) for node, keys in wanted.items()}
-    chosen = [
-        (number, base) for number, base in enumerate(bases) if groups.get(base.source.number, frozenset()) & base.groups
-    ]
     # What is broadcast goes to an executor once, what a function refers to goes with every task.
     sent = spark.sparkContext.broadcast({node: dict(keys) for node, keys in wanted.items()})
-    listed = spark.sparkContext.broadcast(chosen)
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(number: int, base: BaseSource) -> Iterator[pa.RecordBatch]:
+        return _read_wanted(store, number, base, sent.value)
+
+    return read_bases(spark, bases, groups, read, WANTED_ROWS)
+
+
+def read_bases(
+    spark: SparkSession,
+    bases: BaseSources,
+    groups: Mapping[int, frozenset[int]],
+    read: Callable[[int, BaseSource], Iterator[pa.RecordBatch]],
+    columns: str,
+) -> DataFrame:
+    """Read the objects with rows of these groups (by node number) by `read`, which gets each with its number.
+
+    Many objects are read by one Spark task, one after the other.
+    """
+    chosen = bases.numbers_with(groups)
+    listed = spark.sparkContext.broadcast((bases, chosen))
+
+    def read_chosen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        bases, chosen = listed.value
+        first, part = 0, tuple[BaseSource, ...]()
         for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from _read_wanted(store, listed.value[number], sent.value)
+            for number in chosen[to_numpy(batch.column(0))].tolist():
+                if not first <= number < first + len(part):
+                    first, part = bases.part_with(number)
+                yield from read(number, part[number - first])
 
-    tasks = max(len(chosen), 1)
-    return map_batches(spark.range(0, len(chosen), 1, tasks), read, WANTED_ROWS)
+    tasks = max(min(len(chosen), cores_of(spark).lanes_max), 1)
+    return map_batches(spark.range(0, len(chosen), 1, tasks), read_chosen, columns)
 
 
 def _read_wanted(
-    store: StoreLocation, numbered: tuple[int, BaseSource], wanted: Mapping[int, Mapping[int, Keys]]
+    store: StoreLocation, number: int, base: BaseSource, wanted: Mapping[int, Mapping[int, Keys]]
 ) -> Iterator[pa.RecordBatch]:
-    number, base = numbered
     keys = {g: k for g, k in wanted[base.source.number].items() if g not in base.truncated}
     try:
         for table in read_with_places(store.open(), base, number, BASE_SCHEMA):

@@ -14,12 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from columns.arrow_streams import from_stream, to_stream
 from columns.bytes_column import Flags, column_of, runs
 from fleet.progress import Silent
 from snapshots.fold import limits
 from snapshots.fold.changed_keys import BYTES_PER_KEY
+from snapshots.fold.find_sources import Sources
 from snapshots.fold.local import last_changes
-from snapshots.fold.sources import SegmentSource, Sources, filter_effective, read_at_cut
+from snapshots.fold.sources import SegmentSource, filter_effective, read_at_cut
 from snapshots.fold.superseding import last_of_every_key
 from snapshots.operations.dealing import Dealing
 from snapshots.operations.spark_jobs import run_tasks
@@ -97,7 +99,7 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
     for number, (one, report) in enumerate(zip(segments, reports, strict=True)):
         if report.last is None:
             return None
-        found = pa.ipc.open_stream(report.last).read_all()
+        found = from_stream(report.last)
         for name, value in (("segment", number), ("node", one.source.number)):
             found = found.append_column(name, to_arrow(np.full(len(found), value, np.int32)))
         tables.append(found)
@@ -125,9 +127,8 @@ def in_base_tables(changes: pa.Table, sources: Sources) -> pa.Table:
     """The changes of tables that have rows in the base copies."""
     node, group = to_numpy(changes["node"]), to_numpy(changes["group"])
     has_rows = np.zeros(len(changes), np.bool_)
-    for number in np.unique(node):
-        groups = frozenset[int]().union(*(one.groups for one in sources.bases if one.source.number == number))
-        has_rows |= (node == number) & np.isin(group, list(groups))
+    for number in np.unique(node).tolist():
+        has_rows |= (node == number) & np.isin(group, list(sources.bases.groups_of(number)))
     return changes.filter(to_mask(has_rows))
 
 
@@ -149,10 +150,7 @@ def find_last_changes(task: SegmentTask) -> SegmentReport:
         return SegmentReport()
     group, lsn, seq = (to_numpy(found[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
     last = found.filter(to_mask(last_of_every_key(group, column_of(found["key"]), lsn, seq)))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, LAST_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(last)
-    return SegmentReport(bytes(sink.getvalue()))
+    return SegmentReport(to_stream(last))
 
 
 def _images_by_segment(last: pa.Table, segments: list[SegmentSource]) -> dict[str, SegmentImages]:

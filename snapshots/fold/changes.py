@@ -14,8 +14,9 @@ from columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from columns.bytes_column import Flags, column_of, xxhash64
 from columns.python_workers import map_batches
 from columns.row_batches import row_batches
+from snapshots.fold.find_sources import Sources
 from snapshots.fold.long_lines import PLACE_FIELD, read_with_places, with_stand_ins
-from snapshots.fold.sources import SegmentSource, Sources, filter_effective, problem_row
+from snapshots.fold.sources import SegmentSource, filter_effective, problem_row
 from snapshots.fold.superseding import last_of_every_key
 from storage.errors import SnapshotError
 from storage.location import StoreLocation

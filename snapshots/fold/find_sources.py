@@ -3,15 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from columns.arrow_numbers import to_mask
+from snapshots.fold.base_sources import BaseForm, BasePart, BaseSources, HeldBases, ListedBases, NodeBases
 from snapshots.fold.schema_at_cut import mapping_to_cut
-from snapshots.fold.sources import BaseSource, SegmentSource, Source, Sources, numbers_of, read_at_cut
+from snapshots.fold.sources import SegmentSource, Source, numbers_of, read_at_cut
 from snapshots.records.chain import Chain
+from snapshots.records.stored_object import ObjectList, StoredObject
 from storage.store import ObjectStore
 from wal.segments.segment_schema import SEGMENT_SCHEMA, TRUNCATE
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """All objects from which the state of some nodes' copies is folded.
+
+    A node's number is its index in `nodes`. `column_counts` is by node number and group.
+    """
+
+    nodes: tuple[str, ...]
+    bases: BaseSources
+    segments: tuple[SegmentSource, ...]
+    multisets: frozenset[int]
+    column_counts: Mapping[tuple[int, int], int]
+
+    @property
+    def changes(self) -> int:
+        """How many changes the segments hold, including those that do not belong to the state."""
+        return sum(one.segment.changes for one in self.segments)
+
+    @property
+    def has_partials(self) -> bool:
+        """Whether a segment holds partial images."""
+        return any(one.segment.partials for one in self.segments)
+
+    def without(self, nodes: Collection[str]) -> Sources:
+        """The sources without those of these nodes, whose numbers stay."""
+        segments = tuple(one for one in self.segments if one.source.node not in nodes)
+        numbers = {number for number, node in enumerate(self.nodes) if node in nodes}
+        return replace(self, bases=self.bases.without(numbers), segments=segments)
 
 
 def sources_of(
@@ -26,9 +58,9 @@ def sources_of(
     Nodes in `skip` keep their numbers, but have no sources. `chosen` are by node the groups, by number at the cut,
     whose state is wanted; of other nodes all groups are. Reads only the segments that hold a TRUNCATE.
     """
-    bases: list[BaseSource] = []
+    bases: list[NodeBases] = []
     segments: list[SegmentSource] = []
-    multisets = frozenset(number for node in nodes for number in multisetnumbers_of(chain, node))
+    multisets = frozenset(number for node in nodes for number in multiset_numbers_of(chain, node))
     for number, node in enumerate(nodes):
         groups = chosen.get(node)
         if node in skip or (groups is not None and not groups):
@@ -40,12 +72,11 @@ def sources_of(
         ]
         truncated = truncations(store, needed)
         segments += [replace(one, truncated=truncated, groups=groups) for one in needed]
-        found = base_sources(chain, number, node, frozenset(truncated))
-        bases += found if groups is None else [one for one in found if one.groups & groups]
+        bases.append(node_bases(chain, number, node, frozenset(truncated), groups))
     counts = {
         (number, group.number): len(group.columns) for number, node in enumerate(nodes) for group in chain.groups(node)
     }
-    return Sources(nodes, tuple(bases), tuple(segments), multisets, counts)
+    return Sources(nodes, BaseSources(tuple(bases)), tuple(segments), multisets, counts)
 
 
 def segment_sources(chain: Chain, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
@@ -60,26 +91,30 @@ def segment_sources(chain: Chain, number: int, node: str, among: Collection[str]
     ]
 
 
-def multisetnumbers_of(chain: Chain, node: str) -> frozenset[int]:
+def multiset_numbers_of(chain: Chain, node: str) -> frozenset[int]:
     """The numbers of all definitions of the node's groups whose rows have no key."""
     return frozenset(number for number, group in chain.definitions(node).items() if group.is_multiset)
 
 
-def base_sources(chain: Chain, number: int, node: str, truncated: frozenset[int] = frozenset()) -> list[BaseSource]:
-    """The objects of the node's base copies, including those without any row that still counts."""
-    multisets, mapping = multisetnumbers_of(chain, node), mapping_to_cut(chain, node)
+def node_bases(
+    chain: Chain,
+    number: int,
+    node: str,
+    truncated: frozenset[int] = frozenset(),
+    chosen: frozenset[int] | None = None,
+) -> NodeBases:
+    """The objects of the node's base copies, including those without any row that still counts.
+
+    With `chosen`, only those with rows of these groups, by number at the cut.
+    """
+    mapping, entries = mapping_to_cut(chain, node), chain.base_entries(node)
     # Most chains have no ended definitions; then base rows need no conversion.
     is_unchanged = len(mapping.unchanged) == len(chain.definitions(node))
-    return [
-        BaseSource(
-            Source(one.key, node, number, one.size, one.digest, one.rows),
-            one.rows,
-            truncated,
-            multisets,
-            None if is_unchanged else mapping.restrict_to(one.rows),
-        )
-        for one in chain.base_objects(node)
-    ]
+    multisets = multiset_numbers_of(chain, node)
+    form = BaseForm(node, number, truncated, multisets, None if is_unchanged else mapping, chosen)
+    own = HeldBases(form.sources(one for one in entries if isinstance(one, StoredObject)))
+    parts: list[BasePart] = [own, *(ListedBases.of(form, one) for one in entries if isinstance(one, ObjectList))]
+    return NodeBases(number, tuple(part for part in parts if len(part)))
 
 
 def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, tuple[int, int]]:

@@ -18,11 +18,12 @@ from snapshots.fold.base_rows import read_wanted_rows
 from snapshots.fold.by_segment import SegmentImages, choose_changes
 from snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys
 from snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_of, read_changes, segment_numbers
+from snapshots.fold.find_sources import Sources
 from snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
 from snapshots.fold.local import fold_locally
 from snapshots.fold.long_images import LongImageReader
 from snapshots.fold.long_lines import NO_PLACE
-from snapshots.fold.sources import PROBLEM, SegmentSource, Sources, problem_of
+from snapshots.fold.sources import PROBLEM, SegmentSource, problem_of
 from storage.errors import ErrorReport
 from storage.location import StoreLocation
 from wal.segments.held_objects import HeldObjects, OpensStore
@@ -140,7 +141,7 @@ def _fold_locally(sources: Sources, store: OpensStore) -> Fold | None:
 
 def long_image_reader(sources: Sources, store: StoreLocation) -> LongImageReader:
     """The reader of the long images of a fold of these sources."""
-    return LongImageReader((*sources.bases, *sources.segments), sources.column_counts, store)
+    return LongImageReader(sources.bases, sources.segments, sources.column_counts, store)
 
 
 def _split_long_images(folded: Fold) -> None:

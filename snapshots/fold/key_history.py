@@ -18,9 +18,10 @@ from columns.arrow_numbers import to_arrow, to_numpy
 from columns.bytes_column import Ints, column_of
 from columns.python_workers import map_batches
 from snapshots.fold.changed_keys import Keys, collect_changed_keys
+from snapshots.fold.find_sources import Sources
 from snapshots.fold.long_lines import NO_PLACE
 from snapshots.fold.merging import Images, merge
-from snapshots.fold.sources import PROBLEM, Sources
+from snapshots.fold.sources import PROBLEM
 from wal.segments.segment_schema import DELETE, PARTIAL, UPSERT
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import pyarrow as pa
 from columns.arrow_numbers import to_mask, to_numpy
 from columns.bytes_column import column_of
 from snapshots.fold import limits
-from snapshots.fold.sources import PROBLEM, SegmentSource, Sources
+from snapshots.fold.find_sources import Sources
+from snapshots.fold.sources import PROBLEM, SegmentSource
 from snapshots.fold.superseding import find_last
 
 READERS = 4

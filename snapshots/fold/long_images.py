@@ -12,8 +12,9 @@ import pyarrow as pa
 from columns.bytes_column import Bytes, BytesColumn, offsets_of
 from columns.lines import TAB, UNCHANGED_MARK
 from columns.row_batches import BATCH_BYTES
+from snapshots.fold.base_sources import BaseSources
 from snapshots.fold.long_lines import ROW_BITS, LongLines
-from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, problem_row
+from snapshots.fold.sources import PROBLEM, SegmentSource, problem_row
 from storage.errors import SnapshotError
 from storage.location import StoreLocation
 
@@ -49,9 +50,10 @@ def order_by_place(images: DataFrame, divide: Callable[[DataFrame, str], DataFra
 
 @dataclass(frozen=True, slots=True)
 class LongImageReader:
-    """What an executor needs to read long images: `objects` in the order of their numbers, and column counts."""
+    """What an executor needs to read long images: the objects in the order of their numbers, and column counts."""
 
-    objects: tuple[BaseSource | SegmentSource, ...]
+    bases: BaseSources
+    segments: tuple[SegmentSource, ...]
     column_counts: Mapping[tuple[int, int], int]
     store: StoreLocation
 
@@ -61,9 +63,10 @@ class LongImageReader:
         A row that can't be completed, or an object that can't be read, yields a row of group PROBLEM as in `Fold`.
         """
         try:
-            reader = LongLines(self.store.open(), self.objects)
+            reader = LongLines(self.store.open(), self.bases, self.segments)
         except SnapshotError as error:
-            yield problem_row(self.objects[0].source, error, IMAGE_SCHEMA)
+            # No fold has images without a segment.
+            yield problem_row(self.segments[0].source, error, IMAGE_SCHEMA)
             return
         pending: list[tuple[dict[str, Any], Bytes]] = []
         size = 0

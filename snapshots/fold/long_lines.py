@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from columns.arrow_numbers import to_arrow, to_mask
 from columns.bytes_column import Bytes, BytesColumn, Flags, column_of, gather
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold.base_sources import BaseSources
 from snapshots.fold.sources import (
     BaseSource,
     SegmentSource,
@@ -36,7 +37,8 @@ from wal.segments.segment_schema import SEGMENT_SCHEMA
 LONG_LINE_BYTES = 1 << 16
 # The place of a line that is not replaced.
 NO_PLACE = -1
-GROUP_BITS, ROW_BITS = 20, 20
+# 100 million objects of 65,000 row groups of a million rows.
+GROUP_BITS, ROW_BITS = 16, 20
 PLACE_FIELD = pa.field("place", pa.int64(), nullable=False)
 # Size of the objects kept in memory beside the current one, for rows that alternate between objects.
 KEPT_BYTES_MAX = 64 << 20
@@ -102,17 +104,20 @@ def _replace(column: BytesColumn, is_long: Flags) -> pa.Array[Any]:
 class LongLines:
     """Reads long lines at their places. Fastest in the order of places: it keeps few objects in memory."""
 
-    def __init__(self, store: ObjectStore, objects: tuple[BaseSource | SegmentSource, ...]) -> None:
-        self._store, self._objects = store, objects
+    def __init__(self, store: ObjectStore, bases: BaseSources, segments: tuple[SegmentSource, ...]) -> None:
+        self._store, self._bases, self._segments = store, bases, segments
+        # The part of the bases with the base that was read last, and the number of its first.
+        self._first, self._part = 0, tuple[BaseSource, ...]()
         # The object that was read last, for errors.
-        self.current_source: Source = objects[0].source
+        self.current_source: Source = (segments or bases)[0].source
         self._files: dict[int, pq.ParquetFile] = {}
+        self._sizes: dict[int, int] = {}
         self._tables: dict[tuple[int, int], pa.Table] = {}
 
     def read(self, place: int, stand_in: bytes) -> Bytes:
         """Read the line at `place`; raise ObjectDamagedError if it can't be read or does not match its stand-in."""
         number, row = place >> (GROUP_BITS + ROW_BITS), place & ((1 << ROW_BITS) - 1)
-        source = self._objects[number]
+        source = self._source(number)
         self.current_source = source.source
         group = self._row_group(number, (place >> ROW_BITS) & ((1 << GROUP_BITS) - 1))
         for table in converted_to_cut(group.slice(row, 1), source):
@@ -127,7 +132,7 @@ class LongLines:
         table = self._tables.pop((number, group), None)
         if table is None:
             _forget(self._tables, {place: one.nbytes for place, one in self._tables.items()})
-            source = self._objects[number]
+            source = self._source(number)
             schema = SEGMENT_SCHEMA if isinstance(source, SegmentSource) else BASE_SCHEMA
             table = read_row_group(self._file(number), group, source.source, schema)
         # Insert it again as the most recently used.
@@ -137,10 +142,19 @@ class LongLines:
     def _file(self, number: int) -> pq.ParquetFile:
         file = self._files.pop(number, None)
         if file is None:
-            _forget(self._files, {one: self._objects[one].source.size for one in self._files})
-            file = open_object(self._store, self._objects[number].source)
+            _forget(self._files, {one: self._sizes[one] for one in self._files})
+            source = self._source(number).source
+            file = open_object(self._store, source)
+            self._sizes[number] = source.size
         self._files[number] = file
         return file
+
+    def _source(self, number: int) -> BaseSource | SegmentSource:
+        if number >= len(self._bases):
+            return self._segments[number - len(self._bases)]
+        if not self._first <= number < self._first + len(self._part):
+            self._first, self._part = self._bases.part_with(number)
+        return self._part[number - self._first]
 
 
 def _forget(held: dict[_Key, Any], sizes: Mapping[_Key, int]) -> None:

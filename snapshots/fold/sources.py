@@ -87,30 +87,6 @@ class SegmentSource:
     groups: frozenset[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """All objects from which the state of some nodes' copies is folded.
-
-    A node's number is its index in `nodes`. `column_counts` is by node number and group.
-    """
-
-    nodes: tuple[str, ...]
-    bases: tuple[BaseSource, ...]
-    segments: tuple[SegmentSource, ...]
-    multisets: frozenset[int]
-    column_counts: Mapping[tuple[int, int], int]
-
-    @property
-    def changes(self) -> int:
-        """How many changes the segments hold, including those that do not belong to the state."""
-        return sum(one.segment.changes for one in self.segments)
-
-    @property
-    def has_partials(self) -> bool:
-        """Whether a segment holds partial images."""
-        return any(one.segment.partials for one in self.segments)
-
-
 def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
     """Read the rows of an object, a row group at a time, after verifying it against its commit.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
@@ -35,6 +35,8 @@ from snapshots.records.stored_object import (
     ObjectList,
     ReadList,
     StoredObject,
+    compress_content,
+    listed_objects,
 )
 from storage.store import ObjectStore
 from storage.storing import create_or_find
@@ -122,23 +124,27 @@ def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
     check_stored(store, {one.key: one.size for one in commit.named})
     by_node = sorted(commit.object_lists, key=lambda one: one.node)
     for _, lists in groupby(by_node, lambda one: one.node):
-        read = [_read_list(store, commit, one) for one in lists]
-        check_stored(store, {stored.key: stored.size for one in read for stored in one.listed})
+        objects = [stored for one in lists for stored in listed_objects(_read_list(store, commit, one)[0])]
+        check_stored(store, {stored.key: stored.size for stored in objects})
 
 
 def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = False) -> Chain:
     """The chain with the objects that its object lists list; raises as `read_lists` does."""
     if not any(commit.object_lists for commit in chain.commits):
         return chain
-    increments = tuple(read_lists(store, commit, allow_damage=allow_damage) for commit in chain.increments)
-    chain = replace(chain, full=read_lists(store, chain.full, allow_damage=allow_damage), increments=increments)
-    seen: set[str] = set()
+    named: dict[str, int] = {}
+    operations: list[str] = []
     for commit in chain.commits:
-        keys = [stored.key for stored in commit.objects]
+        keys, with_lists = [one.key for one in commit.named], [commit.operation] if commit.object_lists else []
         with checking(commit_key(chain.name, commit.increment)):
-            check_distinct("objects", "key", [*seen.intersection(keys), *keys])
-        seen.update(keys)
-    return chain
+            check_distinct("objects", "key", [*(key for key in keys if key in named), *keys])
+            # So no list of one has an object of the other's: their keys name the operation.
+            check_distinct("commits", "operation", [*operations, *with_lists])
+        named |= dict.fromkeys(keys, commit.increment)
+        operations += with_lists
+    full = _read_lists(store, chain.full, named, allow_damage=allow_damage)
+    increments = tuple(_read_lists(store, commit, named, allow_damage=allow_damage) for commit in chain.increments)
+    return replace(chain, full=full, increments=increments)
 
 
 def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> C:
@@ -148,11 +154,18 @@ def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> 
     caller must do without the objects of its node and groups. Raises ManifestError if a list is not what the commit
     says.
     """
+    named = {one.key: commit.increment for one in commit.named}
+    return _read_lists(store, commit, named, allow_damage=allow_damage)
+
+
+def _read_lists(store: ObjectStore, commit: C, named: Mapping[str, int], *, allow_damage: bool) -> C:
+    """Read the commit's lists. None may list an object that a commit names; `named` has its increment, by key."""
+    by_key = {one.key: one for one in _read_each(store, commit, named, allow_damage=allow_damage)}
     if isinstance(commit, FullSnapshot) and commit.lists:
-        commit = structs.replace(commit, lists=_read_each(store, commit, commit.lists, allow_damage=allow_damage))
+        commit = structs.replace(commit, lists=tuple(by_key[one.key] for one in commit.lists))
     changes: DefinitionChanges | None = commit.definition_changes
     if changes and changes.lists:
-        changes = structs.replace(changes, lists=_read_each(store, commit, changes.lists, allow_damage=allow_damage))
+        changes = structs.replace(changes, lists=tuple(by_key[one.key] for one in changes.lists))
         commit = structs.replace(commit, definition_changes=changes)
     return commit
 
@@ -163,25 +176,39 @@ def lost_list_error(one: LostList) -> ObjectDamagedError:
 
 
 def _read_each(
-    store: ObjectStore, commit: Commit, lists: Iterable[ObjectList], *, allow_damage: bool
-) -> tuple[ObjectList, ...]:
-    def read(one: ObjectList) -> ObjectList:
+    store: ObjectStore, commit: Commit, named: Mapping[str, int], *, allow_damage: bool
+) -> Iterator[ObjectList]:
+    """Yield the commit's lists; the keys of one node's objects at a time are in memory."""
+
+    def read(one: ObjectList) -> tuple[ObjectList, list[str]]:
         try:
             return _read_list(store, commit, one)
         except ObjectDamagedError as error:
             if not allow_damage:
                 raise
-            return LostList(**structs.asdict(one), damage=error.kind, detail=error.detail)
+            return LostList(**structs.asdict(one), damage=error.kind, detail=error.detail), []
 
+    by_node = sorted(commit.object_lists, key=lambda one: one.node)
     with ThreadPoolExecutor(THREADS_MAX) as threads:
-        return tuple(threads.map(read, lists))
+        # The keys of different nodes differ, as `check_listed` has it.
+        for _, found in groupby(threads.map(read, by_node), lambda one: one[0].node):
+            seen: set[str] = set()
+            for one, keys in found:
+                twice = [key for key in keys if key in seen or key in named]
+                later = max([commit.increment, *(named.get(key, 0) for key in twice)])
+                with checking(commit_key(commit.snapshot, later)):
+                    check_distinct("objects", "key", [*twice, *keys])
+                seen.update(keys)
+                yield one
 
 
-def _read_list(store: ObjectStore, commit: Commit, one: ObjectList) -> ReadList:
+def _read_list(store: ObjectStore, commit: Commit, one: ObjectList) -> tuple[ReadList, list[str]]:
+    """The list, and the keys of the objects that it lists."""
     body = read_listed(store, one.node, one.key, (one.size, one.digest))
     content, _ = unseal(one.key, body)
     found: ListedObjects = parse_document(one.key, content, ListedObjects)
     check_about(one.key, (found.snapshot, found.operation), (commit.snapshot, commit.operation))
     with checking(one.key):
         check_listed(commit, one, found.objects)
-    return ReadList(**structs.asdict(one), listed=found.objects)
+    read = ReadList(**structs.asdict(one), content=compress_content(content))
+    return read, [stored.key for stored in found.objects]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from columns.python_workers import FirstWork, begin_task, first_work
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Report = TypeVar("Report")
 POLL_SECONDS = 0.3
+# Of tasks that are objects of base copies: 50 MB of them, and their reports; at 64 MB each they read more than 1 TB.
+TASKS_PER_JOB_MAX = 20_000
 
 
 class SparkSource(Protocol):
@@ -75,6 +77,19 @@ def run_tasks(
     shares.advance(len(lanes))
     by_task = dict(zip(chain.from_iterable(lanes), chain.from_iterable(reports), strict=True))
     return [by_task[number] for number in range(len(tasks))]
+
+
+def run_many(
+    spark: SparkSession,
+    work: Callable[[Task], Report],
+    tasks: Iterable[Task],
+    progress: Progress,
+    dealing: Dealing[Task] | None = None,
+) -> Iterator[list[Report]]:
+    """`run_tasks` of any number of tasks: TASKS_PER_JOB_MAX at a time are in memory. Yields the reports of each job."""
+    left = iter(tasks)
+    while some := list(islice(left, TASKS_PER_JOB_MAX)):
+        yield run_tasks(spark, work, some, progress, dealing)
 
 
 def _run(work: Callable[[Task], Report], first: FirstWork | None, lane: Sequence[Task]) -> list[Report]:

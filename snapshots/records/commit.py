@@ -7,6 +7,7 @@ invariant 1). The types here define the fields of a commit; `commit_rules` check
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from msgspec import UNSET, UnsetType, field
@@ -176,18 +177,25 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
         return (*(segment for segments in self.segments.values() for segment in segments), *self.entries)
 
     @property
-    def objects(self) -> tuple[StoredObject, ...]:
-        """All objects of base copies and DDL that this commit adds; raise RuntimeError unless its lists were read.
+    def objects(self) -> Iterator[StoredObject]:
+        """Yield all objects of base copies and DDL that this commit adds; raise RuntimeError if a list was not read.
 
-        Those that a LostList lists are omitted.
+        Those of one list at a time are in memory; those that a LostList lists are omitted.
         """
-        listed = [stored for one in self.object_lists for stored in listed_objects(one)]
-        return (*self.own_objects, *listed)
+        for one in self.entries:
+            yield from listed_objects(one)
+
+    @property
+    def named_and_listed(self) -> Iterator[Segment | NamedObject]:
+        """Yield whatever this commit adds: `named`, and what its lists list; raises as `objects` does."""
+        yield from self.named
+        for one in self.object_lists:
+            yield from listed_objects(one)
 
     @property
     def object_sizes(self) -> dict[str, int]:
         """The size in bytes of every object that this commit adds, lists included, by key; raises as `objects` does."""
-        return {one.key: one.size for one in (*self.named, *self.objects)}
+        return {one.key: one.size for one in self.named_and_listed}
 
 
 class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):

@@ -16,7 +16,7 @@ from fleet.record import Record, from_json
 from fleet.tables.left_out import LeftOut, mark_large_objects
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.documents import shortened
-from snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
+from snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject, listed_objects
 
 # PostgreSQL's text has no NUL.
 Text = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]
@@ -51,7 +51,8 @@ def parse_definition(text: str) -> LargeObjectDefinition:
 
 def list_large_objects(commit: FullSnapshot) -> tuple[StoredObject, ...]:
     """The stored objects of a full snapshot that hold large objects."""
-    return tuple(one for one in commit.objects if one.kind == LARGE_OBJECTS)
+    entries = [one for one in commit.entries if one.kind == LARGE_OBJECTS]
+    return tuple(stored for one in entries for stored in listed_objects(one))
 
 
 def group_by_copy_task(objects: Iterable[StoredObject]) -> list[tuple[StoredObject, ...]]:

@@ -89,6 +89,10 @@ def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> No
             raise ValueError(f"segments.{node} has key {one.key}, which is not that of its segment {one.number}")
         if one.partials + one.truncates > one.changes or one.after > one.through:
             raise ValueError(f"segments.{node}: the numbers of segment {one.number} don't fit")
+        if one.events_at is not None and one.events_at > one.size:
+            raise ValueError(
+                f"segments.{node}: segment {one.number} has its events at {one.events_at} of {one.size} bytes"
+            )
 
 
 def check_objects(commit: Commit) -> None:
@@ -109,7 +113,7 @@ def _check_list(commit: Commit, one: ObjectList) -> None:
     """Raise ValueError unless the key is of its node, kind and operation, and it lists something."""
     if one.kind not in (BASE, LARGE_OBJECTS):
         raise ValueError(f"object list {one.key} is of an unknown kind: {one.kind}")
-    if not one.objects or one.size > DOCUMENT_BYTES_MAX:
+    if not 0 < one.objects < one.size <= DOCUMENT_BYTES_MAX:
         raise ValueError(f"object list {one.key} has {one.objects} objects and {one.size} bytes")
     if not one.key.startswith(f"{list_prefix(commit.snapshot, one.node, commit.operation)}/{one.kind}-"):
         raise ValueError(f"object list {one.key} is not of kind {one.kind} and node {one.node}, as its key says")

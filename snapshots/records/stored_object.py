@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from fleet.record import Count, Record
+import zstandard
+
+from fleet.record import Count, Record, from_json
 
 LIST_FORMAT = "cutline/objects/1"
 BASE = "base"
@@ -44,9 +46,12 @@ class ObjectList(Record, frozen=True):
 
 
 class ReadList(ObjectList, frozen=True):
-    """An entry with the objects that were read from its list, as `read_lists` returns it. Never stored."""
+    """An entry with its list's document, compressed, as `read_lists` returns it. Never stored.
 
-    listed: tuple[StoredObject, ...] = ()
+    As objects, what a large fleet's lists list would take ten times the memory.
+    """
+
+    content: bytes = b""
 
 
 class LostList(ObjectList, frozen=True):
@@ -67,10 +72,19 @@ class ListedObjects(Record, frozen=True, tag_field="schema", tag=LIST_FORMAT):
 NamedObject: TypeAlias = StoredObject | ObjectList
 
 
-def listed_objects(one: ObjectList) -> tuple[StoredObject, ...]:
-    """What a list that was read lists, nothing if it is lost; raise RuntimeError if it was not read."""
+def compress_content(content: bytes) -> bytes:
+    """What a ReadList holds of its list's document."""
+    # The compressor's own bytes have room for what can't be compressed.
+    return bytes(memoryview(zstandard.compress(content)))
+
+
+def listed_objects(one: NamedObject) -> tuple[StoredObject, ...]:
+    """The object itself, or what a list that was read lists, nothing if it is lost; raise RuntimeError if not read."""
+    if isinstance(one, StoredObject):
+        return (one,)
     if isinstance(one, ReadList):
-        return one.listed
+        found: ListedObjects = from_json(zstandard.decompress(one.content), ListedObjects)
+        return found.objects
     if isinstance(one, LostList):
         return ()
     raise RuntimeError(f"object list {one.key} was not read")

@@ -19,6 +19,7 @@ from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import read_intent
 from snapshots.records.tombstones import DELETED, Mark, is_deleted, read_mark, tombstone_key
 from snapshots.removal.removal import DELETE, objects_of, open_removals
+from snapshots.removal.size_total import SizeTotal
 from snapshots.removal.survey import SurveyedSnapshot, first_restorable, survey_snapshot
 from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore
@@ -107,7 +108,7 @@ def tombstone_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -
     held = slots_of(store, fleet, surveyed)
     return Mark(
         DELETED, surveyed.name, "", current_time(), own_label(DELETE, surveyed.name), held.chain, held.slots,
-        held.nodes, surveyed.points, len(surveyed.objects), surveyed.size_bytes,
+        held.nodes, surveyed.points, surveyed.objects.objects, surveyed.objects.size_bytes,
     )  # fmt: skip
 
 
@@ -148,7 +149,8 @@ def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
     try:
         mark = read_mark(store, tombstone_key(name))
     except ManifestError:
-        return tombstone_of(store, fleet, SurveyedSnapshot(name, None, "", "", 0, tuple(left)))
+        survey = SurveyedSnapshot(name, None, "", "", 0, SizeTotal.of(left), SizeTotal())
+        return tombstone_of(store, fleet, survey)
     return structs.replace(mark, objects=len(left), bytes=sum(one.size for one in left))
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from snapshots.operations.open_operations import OpenOperation
 from snapshots.records.keys import Kind
 from snapshots.removal.garbage import GarbageReason, GarbageVerdict
+from snapshots.removal.size_total import SizeTotal
 from storage.store import Listed, Unfinished
 
 
@@ -35,19 +36,6 @@ class RefusedRemoval:
 
     key: str
     reason: str
-
-
-@dataclass(slots=True)
-class SizeTotal:
-    """A number of objects and their total size."""
-
-    objects: int = 0
-    size_bytes: int = 0
-
-    def add(self, size_bytes: int) -> None:
-        """Count one more object."""
-        self.objects += 1
-        self.size_bytes += size_bytes
 
 
 class KeptKey(NamedTuple):

@@ -17,22 +17,17 @@ from fleet.label import own_label
 from fleet.progress import Progress
 from snapshots.operations.leases import check_not_in_use
 from snapshots.operations.operation import current_time, new_operation
-from snapshots.records.commit import Commit
 from snapshots.records.commits import read_commit, snapshot_names
-from snapshots.records.keys import parse_key
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
 from snapshots.removal.deletion import RemovalRun, hold_fleet, snapshot_removal
 from snapshots.removal.deletion_plan import list_unfinished_deletions, plan_deletion, tombstone_of
+from snapshots.removal.increment_objects import CHAIN_FOLDERS, of_increments
 from snapshots.removal.removal import DELETE, PRUNE, Removal, RemovalResult, open_removals, remove_recorded
 from snapshots.removal.retention import HeldSnapshot, RetentionFate, RetentionVerdict, apply_retention, check_rules
 from snapshots.removal.survey import SurveyedSnapshot, survey_snapshots
 from storage.store import Listed, ObjectStore
 from wal.slots.slots import slot_name
-
-# Where a chain's increments have objects.
-COPY_FOLDERS = ("base", "schema", "lists")
-CHAIN_FOLDERS = ("increments", "wal", *COPY_FOLDERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
         surveyed = surveys[verdict.name]
         if verdict.fate is RetentionFate.DELETE:
             steps.append(PruneStep(DELETE, tombstone_of(store, fleet, surveyed)))
-        elif surveyed.is_only_full and (verdict.name in being_pruned or _increment_objects(surveyed)):
+        elif surveyed.is_only_full and (verdict.name in being_pruned or surveyed.of_increments.objects):
             steps.append(PruneStep(PRUNE, _unfinished_mark(store, surveyed), is_resumed=True))
         elif verdict.fate is RetentionFate.ONLY_FULL:
             steps.append(PruneStep(PRUNE, _only_full_mark(surveyed)))
@@ -136,47 +131,23 @@ def increments_removal(mark: Mark, operation: str) -> Removal:
 
 def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
     """The objects of a chain that its full snapshot does not need, whether or not an increment lists them."""
-    is_of_increments = _of_increments(read_commit(store, snapshot, 0))
+    is_of_increments = of_increments(read_commit(store, snapshot, 0))
     listed = [one for part in CHAIN_FOLDERS for one in store.inventory(f"snapshots/{snapshot}/{part}")]
     return [one for one in listed if is_of_increments(one.key)]
-
-
-def _increment_objects(surveyed: SurveyedSnapshot) -> list[Listed]:
-    """As `increments_of`, from a survey, without reading the store again."""
-    if surveyed.chain is None:
-        return []
-    is_of_increments = _of_increments(surveyed.chain.full)
-    folders = tuple(f"snapshots/{surveyed.name}/{part}/" for part in CHAIN_FOLDERS)
-    return [one for one in surveyed.objects if one.key.startswith(folders) and is_of_increments(one.key)]
-
-
-def _of_increments(full: Commit) -> Callable[[str], bool]:
-    """Tells by its key whether an object is of increments: a commit, a further segment, what another create stored."""
-    needed = {one.key for one in full.named}
-    copies = tuple(f"snapshots/{full.snapshot}/{part}/" for part in COPY_FOLDERS)
-
-    def is_of_increments(key: str) -> bool:
-        if not key.startswith(copies):
-            return key not in needed
-        parsed = parse_key(full.snapshot, key)
-        return parsed is not None and parsed.owner != full.operation
-
-    return is_of_increments
 
 
 def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:
     if surveyed.chain is None:
         raise RuntimeError("only a readable snapshot is pruned")
-    chain, objects = surveyed.chain, _increment_objects(surveyed)
+    chain, total = surveyed.chain, surveyed.of_increments
     return Mark(
         ONLY_FULL, surveyed.name, "", current_time(), own_label(PRUNE, surveyed.name), chain.full.chain,
         (slot_name(chain.full.chain),), tuple(identity.node for identity in chain.nodes), surveyed.points[1:],
-        len(objects), sum(one.size for one in objects),
+        total.objects, total.size_bytes,
     )  # fmt: skip
 
 
 def _unfinished_mark(store: ObjectStore, surveyed: SurveyedSnapshot) -> Mark:
     """The mark of an unfinished pruning, with the counts of the objects that are left."""
-    objects = _increment_objects(surveyed)
-    mark = read_mark(store, only_full_key(surveyed.name))
-    return structs.replace(mark, objects=len(objects), bytes=sum(one.size for one in objects))
+    total, mark = surveyed.of_increments, read_mark(store, only_full_key(surveyed.name))
+    return structs.replace(mark, objects=total.objects, bytes=total.size_bytes)

@@ -18,8 +18,10 @@ from snapshots.records.commits import listed_numbers
 from snapshots.records.documents import ManifestError
 from snapshots.records.stored_object import LostList
 from snapshots.records.tombstones import RestorePoint, is_only_full
+from snapshots.removal.increment_objects import of_increments
+from snapshots.removal.size_total import SizeTotal
 from storage.errors import RefusedError
-from storage.store import Inventory, Listed, ObjectMissingError, ObjectStore
+from storage.store import Inventory, ObjectMissingError, ObjectStore
 from wal.segments.archive import ArchiveError
 
 
@@ -30,7 +32,8 @@ class SurveyedSnapshot:
     `chain` is the longest readable part from the full snapshot on, None if the full snapshot can't be read;
     `unreadable` says why the rest can't be. `restorable` counts the commits, from the full snapshot on, that can be
     restored and lack nothing; `lack` says what the next one lacks. Both texts are "" if there is nothing to report.
-    `objects` are all objects in its folder, whether or not a commit lists them.
+    `objects` counts all objects in its folder, whether or not a commit lists them, `of_increments` those that the full
+    snapshot does not need.
     """
 
     name: str
@@ -38,7 +41,8 @@ class SurveyedSnapshot:
     unreadable: str
     lack: str
     restorable: int
-    objects: tuple[Listed, ...]
+    objects: SizeTotal
+    of_increments: SizeTotal
     is_only_full: bool = False
 
     @property
@@ -57,11 +61,6 @@ class SurveyedSnapshot:
         return self.chain is not None and self.chain.full.only_cut
 
     @property
-    def size_bytes(self) -> int:
-        """The size of all its objects."""
-        return sum(one.size for one in self.objects)
-
-    @property
     def points(self) -> tuple[RestorePoint, ...]:
         """The restore points that can be read."""
         commits = self.chain.commits if self.chain else ()
@@ -74,25 +73,28 @@ class SurveyedSnapshot:
 
 
 def survey_snapshots(store: ObjectStore, names: Iterable[str]) -> list[SurveyedSnapshot]:
-    """Survey the snapshots `names`, in their order."""
+    """Survey the snapshots `names`, in their order. The listing of one at a time is in memory."""
     return [survey_snapshot(store, name) for name in names]
 
 
 def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
     """Survey one snapshot."""
     objects = store.inventory(f"snapshots/{name}")
+    total = SizeTotal.of(objects)
     chain, unreadable = _read_newest(store, name)
     # If the mark can't be read, neither can the chain.
     only_full = chain is not None and is_only_full(store, name)
     if chain is None:
-        return SurveyedSnapshot(name, None, unreadable, "", 0, tuple(objects), only_full)
+        return SurveyedSnapshot(name, None, unreadable, "", 0, total, SizeTotal(), only_full)
+    is_of_increments = of_increments(chain.full)
+    to_prune = SizeTotal.of(one for one in objects if is_of_increments(one.key))
     try:
         restorable, lack = _count_restorable(read_chain_lists(store, chain, allow_damage=True), objects)
     except ManifestError as error:
         restorable, lack = 0, error.message
     if chain.full.only_cut:
         restorable = 0
-    return SurveyedSnapshot(name, chain, unreadable, lack, restorable, tuple(objects), only_full)
+    return SurveyedSnapshot(name, chain, unreadable, lack, restorable, total, to_prune, only_full)
 
 
 def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 CONNECTIONS, RESERVED, CORES, CONNECTIONS_MAX = 16, 3, 12, 6
 COMMAND_SECONDS_MAX = 240
 SAMPLE_SECONDS = 0.01
+ENDING_SECONDS_MAX = 60
+OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
 # Many small tasks, all changes folded by Spark.
 COMMAND = """
 import snapshots.base_copy.copy_plan, snapshots.fold.limits as limits, snapshots.operations.dealing as dealing
@@ -89,6 +92,12 @@ def few(fleet_factory: FleetFactory, folder: Path, limit: int | None = None) -> 
     if limit is not None:
         path = folder / "fleet.toml"
         path.write_text(path.read_text().replace('id = "s1"\n', f'id = "s1"\nconnections_max = {limit}\n'))
+    with psycopg.connect(servers.dsns()[0], autocommit=True) as session:
+        deadline = time.monotonic() + ENDING_SECONDS_MAX
+        # Sessions that made the fleet may still be ending.
+        while session.execute(OTHERS).fetchall() != [(0,)]:
+            assert time.monotonic() < deadline
+            time.sleep(SAMPLE_SECONDS)
     return servers
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import check.contents
+import check.partitions
 import check.streams
 from check.contents import hold_archive
 from check.copies import Copies
@@ -66,6 +67,7 @@ def driver_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever folds small amounts is drawn for other tests (tests/run/folding.py)."""
     monkeypatch.setattr(limits, "CHANGES_MAX", check.contents.CHANGES_MAX)
     monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 5_000_000)
+    monkeypatch.setattr(check.contents, "STORED_BYTES_MAX", limits.STORED_BYTES_MAX)
 
 
 def test_each_segment_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +133,7 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
             with monkeypatch.context() as patched:
                 for name in exceeded:
                     patched.setattr(limits, name, 0)
+                patched.setattr(check.partitions, "HASHED_AT_ONCE", 100)
                 hashed = hash_partitions(runs.spark.running, copies, store, findings, Silent(), streams)
             found.append(as_dicts(hashed))
         of_driver, of_reports, of_many_keys, of_jobs = found

@@ -1,4 +1,7 @@
-"""Draws for every test module who folds: the driver, as it does few changes of users, Spark by segment, or by rows."""
+"""Draws for every test module who folds: the driver, as it does few changes of users, Spark by segment, or by rows.
+
+Where Spark folds a restore by segment, a check folds what the tasks report that hash the segments.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import check.contents
 import snapshots.fold.limits
 from tests.run.soak import SEED
 
@@ -18,5 +22,7 @@ def drawn_folding(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CHANGES_MAX", "CHOSEN_CHANGES_MAX")[:drawn]:
             patch.setattr(snapshots.fold.limits, name, 0)
+        if drawn == 1:
+            patch.setattr(check.contents, "STORED_BYTES_MAX", 0)
         patch.setattr(snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
         yield

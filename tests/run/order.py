@@ -57,6 +57,8 @@ LONG = (
     "tests/integration/test_fencing.py",
     "tests/spark/test_changed_definitions.py",
     "tests/integration/damage",
+    "tests/integration/test_object_lists.py",
+    "tests/integration/test_held_archives.py",
     "tests/integration/test_secrets.py",
     "tests/integration/read_only",
     "tests/integration/test_schema_attempts.py",

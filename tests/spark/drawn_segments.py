@@ -9,7 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from fleet.lsn import Lsn
-from snapshots.fold.sources import BaseSource, SegmentSource, Source, Sources
+from snapshots.fold.base_sources import BaseSources
+from snapshots.fold.find_sources import Sources
+from snapshots.fold.fold import Fold
+from snapshots.fold.overlay import KeySet
+from snapshots.fold.sources import BaseSource, SegmentSource, Source
 from storage.open import open_store
 from tests.run.soak import SEED
 from wal.segments.archive import SegmentRange
@@ -44,7 +48,7 @@ def store_segments(folder: Path, changes: list[tuple[int, list[Change]]]) -> Sou
         segment = create_segment(store, f"wal-{number}", 1, place, tables).segment
         source = Source(segment.key, NODES[node], node, segment.size, segment.digest)
         held.append(SegmentSource(source, segment, Lsn(10_000), frozenset(), {}))
-    return Sources(NODES, BASES, tuple(held), frozenset({3}), {(0, 1): 2})
+    return Sources(NODES, BaseSources.of(BASES), tuple(held), frozenset({3}), {(0, 1): 2})
 
 
 def drawn_changes() -> list[tuple[int, list[Change]]]:
@@ -68,3 +72,13 @@ def last_of(changes: list[tuple[int, list[Change]]]) -> dict[tuple[int, int, byt
     for node, one in sorted(((node, one) for node, rows in changes for one in rows), key=lambda pair: pair[1]["lsn"]):
         last[node, one["group"], one["key"]] = one
     return last
+
+
+def keys_of(folded: Fold) -> dict[int, dict[int, set[bytes]]]:
+    """The exact changed keys by node number and group."""
+    found: dict[int, dict[int, set[bytes]]] = {}
+    for node, of_groups in folded.changed.items():
+        for group, keys in of_groups.items():
+            assert isinstance(keys, KeySet)
+            found.setdefault(node, {})[group] = set(keys.keys.to_arrow().to_pylist())
+    return found

@@ -19,11 +19,13 @@ from restore.rows.load import load_images
 from restore.rows.load_target import Feed, LoadTarget
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import find_valid_rows
+from snapshots.fold.base_sources import BaseSources
 from snapshots.fold.changes import CHANGE_ROWS
+from snapshots.fold.find_sources import Sources
 from snapshots.fold.fold import Fold, _base_rows, _fold_multisets, fold
 from snapshots.fold.key_filter import KeyFilter
 from snapshots.fold.long_lines import NO_PLACE
-from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, read_tables
+from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, read_tables
 from storage.digest import digest
 from storage.location import StoreLocation
 from storage.open import open_store
@@ -44,7 +46,7 @@ def fold_changes(spark: SparkSession, changes: list[tuple[int, bytes]]) -> list[
     """Fold the changes (op, line) of one group without a base; return the remaining rows (group, partition, line)."""
     rows = [(0, GROUP, 0, b"", number, 0, op, line, NO_PLACE) for number, (op, line) in enumerate(changes)]
     fold = Fold(None, {}, [], [])
-    sources = Sources(("a",), (), (), frozenset({GROUP}), {})
+    sources = Sources(("a",), BaseSources(), (), frozenset({GROUP}), {})
     base_rows = _base_rows(spark, sources, StoreLocation("memory://nothing"), fold)
     _fold_multisets(spark.createDataFrame(rows, CHANGE_ROWS), len(rows), base_rows, fold)
     try:
@@ -83,7 +85,7 @@ def store_multiset(folder: Path) -> Sources:
     none = pa.Table.from_batches([], SEGMENT_SCHEMA)
     segment = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (changes, none)).segment
     held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, Lsn(100), frozenset(), {})
-    return Sources(("a",), tuple(bases), (held,), frozenset({GROUP}), {(0, GROUP): 1})
+    return Sources(("a",), BaseSources.of(bases), (held,), frozenset({GROUP}), {(0, GROUP): 1})
 
 
 def lines_of(folded: Fold) -> list[tuple[int, bytes]]:
@@ -129,7 +131,7 @@ def test_a_segment_of_keyed_rows_damaged_after_its_first_read_is_a_problem(
     none = pa.Table.from_batches([], SEGMENT_SCHEMA)
     segment = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (changes, none)).segment
     held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, Lsn(100), frozenset(), {})
-    sources = Sources(("a",), (), (held,), frozenset(), {(0, 1): 1})
+    sources = Sources(("a",), BaseSources(), (held,), frozenset(), {(0, 1): 1})
     folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"))
     assert lines_of(folded) == [(1, b"k\n")]
     folded.release()
@@ -160,7 +162,7 @@ def store_keys(folder: Path) -> Sources:
     tables = (pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA))
     segment = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), tables).segment
     held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, Lsn(100), frozenset(), {})
-    return Sources(("a",), (base,), (held,), frozenset({GROUP}), {(0, KEYED): 2, (0, GROUP): 2})
+    return Sources(("a",), BaseSources.of([base]), (held,), frozenset({GROUP}), {(0, KEYED): 2, (0, GROUP): 2})
 
 
 def test_more_keys_than_the_driver_holds_give_the_same_rows(

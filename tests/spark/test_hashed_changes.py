@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xxhash import xxh64_intdigest
 
-from check.last_changes import LastChanges, last_by_node, last_tasks, without_nodes
+from check.last_changes import LastChanges, last_by_node, last_tasks
 from columns.bytes_column import HASH_SEED
 from snapshots.fold import limits
+from snapshots.fold.base_sources import BaseSources
 from snapshots.fold.changes import ENTRY
+from snapshots.fold.find_sources import Sources
 from snapshots.fold.fold import fold
 from snapshots.fold.long_lines import LONG_LINE_BYTES
-from snapshots.fold.sources import Sources, read_tables
+from snapshots.fold.sources import read_tables
 from storage.location import StoreLocation
 from tests.spark.drawn_segments import (
     DELETED,
@@ -24,10 +26,10 @@ from tests.spark.drawn_segments import (
     UPDATED,
     change,
     drawn_changes,
+    keys_of,
     last_of,
     store_segments,
 )
-from tests.spark.test_who_folds import keys_of
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def test_spark_keeps_the_rows_that_it_needs(spark: SparkSession, tmp_path: Path)
     partial = change(3, 1, b"k", PARTIAL, b"k\t\\u\n")
     changes = [(0, [keyless, change(1, 1, b"k", UPDATED, b"k\t1\n")]), (1, [whole]), (1, [partial])]
     sources, location = store_segments(tmp_path, changes), StoreLocation(f"file://{tmp_path}")
-    sources = replace(sources, bases=(), column_counts={(1, 1): 2})
+    sources = replace(sources, bases=BaseSources(), column_counts={(1, 1): 2})
     folded = fold(spark, sources, location, hashed=True)
     assert folded.images is not None
     found = {(row["node"], row["group"]): (bytes(row["row"]), row[ENTRY]) for row in folded.images.collect()}
@@ -115,7 +117,7 @@ def test_what_is_too_much_or_needs_rows_is_left_to_spark(tmp_path: Path, monkeyp
     assert (list(reports.values()), list(last_by_node(sources, reports))) == ([None], [None])
     sources, reports = reported("one", one)
     assert [len(last) for last in last_by_node(sources, reports)] == [1]
-    assert list(last_by_node(without_nodes(sources, NODES[:1]), reports)) == []
+    assert list(last_by_node(sources.without(NODES[:1]), reports)) == []
     with monkeypatch.context() as patch:
         patch.setattr("snapshots.fold.by_segment.REPORTED_BYTES_MAX", 0)
         patch.setattr("snapshots.fold.by_segment.REPORTED_BYTES_MIN", 0)

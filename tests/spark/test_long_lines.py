@@ -15,11 +15,13 @@ from fleet.lsn import Lsn
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold import changed_keys, key_history
 from snapshots.fold.base_rows import find_valid_rows
+from snapshots.fold.base_sources import BaseSources
+from snapshots.fold.find_sources import Sources
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.key_filter import KeyFilter
 from snapshots.fold.long_lines import LONG_LINE_BYTES
 from snapshots.fold.overlay import KeySet
-from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, problem_of
+from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, problem_of
 from storage.digest import digest
 from storage.location import StoreLocation
 from storage.open import open_store
@@ -92,7 +94,7 @@ def store_chain(folder: Path) -> Sources:
         held = SegmentRange("a", "op", Lsn(lsn - 10), Lsn(lsn))
         one = create_segment(store, "wal", number, held, tables).segment
         segments.append(SegmentSource(Source(one.key, "a", 0, one.size, one.digest), one, Lsn(100), frozenset(), {}))
-    return Sources(("a",), (base,), tuple(segments), frozenset({BAG}), {(0, KEYED): 3, (0, BAG): 1})
+    return Sources(("a",), BaseSources.of([base]), tuple(segments), frozenset({BAG}), {(0, KEYED): 3, (0, BAG): 1})
 
 
 def long_rows(folded: Fold, sources: Sources, location: StoreLocation) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+import check.transactions
 from check.transactions import PairReport, compare_pairs
 from columns.bytes_column import from_list
 from fleet.lsn import Lsn
@@ -27,7 +28,7 @@ from wal.segments.segments import create_segment, read_events
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NODES = ("s1", "s2")
+NODES = ("s1", "s2", "s3", "s4")
 
 
 def tagged_commit(lsn: int, gid: str | None) -> list[bytes]:
@@ -83,7 +84,7 @@ def test_a_tagged_commit_is_the_transactions_part_on_its_shard(
     assert report.transactions == 1
     assert [conflict.global_id for conflict in report.conflicts] == torn
     for conflict in report.conflicts:
-        assert (conflict.node, conflict.other_node) == NODES
+        assert (conflict.node, conflict.other_node) == NODES[:2]
         assert conflict.detail == "the state on s1 includes it, the state on s2 does not"
 
 
@@ -94,6 +95,42 @@ def test_prepared_parts_are_compared(spark: SparkSession, tmp_path: Path) -> Non
     assert report.transactions == 2
     assert [conflict.global_id for conflict in report.conflicts] == ["left out of one"]
     assert report.conflicts[0].detail == "the state on s2 includes it, the state on s1 does not"
+
+
+def test_of_many_shards_every_pair_is_compared(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transaction n has parts on the nodes of the bits of n; one in three is left out of the last of these."""
+    monkeypatch.setattr(check.transactions, "PAIRS_AT_ONCE", 8)
+    monkeypatch.setattr(check.transactions, "NAMED_MAX", 1)
+    on = {number: [node for node in range(4) if number >> node & 1] for number in range(1, 16)}
+    lsn = {number: 100 + 20 * number for number in on}
+    torn = {number: nodes[-1] for number, nodes in on.items() if number % 3 == 0}
+    shards = [
+        (
+            [
+                message
+                for number, nodes in on.items()
+                if node in nodes
+                for message in prepare(lsn[number], f"{number:02}")
+            ],
+            1000,
+            frozenset(Lsn(lsn[number]) for number, last in torn.items() if last == node),
+        )
+        for node in range(4)
+    ]
+    report = compare_shards(spark, tmp_path, shards)
+    assert report.transactions == sum(len(nodes) * (len(nodes) - 1) // 2 for nodes in on.values())
+    expected = sorted(
+        (NODES[node], NODES[last], f"{number:02}")
+        for number, last in torn.items()
+        for node in on[number]
+        if node != last
+    )
+    by_pair = [[one for one in expected if one[:2] == pair][:1] for pair in sorted({one[:2] for one in expected})]
+    found = [(one.node, one.other_node, one.global_id) for one in report.conflicts]
+    assert found == [one for named in by_pair for one in named]
+    assert len(found) < len(expected)
 
 
 def test_a_damaged_object_is_a_problem_and_no_conflict(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import snapshots.fold.by_segment
 import snapshots.fold.limits
 from columns.arrow_numbers import to_mask
 from snapshots.fold.by_segment import unpack_flags
+from snapshots.fold.find_sources import Sources
 from snapshots.fold.fold import IMAGE_COLUMNS, Fold, fold
 from snapshots.fold.long_lines import LONG_LINE_BYTES
-from snapshots.fold.overlay import KeySet
-from snapshots.fold.sources import Sources, read_at_cut
+from snapshots.fold.sources import read_at_cut
 from storage.location import StoreLocation
 from tests.run.soak import SEED
 from tests.spark.drawn_segments import (
@@ -26,6 +26,7 @@ from tests.spark.drawn_segments import (
     Change,
     change,
     drawn_changes,
+    keys_of,
     last_of,
     store_segments,
 )
@@ -63,15 +64,6 @@ def chosen_rows(folded: Fold, sources: Sources, location: StoreLocation) -> list
             assert {row["group"] for row in rows} == images.groups
             found += [(one.source.number, *(row[name] for name in IMAGE_COLUMNS[1:])) for row in rows]
     return sorted(found)
-
-
-def keys_of(folded: Fold) -> dict[int, dict[int, set[bytes]]]:
-    found: dict[int, dict[int, set[bytes]]] = {}
-    for node, of_groups in folded.changed.items():
-        for group, keys in of_groups.items():
-            assert isinstance(keys, KeySet)
-            found.setdefault(node, {})[group] = set(keys.keys.to_arrow().to_pylist())
-    return found
 
 
 def test_the_driver_folds_what_spark_folds_and_both_what_the_changes_say(

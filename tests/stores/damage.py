@@ -88,8 +88,23 @@ def change_document(path: Path, change: Callable[[Document], None]) -> None:
     path.write_bytes(seal(document))
 
 
-def change_segment(store: Path, name: str, increment: int, node: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Change the rows of a node's first segment that has changes, and its entry in the commit to match."""
+def as_drained(changes: pa.Table, events: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Changes and events in their places."""
+    return changes, events
+
+
+def change_segment(
+    store: Path,
+    name: str,
+    increment: int,
+    node: str,
+    change: Callable[[pa.Table], pa.Table],
+    layout: Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Table]] = as_drained,
+) -> None:
+    """Change the rows of a node's first segment that has changes, and its entry in the commit to match.
+
+    `layout` gives what is stored in the place of changes, and in that of events.
+    """
 
     def change_entry(document: Document) -> None:
         entry = next(one for one in document["segments"][node] if one["changes"])
@@ -108,7 +123,7 @@ def change_segment(store: Path, name: str, increment: int, node: str, change: Ca
             key=held.key, node=held.node, operation=held.operation, after=held.after, through=held.through,
             open=held.open, definitions=(), first_changes={}, **counts,
         )  # fmt: skip
-        body = segment_bytes(metadata, changes, events)
+        body = segment_bytes(metadata, *layout(changes, events))
         path.write_bytes(body)
         entry.update(counts, size=len(body), digest=digest(body))
 

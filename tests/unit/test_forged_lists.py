@@ -1,22 +1,25 @@
-"""No object list can be replaced by another one, whoever seals it."""
+"""No object list can be replaced by another one, whoever seals it; and what a commit says of objects is possible."""
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 from msgspec import structs
 
 from snapshots.operations.committing import put_commit
 from snapshots.operations.object_lists import read_chain_lists
+from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
-from snapshots.records.commit import Increment
+from snapshots.records.commit import DefinitionChanges, Increment
 from snapshots.records.commit_rules import check_commit, check_fits
 from snapshots.records.commits import commit_key
-from snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, from_json, seal, unseal
+from snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, from_json, parse_document, seal, unseal
 from snapshots.records.stored_object import BASE, ListedObjects
 from storage.digest import digest
-from tests.unit.made_commits import counted, memory
+from tests.unit.made_commits import commit, counted, memory
 from tests.unit.made_garbage import StoreBuilder
 from tests.unit.made_lists import NAME, SIZE, base_copies, listed, listed_full, shorten_lists, with_copies
 
@@ -108,9 +111,46 @@ def test_two_lists_cannot_list_the_same_object() -> None:
         read_chain_lists(store, read_chain(store, NAME))
 
 
+def test_what_is_no_list_at_all_is_refused_before_it_takes_memory() -> None:
+    """A million empty arrays would take 60 MB as Python's lists."""
+    content = b'{"schema": "cutline/objects/1", "snapshot": "daily", "operation": "op-0", "objects": [' + (
+        b"[]," * 1_000_000 + b"[]]}"
+    )
+    tracemalloc.start()
+    try:
+        with pytest.raises(ManifestError):
+            parse_document("list", content, ListedObjects)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(content)
+
+
+def test_two_commits_with_lists_are_not_of_one_operation() -> None:
+    """Their lists could have the same objects: those of one commit alone are compared."""
+    store = memory()
+    full = counted(listed(store, with_copies("a", 2)))
+    lists = listed(store, with_copies("a", 2)).lists
+    increment = structs.replace(commit(1), operation=full.operation, definition_changes=DefinitionChanges(lists=lists))
+    with pytest.raises(ManifestError, match="twice") as caught:
+        read_chain_lists(store, Chain(full, (increment,)))
+    assert caught.value.details["object"] == commit_key(NAME, 1)
+
+
+def test_two_commits_beside_lists_cannot_name_the_same_object() -> None:
+    store = memory()
+    full = counted(listed(store, with_copies("a", 2)))
+    (twice,) = full.own_objects
+    increment = structs.replace(commit(1), definition_changes=DefinitionChanges(objects=(twice,)))
+    with pytest.raises(ManifestError, match="twice") as caught:
+        read_chain_lists(store, Chain(full, (increment,)))
+    assert caught.value.details["object"] == commit_key(NAME, 1)
+
+
 ENTRIES: dict[str, tuple[dict[str, object], str]] = {
     "of DDL": ({"kind": "archive"}, "is of an unknown kind: archive"),
     "of nothing": ({"objects": 0}, "has 0 objects"),
+    "of more objects than bytes": ({"objects": 2**63 - 1}, f"has {2**63 - 1} objects"),
     "too large": ({"size": DOCUMENT_BYTES_MAX + 1}, f"3 objects and {DOCUMENT_BYTES_MAX + 1} bytes"),
     "in the folder of another node": ({"node": "b"}, "is not of kind base and node b, as its key says"),
     "under the key of another kind": ({"kind": "large_objects"}, "is not of kind large_objects and node a"),
@@ -126,6 +166,15 @@ def test_a_commit_that_names_an_impossible_list_is_refused(changed: dict[str, ob
     forged = structs.replace(new, lists=(structs.replace(new.lists[0], **changed), *new.lists[1:]))
     with pytest.raises(ValueError, match=words):
         check_commit(counted(forged))
+
+
+def test_a_segment_whose_events_begin_beyond_its_end_is_refused() -> None:
+    new = counted(commit(0))
+    ((node, (one,)), *_) = new.segments.items()
+    for at, is_refused in ((one.size, False), (one.size + 1, True)):
+        forged = structs.replace(new, segments=new.segments | {node: (structs.replace(one, events_at=at),)})
+        with pytest.raises(ValueError, match="has its events at") if is_refused else nullcontext():
+            check_commit(forged)
 
 
 def test_a_list_of_a_node_that_the_snapshot_lacks_is_refused() -> None:

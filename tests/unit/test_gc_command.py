@@ -16,7 +16,8 @@ from snapshots.operations.operation import record_outcome
 from snapshots.records.keys import Kind
 from snapshots.records.store_identity import ensure_identity
 from snapshots.removal.garbage import GarbageReason, GarbageVerdict
-from snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval, SizeTotal
+from snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
+from snapshots.removal.size_total import SizeTotal
 from storage.local import LocalStore
 from tests.commands.snapshot_runs import command_line, run_command
 from tests.unit.made_garbage import StoreBuilder, needed_by

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import snapshots.fold.long_lines
 from columns.bytes_column import Bytes, from_list
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold.base_sources import BaseSources
 from snapshots.fold.long_images import complete_image
 from snapshots.fold.long_lines import (
     LONG_LINE_BYTES,
@@ -61,7 +62,7 @@ def test_a_long_line_is_read_again_at_its_place(kept: int, monkeypatch: pytest.M
     found = read(store, objects)
     assert [place == NO_PLACE for _, place in found] == [len(line) <= LONG_LINE_BYTES for line in LINES + LINES[::-1]]
     assert [row for row, place in found if place == NO_PLACE] == [LINES[0], LINES[2], LINES[2], LINES[0]]
-    reader = LongLines(store, objects)
+    reader = LongLines(store, BaseSources.of(objects), ())
     # Every second row, then the others, then all in reverse order.
     for row, place in [*found[::2], *found[1::2], *found[::-1]]:
         if place != NO_PLACE:
@@ -75,10 +76,10 @@ def test_a_place_that_holds_another_line_or_is_damaged_is_an_error() -> None:
     stand_in, place = next(one for one in read(store, objects) if one[1] != NO_PLACE)
     never = stand_in_of(np.frombuffer(b"what never was\n", np.uint8))
     with pytest.raises(ObjectDamagedError, match=r"base/0 .* a row differs"):
-        LongLines(store, objects).read(place, never)
+        LongLines(store, BaseSources.of(objects), ()).read(place, never)
     elsewhere = InMemoryStore("memory://test")
     elsewhere.create("base/0", store.read("base/0")[:-1] + b"?")
-    reader = LongLines(elsewhere, objects)
+    reader = LongLines(elsewhere, BaseSources.of(objects), ())
     with pytest.raises(ObjectDamagedError, match=r"base/0 .* not those that were committed"):
         reader.read(place, stand_in)
     assert reader.current_source == objects[0].source

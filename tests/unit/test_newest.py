@@ -95,7 +95,7 @@ def test_what_changed_definitions_is_read_and_gives_the_state_of_the_whole() -> 
     assert newest.fingerprint("a") == f"{2 * BLOCK}" == whole.fingerprint("a")
     assert newest.position("a") == 100 * (2 * BLOCK + 8) == whole.position("a")
     assert known_tables(newest) == known_tables(whole)
-    for read in (Chain.schema_objects, Chain.roles, Chain.base_objects, Chain.sequences):
+    for read in (Chain.schema_objects, Chain.roles, Chain.base_entries, Chain.sequences):
         assert read(newest, "a") == read(whole, "a")
     assert newest.left_out == whole.left_out
     newest.check_archive()

@@ -111,7 +111,7 @@ def test_objects_of_a_list_that_was_not_read_are_never_taken_for_none() -> None:
     found = put_listed(store, with_copies())
     for read in (lambda: found.objects, lambda: found.object_sizes, lambda: Chain(found).base_objects("a")):
         with pytest.raises(RuntimeError, match="was not read"):
-            read()
+            list(read())
 
 
 @pytest.mark.parametrize("kind", ["missing", "digest"])

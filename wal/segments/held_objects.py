@@ -27,6 +27,11 @@ class HeldObjects:
 
     location: StoreLocation
 
+    @classmethod
+    def of(cls, store: OpensStore) -> HeldObjects:
+        """The held objects: those of `store`, if it has them."""
+        return store if isinstance(store, HeldObjects) else cls(cast("StoreLocation", store))
+
     def open(self) -> ObjectStore:
         """Open the store; raise what reading its key raises if it is encrypted."""
         return self._store

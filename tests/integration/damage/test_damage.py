@@ -283,25 +283,3 @@ def test_a_lost_increment_of_the_same_second_as_its_full_snapshot_is_named(store
     for operation, found in ((f"{second}-0000000000", [key]), (f"{second}-ffffffffff", [key]), ("2025-0", [])):
         _, report = check_structure(stored.fleet.store.open(), full.fleet_id, NAME, None, {operation: 1})
         assert [one.object for one in report.conflicts] == found
-
-
-@pytest.mark.parametrize(
-    ("op", "column", "value", "why"),
-    [
-        ("P", "global_id", None, "an event of a two-phase transaction without a global id"),
-        ("U", "group", -1, "a change of no group, or an event of one"),
-    ],
-)
-def test_rows_that_no_drain_writes_are_damage_and_no_bug(
-    stored: StoredChain, op: str, column: str, value: object, why: str
-) -> None:
-    """Whoever can write to a store without encryption can seal anything."""
-
-    def change(table: pa.Table) -> pa.Table:
-        first = table["op"].to_pylist().index(ord(op))
-        return with_value(table, first, column, value)
-
-    change_segment(stored.store, NAME, 1, "s1", change)
-    found = [one for one in stored.conflicts() if one.kind == "rows"]
-    assert [one.node for one in found] == ["s1"]
-    assert why in found[0].detail

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 from urllib.parse import quote
 
 # All loaded error classes by name; tests/test_tidy.py checks that names are unique.
@@ -65,6 +65,21 @@ class StoppedError(SnapshotError):
     """
 
     exit_code = 130
+
+
+Behind = TypeVar("Behind", bound=BaseException)
+
+
+def find_behind(error: BaseException, kind: type[Behind]) -> Behind | None:
+    """The first error of this kind among those that caused `error`: cleaning up after one may raise others."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if isinstance(link, kind):
+            return link
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return None
 
 
 class UsageError(SnapshotError):

@@ -31,6 +31,7 @@ FLOORS = (
     ("wal/decoding", "snapshots/records"),
     ("snapshots/executors",),
     ("wal/drain", "snapshots/ddl", "snapshots/operations"),
+    ("snapshots/activity",),
     ("snapshots/base_copy", "snapshots/listing", "snapshots/removal"),
     ("snapshots/fold", "snapshots/create"),
     ("snapshots/restore_point",),

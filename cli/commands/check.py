@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +11,13 @@ import typer
 
 from check.report import CheckReport, Conflict, SnapshotReport
 from check.verify import CheckRequest, check_snapshots
+from cli.output.activity import recorded_activity
 from cli.output.arguments import Increment
 from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.junit import junit_of, reporting_errors, write_report
 from cli.output.left_out import warning_lines
-from cli.output.results import emit, progress
+from cli.output.results import emit
 from cli.spark.on_demand import SparkOnDemand
 from snapshots.listing.name_templates import newest_name
 from storage.errors import UsageError
@@ -44,11 +47,21 @@ def check(
             raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
         fleet = command_context(context).load_fleet()
         name = newest_name(fleet, name) if name is not None else None
-        with SparkOnDemand(fleet, f"check {name or 'all'}") as spark, progress(context) as shown:
-            report = check_snapshots(fleet, CheckRequest(name, increment, metadata_only), spark, shown)
+        request = CheckRequest(name, increment, metadata_only)
+        with (
+            SparkOnDemand(fleet, f"check {name or 'all'}") as spark,
+            recorded_activity(context, fleet, "check", name or "") as recorded,
+        ):
+            report = check_snapshots(fleet, request, spark, recorded.activity)
+            recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, volumes_of(report)
     write_report(junit, junit_of(report))
     emit(context, report.to_json(), lines_of(report))
     raise typer.Exit(report.exit_code)
+
+
+def volumes_of(report: CheckReport) -> dict[str, int]:
+    """What was compared, in all snapshots together."""
+    return dict(sum((Counter(asdict(one.compared)) for one in report.snapshots), Counter()))
 
 
 def lines_of(report: CheckReport) -> list[str]:

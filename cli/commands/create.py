@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.output.activity import activity
 from cli.output.arguments import DryRun, Groups, check_text
 from cli.output.context import command_context
 from cli.output.format import causes_lines, count_text, seconds_text, size_text
@@ -110,7 +111,7 @@ def check_request(request: CreateRequest, *, incremental: bool) -> None:
 
 def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, incremental: bool) -> None:
     """Take what is requested, and print its report."""
-    with SparkOnDemand(fleet, f"create {request.name}") as spark, progress(context) as shown:
+    with SparkOnDemand(fleet, f"create {request.name}") as spark, activity(context, fleet, "create") as shown:
         noting = Noting(shown)
         with _extend_hint(request):
             if request.only_cut:

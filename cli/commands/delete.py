@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.output.activity import activity
 from cli.output.arguments import DryRun
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, REFUSED, UNREACHABLE
 from cli.output.format import count_text, size_text
-from cli.output.results import emit, progress, show_preview
+from cli.output.results import emit, show_preview
 from fleet.label import read_label
 from fleet.record import to_builtins
 from snapshots.records.commits import check_name
@@ -43,7 +44,7 @@ def delete(
         emit(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
         return
 
-    with progress(context) as shown:
+    with activity(context, fleet, "delete") as shown:
         deletion = delete_snapshot(
             fleet, name, shown, lambda plan: show_preview(context, plan_lines(plan)), force=force
         )

@@ -8,11 +8,12 @@ from typing import Any, NoReturn
 
 import typer
 
+from cli.output.activity import activity
 from cli.output.context import command_context
 from cli.output.drill import EXIT_CODES, drill_document, drill_lines
 from cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
 from cli.output.restore_report import announce_plan
-from cli.output.results import emit, progress
+from cli.output.results import emit
 from cli.spark.on_demand import SparkOnDemand
 from fleet.config import Fleet
 from fleet.progress import Noting
@@ -39,7 +40,7 @@ def run_drill_command(
     with (
         reporting_errors(junit, DRILL),
         SparkOnDemand(source, f"drill {request.name}") as spark,
-        progress(context) as shown,
+        activity(context, source, "restore") as shown,
     ):
         noting, announced = Noting(shown), dict[str, Any]()
         report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced))

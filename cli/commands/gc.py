@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.output.activity import recorded_activity
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, REFUSED
 from cli.output.format import count_text, seconds_text, size_text
@@ -56,8 +57,14 @@ def gc(
     """Remove objects that no commit needs and no operation is using. Safe beside a running create; safe to repeat."""
     fleet = command_context(context).load_fleet()
     seconds = fleet.retention.gc_grace_seconds if grace is None else _seconds(grace)
-    with progress(context) as shown:
-        report = (preview_garbage if dry_run else collect_garbage)(fleet, seconds, shown)
+    if dry_run:
+        with progress(context) as shown:
+            report = preview_garbage(fleet, seconds, shown)
+    else:
+        with recorded_activity(context, fleet, "gc") as recorded:
+            report = collect_garbage(fleet, seconds, recorded.activity)
+            recorded.code = REFUSED if report.refused else DONE
+            recorded.volumes = {"objects": report.removed.objects, "bytes": report.removed.size_bytes}
     emit(context, document_of(report), lines_of(report))
     raise typer.Exit(REFUSED if report.refused else DONE)
 

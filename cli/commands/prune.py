@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.delete import code_of, mark_document, point_lines, removed_document, removed_lines, requester_text
+from cli.output.activity import activity
 from cli.output.arguments import DryRun
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, UNREACHABLE
 from cli.output.format import count_text, size_text
-from cli.output.results import emit, progress, show_preview
+from cli.output.results import emit, show_preview
 from fleet.config import Retention
 from snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
 from snapshots.removal.removal import DELETE
@@ -46,7 +47,7 @@ def prune(
         emit(context, plan_document(plan) | {"acted": False, "done": []}, lines)
         return
 
-    with progress(context) as shown:
+    with activity(context, fleet, "prune") as shown:
         pruned = prune_store(fleet, rules, shown, lambda plan: show_preview(context, plan_lines(plan)), force=force)
     emit(context, document_of(pruned), lines_of(pruned))
     codes = {code_of(one) for one in pruned.removed} - {DONE}

@@ -24,6 +24,7 @@ from cli.commands.restore_ends import (
     show_undo,
     undo_restore,
 )
+from cli.output.activity import activity
 from cli.output.arguments import (
     Abandon,
     Analyze,
@@ -167,7 +168,7 @@ def run_restore(
     """Run a restore, or the rest of one, and print its report; its JSON has what `work` has `announced`."""
     report: RestoreReport | None = None
     try:
-        with SparkOnDemand(source, f"restore {name}") as spark, progress(context) as shown:
+        with SparkOnDemand(source, f"restore {name}") as spark, activity(context, source, "restore") as shown:
             noting = Noting(shown)
             report = work(spark, noting)
     except KeyboardInterrupt:

@@ -3,5 +3,6 @@
 Results go to stdout, everything else to stderr. With `--json` stdout is exactly one document, and progress JSON lines.
 
 Imports `check`, `cli.folders`, `fleet`, `fleet.tables`, `restore`, `restore.drill`, `restore.estimates`,
-`restore.obstacles`, `restore.parts`, `restore.targets`, `snapshots.listing`, `snapshots.records` and `storage`.
+`restore.obstacles`, `restore.parts`, `restore.targets`, `snapshots.activity`, `snapshots.listing`,
+`snapshots.operations`, `snapshots.records` and `storage`.
 """

@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 
@@ -21,10 +21,10 @@ from cli.folders.session_folder import lasting_folder
 from cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
 from cli.output.format import name_fleet, printable
 from cli.output.results import write_document
-from storage.errors import SnapshotError, StoppedError, redact
+from cli.output.stopping import cancel_request, owner_text
+from storage.errors import SnapshotError, StoppedError, find_behind, redact
 
 ERROR_SCHEMA = "cutline/error/1"
-Behind = TypeVar("Behind", bound=BaseException)
 
 # typer does not export the base class of its parser's errors and has moved it before; BadParameter is public.
 _USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -43,8 +43,8 @@ class CommandFailure:
 
 def failure_of(error: BaseException) -> CommandFailure:
     """Classify `error`; write the traceback of a bug to a file."""
-    if (interrupt := _behind(error, KeyboardInterrupt)) is not None:
-        return _interrupted(interrupt, _behind(error, StoppedError))
+    if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
+        return _interrupted(interrupt, find_behind(error, StoppedError))
     if isinstance(error, SnapshotError):
         return CommandFailure(error.exit_code, error.slug, error.message, error.hint, error.details)
     if isinstance(error, _USAGE_MISTAKE):
@@ -57,7 +57,9 @@ def failure_of(error: BaseException) -> CommandFailure:
 def _interrupted(interrupt: KeyboardInterrupt, stopped: StoppedError | None) -> CommandFailure:
     """The failure of a command that was stopped, with what it says of its state."""
     failure = CommandFailure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
-    if interrupt.args:
+    if interrupt.args and (request := cancel_request()) is not None:
+        failure = CommandFailure(CANCELLED, "cancelled", f"cancelled by {owner_text(request.by)} at {request.asked_at}")
+    elif interrupt.args:
         failure = CommandFailure(CANCELLED, "terminated", f"stopped by {signal.Signals(interrupt.args[0]).name}")
     if stopped is None:
         return failure
@@ -68,18 +70,6 @@ def _interrupted(interrupt: KeyboardInterrupt, stopped: StoppedError | None) -> 
 def naming_fleet(failure: CommandFailure, fleet_file: str | None) -> CommandFailure:
     """The failure, with the fleet file that was given in the commands of its hint."""
     return replace(failure, hint=name_fleet(failure.hint, fleet_file, is_hint=True))
-
-
-def _behind(error: BaseException, kind: type[Behind]) -> Behind | None:
-    """The first error of this kind among those that caused `error`: cleaning up after one may raise others."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        if isinstance(link, kind):
-            return link
-        seen.add(id(link))
-        link = link.__cause__ or link.__context__
-    return None
 
 
 def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose: bool) -> int:

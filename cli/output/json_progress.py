@@ -17,26 +17,16 @@ from typing import Any, Self, TextIO
 from cli.output.context import PROGRESS_SCHEMA
 from cli.output.format import time_text
 from fleet.progress import Reading
+from fleet.step_pace import StepPace
 
 LINE_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class _ShownStep:
-    """The step in progress. Times are on the monotonic clock; `shown` are those of the last lines.
+class _ShownStep(StepPace):
+    """The step in progress, and by node when it was shown last, and whose reading has no line yet."""
 
-    `readings` are the last ones, `first` those that the rates begin at, with their times, and `pending` the nodes whose
-    reading has no line yet; all by node, "" for all together.
-    """
-
-    name: str
-    total: int | None
-    unit: str
-    began: float
-    done: int = 0
     shown: dict[str, float] = field(default_factory=dict)
-    readings: dict[str, Reading] = field(default_factory=dict)
-    first: dict[str, tuple[int, float]] = field(default_factory=dict)
     pending: dict[str, None] = field(default_factory=dict)
 
 
@@ -64,7 +54,7 @@ class JsonProgress:
         """Write the last line of the previous step, and the first of `name`."""
         with self._lock:
             self._end("done")
-            self._step = _ShownStep(name, total, unit, time.monotonic())
+            self._step = _ShownStep(name, total, unit)
             self._show(self._step, "", "running")
 
     def advance(self, done: int) -> None:
@@ -82,10 +72,7 @@ class JsonProgress:
             self._is_rough = reading.is_rough
             if self._step is not None:
                 if reading.unit or reading.node:
-                    self._step.readings[reading.node] = reading
-                    if not self._step.first.get(reading.node, (0, 0.0))[0]:
-                        # What takes long to begin is not slow to go on.
-                        self._step.first[reading.node] = (reading.done, time.monotonic())
+                    self._step.take(reading)
                     self._step.pending[reading.node] = None
                 self._show_sometimes(self._step, reading.node)
 
@@ -114,10 +101,8 @@ class JsonProgress:
         now = time.monotonic()
         step.shown[node] = now
         step.pending.pop(node, None)
-        reading = step.readings.get(node) or Reading(step.done, step.total, step.unit, node)
-        begun, since = step.first.get(node, (0, step.began))
-        rate = (reading.done - begun) / (now - since) if reading.done > begun and now > since else None
-        left = (reading.total - reading.done) / rate if rate and reading.total is not None else None
+        pace = step.pace(node, now)
+        reading, rate, left = pace.reading, pace.rate, pace.seconds_left
         self._write(
             {
                 "step": step.name,
@@ -128,7 +113,7 @@ class JsonProgress:
                 "unit": reading.unit or None,
                 "rate": None if rate is None else round(rate, 3),
                 "seconds": round(now - step.began, 3),
-                "seconds_left": None if left is None else round(max(left, 0.0), 3),
+                "seconds_left": None if left is None else round(left, 3),
                 "operation_seconds_left": self._seconds_left(now),
                 "operation_seconds_left_is_rough": None if self._left is None else self._is_rough,
             }

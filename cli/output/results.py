@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -81,6 +81,25 @@ def progress(context: typer.Context) -> AbstractContextManager[Progress]:
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         return BarProgress(verbose=options.verbose)
     return LineProgress(sys.stderr, verbose=options.verbose)
+
+
+@contextmanager
+def drawn_live() -> Iterator[Callable[[Iterable[str | RenderableType]], None]]:
+    """Yield what draws lines in the place of those before: on a terminal; elsewhere they follow each other."""
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    if not sys.stdout.isatty():
+        yield _write_lines
+        return
+    with Live(console=Console(markup=False, emoji=False), auto_refresh=False, screen=True) as live:
+
+        def draw(lines: Iterable[str | RenderableType]) -> None:
+            drawn = [Text(printable(line)) if isinstance(line, str) else _Printable(line) for line in lines]
+            live.update(Group(*drawn), refresh=True)
+
+        yield draw
 
 
 def _json_value(value: object) -> str:

@@ -176,7 +176,7 @@ def take_lock(
     connection.execute("SELECT set_config('application_name', %s, false)", (label,))
     ends = time.monotonic() + ENDING_SECONDS_MAX
     while not _try_lock(connection, key):
-        holder = _find_holder(connection, key)
+        holder = find_holder(connection, key)
         if holder and (holder.session, holder.label) == (former, label):
             connection.execute("SELECT pg_terminate_backend(%s, %s)", (former, FORMER_MILLISECONDS_MAX))
             former, ends = None, time.monotonic() + ENDING_SECONDS_MAX
@@ -212,7 +212,8 @@ def _is_held(connection: psycopg.Connection[Any], key: int) -> bool:
     return bool(held)
 
 
-def _find_holder(connection: psycopg.Connection[Any], key: int) -> Holder | None:
+def find_holder(connection: psycopg.Connection[Any], key: int) -> Holder | None:
+    """The session that holds the lock `key` on the connection's server; None if none does."""
     row = connection.execute(HOLDER_QUERY, {"key": key}).fetchone()
     return Holder(row[0], row[1] or "", row[2] or "an unknown time", row[3]) if row else None
 

@@ -18,9 +18,16 @@ from datetime import UTC, datetime, timedelta
 from msgspec import UNSET, UnsetType, structs
 
 from fleet.label import own_label, read_label
-from fleet.progress import Progress
+from fleet.progress import Progress, Reading
 from fleet.record import Time
-from snapshots.operations.operation import begin, read_open_intents, reason_of, record_outcome
+from snapshots.operations.operation import (
+    OutcomeDetails,
+    begin,
+    code_of,
+    read_open_intents,
+    reason_of,
+    record_outcome,
+)
 from snapshots.records.commits import increments_pruned_error
 from snapshots.records.documents import checking
 from snapshots.records.operation_records import (
@@ -86,6 +93,12 @@ class HeldLease:
     is_done: bool = False
     figures: RestoreFigures | UnsetType = UNSET
 
+    def details(self, code: int) -> OutcomeDetails:
+        """What the outcome says of a restore that is done; `code` is the command's exit code."""
+        figures = self.figures
+        volumes = UNSET if isinstance(figures, UnsetType) else {"rows": figures.rows, "bytes": figures.bytes}
+        return OutcomeDetails(code, volumes, figures=figures)
+
 
 @contextmanager
 def hold_lease(
@@ -114,6 +127,8 @@ def hold_lease(
             f"snapshot {intent.snapshot} is not protected from deletion while it is read: its lease could not be stored"
             f" ({error.message})"
         )
+    if held.is_stored:
+        progress.tell(Reading(0, operation=intent.operation))
     try:
         _check_not_removed(store, intent)
         with _renewing(store, intent, progress, number) if held.is_stored else nullcontext():
@@ -122,9 +137,9 @@ def hold_lease(
         if not held.stays_open and (held.is_stored or is_unsure):
             with suppress(SnapshotError):
                 if held.is_done:
-                    record_outcome(store, intent, "done", figures=held.figures)
+                    record_outcome(store, intent, "done", details=held.details(code_of(error)))
                 else:
-                    record_outcome(store, intent, "failed", reason_of(error))
+                    record_outcome(store, intent, "failed", reason_of(error), OutcomeDetails(code_of(error)))
         # The errors of a restore whose objects are deleted while it reads them.
         if isinstance(error, ObjectMissingError | ObjectDamagedError):
             _check_not_removed(store, intent)
@@ -132,7 +147,7 @@ def hold_lease(
     # An intent whose answer was lost may be stored: without an outcome it would be taken for that of a dead restore.
     if held.is_stored or is_unsure:
         try:
-            record_outcome(store, intent, "done", figures=held.figures)
+            record_outcome(store, intent, "done", details=held.details(0))
         except (UnreachableError, IndeterminateError) as error:
             progress.note(f"the outcome of operation {intent.operation} could not be stored: {error.message}")
 

@@ -47,31 +47,36 @@ class OpenOperation:
         if self.problem:
             return f"{what} known result: {self.problem}"
         what += " outcome"
-        if one.kind == RESTORE and one.is_drill:
+        if one.kind == CREATE and self.committed:
+            return f"{what} yet: its commit is in the store, so {increment_label(one.snapshot, one.increment)} exists"
+        if one.kind == CREATE:
             return (
-                f"{what}: it is a drill that is running, or was killed; a drill that begins a quarter of an hour later"
-                " settles it"
+                f"{what} yet: {increment_label(one.snapshot, one.increment)} is not committed by it; it is running, or"
+                f" {self.remedy}"
             )
+        is_drill = one.kind == RESTORE and one.is_drill
+        state = "a drill that is running, or was killed" if is_drill else "running, or ended unfinished"
+        return f"{what}: it is {state}; {self.remedy}"
+
+    @property
+    def remedy(self) -> str:
+        """What ends it if its process is gone; "" if its intent can't be read."""
+        one = self.operation
+        if one is None:
+            return ""
+        if one.kind == RESTORE and one.is_drill:
+            return "a drill that begins a quarter of an hour later settles it"
         if one.kind == RESTORE:
             again = f"{restore_command(one.snapshot, one.nodes if one.only_nodes is True else ())} --resume"
             return (
-                f"{what}: it is running, or ended unfinished; to end it: {again}   or: --abandon  "
-                " (with the same --to FILE, if it had one); until then these databases may accept no connections"
+                f"to end it: {again}   or: --abandon   (with the same --to FILE, if it had one); until then these"
+                " databases may accept no connections"
             )
         if one.kind != CREATE:
             again = f"snapshot delete {one.snapshot}" if one.kind == "delete" else f"snapshot {one.kind} --yes"
-            return f"{what}: it is running, or ended unfinished; to resume it: {again}"
-        if self.committed:
-            return f"{what} yet: its commit is in the store, so {increment_label(one.snapshot, one.increment)} exists"
-        return (
-            f"{what} yet: {increment_label(one.snapshot, one.increment)} is not committed by it;"
-            " it is running, or the next create, delete, prune or gc settles it"
-            + (
-                "; until then the fleet may accept no writes, unless you run: snapshot resume"
-                if one.is_terminal
-                else ""
-            )
-        )
+            return f"to resume it: {again}"
+        is_read_only = "; until then the fleet may accept no writes, unless you run: snapshot resume"
+        return f"the next create, delete, prune or gc settles it{is_read_only if one.is_terminal else ''}"
 
     def concerns(self, name: str) -> bool:
         """Whether it may concern the snapshot `name`."""
@@ -115,11 +120,12 @@ def read_open_operations(store: ObjectStore, name: str | None = None) -> tuple[O
 
     It takes one listing, and a few reads per operation.
     """
-    operations = (_open_operation(store, operation_id) for operation_id in open_operation_ids(store))
+    operations = (read_open_operation(store, operation_id) for operation_id in open_operation_ids(store))
     return tuple(one for one in operations if one is not None and (name is None or one.concerns(name)))
 
 
-def _open_operation(store: ObjectStore, operation_id: str) -> OpenOperation | None:
+def read_open_operation(store: ObjectStore, operation_id: str) -> OpenOperation | None:
+    """One operation that had no outcome when it was listed; None if its records are gone."""
     operation: Intent | None = None
     try:
         operation = read_intent(store, operation_id)

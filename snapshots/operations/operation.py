@@ -6,15 +6,16 @@ settles it: it decides whether the commit exists (snapshots/operations/deciding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from fleet.progress import Progress, Silent
+from fleet.label import own_label
+from fleet.progress import Progress, Reading, Silent
 from fleet.record import Time
 from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
@@ -30,12 +31,24 @@ from snapshots.records.operation_records import (
     write_operation_record,
 )
 from snapshots.records.restore_figures import RestoreFigures
-from storage.errors import IndeterminateError, SnapshotError, UnreachableError
+from storage.errors import IndeterminateError, SnapshotError, UnreachableError, find_behind
 from storage.ids import new_operation_id
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 
+# The exit codes of what is no SnapshotError (cli/output/exit_codes.py).
+CANCELLED, BUG, INTERRUPTED = 8, 70, 130
 # No outcome is shorter, of whatever version.
 OUTCOME_BYTES_MIN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeDetails:
+    """What an outcome says besides how the operation ended; see Outcome."""
+
+    code: int | UnsetType = UNSET
+    volumes: Mapping[str, int] | UnsetType = UNSET
+    causes: tuple[str, ...] | UnsetType = UNSET
+    figures: RestoreFigures | UnsetType = UNSET
 
 
 @dataclass(slots=True)
@@ -43,11 +56,12 @@ class Operation:
     """One run of a command that changes something, in the process that runs it.
 
     `is_committing` is set before the process puts the commit. From then on the process alone can't tell whether the
-    operation has committed.
+    operation has committed. `details` are what its outcome says of it besides.
     """
 
     intent: Intent
     is_committing: bool = False
+    details: OutcomeDetails = field(default_factory=lambda: OutcomeDetails())
 
     @property
     def id(self) -> str:
@@ -84,7 +98,7 @@ def current_time() -> Time:
 
 
 def new_operation(kind: str, snapshot: str, increment: int, nodes: tuple[str, ...]) -> Intent:
-    """The intent of an operation that begins now."""
+    """The intent of an operation that begins now, in this process."""
     return Intent(
         operation=new_operation_id(datetime.now(UTC)),
         kind=kind,
@@ -93,6 +107,7 @@ def new_operation(kind: str, snapshot: str, increment: int, nodes: tuple[str, ..
         began_at=current_time(),
         nodes=nodes,
         slot=None,
+        by=own_label(kind, snapshot),
     )
 
 
@@ -111,6 +126,8 @@ def record_operation(
     """
     intent = operation.intent
     begin(store, intent)
+    if progress is not None:
+        progress.tell(Reading(0, operation=intent.id))
     try:
         yield
     except IndeterminateError:
@@ -118,13 +135,14 @@ def record_operation(
     except BaseException as error:
         reason = reason_of(error)
         with suppress(SnapshotError):
+            details = replace(operation.details, code=code_of(error))
             if operation.is_committing and decide(store, intent):
-                record_outcome(store, intent, DONE, reason)
+                record_outcome(store, intent, DONE, reason, details)
             elif undo is None or undo():
-                record_outcome(store, intent, FAILED, reason)
+                record_outcome(store, intent, FAILED, reason, details)
         raise
     try:
-        record_outcome(store, intent, DONE)
+        record_outcome(store, intent, DONE, details=replace(operation.details, code=0))
     except (UnreachableError, IndeterminateError) as error:
         (progress or Silent()).note(
             f"operation {operation.id} is done, but its outcome could not be stored; the next command records it"
@@ -139,11 +157,22 @@ def begin(store: ObjectStore, intent: Intent) -> None:
 
 def reason_of(error: BaseException) -> str:
     """The reason that an outcome records for the error that ended the operation."""
+    if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
+        return "stopped from elsewhere" if interrupt.args else "stopped by Ctrl-C"
     return error.slug if isinstance(error, SnapshotError) else type(error).__name__
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code of a command that ends with this error."""
+    if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
+        # SIGTERM gives its number.
+        return CANCELLED if interrupt.args else INTERRUPTED
+    return error.exit_code if isinstance(error, SnapshotError) else BUG
 
 
 def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:
     """Put the operation's commit; raises what `put_commit` raises."""
+    operation.details = OutcomeDetails(volumes=dict(commit.counts), causes=commit.cut.causes)
     operation.is_committing = True
     put_commit(store, commit, operation.intent.turn)
 
@@ -153,9 +182,10 @@ def record_outcome(
     intent: Intent,
     state: Literal["done", "failed"],
     reason: str = "",
-    figures: RestoreFigures | UnsetType = UNSET,
+    details: OutcomeDetails | None = None,
 ) -> None:
-    """Store an operation's outcome, unless it already has one: the first one counts. Restores have `figures`."""
+    """Store an operation's outcome, unless it already has one: the first one counts."""
+    details = details or OutcomeDetails()
     outcome = Outcome(
         operation=intent.operation,
         kind=intent.kind,
@@ -164,7 +194,10 @@ def record_outcome(
         state=state,
         reason=reason,
         ended_at=current_time(),
-        figures=figures,
+        figures=details.figures,
+        code=details.code,
+        volumes=dict(details.volumes) if isinstance(details.volumes, Mapping) else UNSET,
+        causes=details.causes or UNSET,
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)
@@ -190,8 +223,17 @@ def read_open_intents(store: ObjectStore, *, skips_unreadable: bool = False) -> 
 def open_operation_ids(store: ObjectStore) -> list[str]:
     """The ids of all operations without an outcome, oldest first: one listing, and one read for each.
 
-    Something in the place of an outcome that is too short to be one is none. A longer one is read only by those who
-    need what it says: reading them all would take long.
+    An outcome is read only by those who need what it says: reading them all would take long.
+    """
+    ids = [one for one, names in document_names(store).items() if seems_open(names)]
+    # A listing may be out of date.
+    return [one for one in ids if is_open(store, one)]
+
+
+def document_names(store: ObjectStore) -> dict[str, set[str]]:
+    """The names of all documents by operation, the oldest operation first, from one listing.
+
+    Something in the place of an outcome that is too short to be one is left out.
     """
     documents: dict[str, set[str]] = {}
     for one in store.inventory("operations"):
@@ -199,9 +241,12 @@ def open_operation_ids(store: ObjectStore) -> list[str]:
         names = documents.setdefault(operation_id, set())
         if name != "outcome.json" or one.size >= OUTCOME_BYTES_MIN:
             names.add(name)
-    ids = [one for one, names in sorted(documents.items()) if "intent.json" in names and "outcome.json" not in names]
-    # A listing may be out of date.
-    return [one for one in ids if is_open(store, one)]
+    return dict(sorted(documents.items()))
+
+
+def seems_open(names: Set[str]) -> bool:
+    """Whether an operation with documents of these names has an intent and no outcome."""
+    return "intent.json" in names and "outcome.json" not in names
 
 
 def is_open(store: ObjectStore, operation_id: str) -> bool:

@@ -44,6 +44,12 @@ def decide_restore(store: ObjectStore, intent: Intent, decision: Literal["publis
     return decision
 
 
+def is_publishing(store: ObjectStore, operation: str) -> bool:
+    """Whether a restore has decided to publish: from then on it only goes forward. Raises ManifestError."""
+    decision = read_decision(store, operation)
+    return decision is not None and decision.decision == PUBLISH
+
+
 def list_decided(store: ObjectStore) -> list[str]:
     """The restores that were decided, the newest first. Only restores store a decision."""
     keys = store.list("operations")

@@ -11,6 +11,7 @@ from fleet.read_only.resume import undo_freeze
 from snapshots.operations.deciding import decide
 from snapshots.operations.open_operations import RESTORE, name_targets
 from snapshots.operations.operation import open_operation_ids, record_outcome
+from snapshots.operations.signs import clear_signs
 from snapshots.operations.slot_owners import is_foreign, read_slot_owners
 from snapshots.records.commits import increment_label
 from snapshots.records.documents import ManifestError
@@ -67,12 +68,14 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
         if committed:
             progress.note(f"operation {operation.id} had committed {what}")
             record_outcome(store, operation, "done", "found committed")
+            clear_signs(store, operation.id)
             continue
         progress.note(f"operation {operation.id} ended without committing {what}")
         nodes = [fleet_nodes[node] for node in operation.nodes if node in fleet_nodes]
         is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
         if is_writable and _drop_slots(store, operation, nodes, progress):
             record_outcome(store, operation, "failed", "found without a commit")
+            clear_signs(store, operation.id)
     return restores
 
 
@@ -116,3 +119,4 @@ def _settle_removal(store: ObjectStore, operation: Intent, progress: Progress) -
     if operation.kind in MARKS and not store.exists(MARKS[operation.kind](operation.snapshot)):
         progress.note(f"operation {operation.id} ended before it removed anything of snapshot {operation.snapshot}")
         record_outcome(store, operation, "failed", "found without a mark")
+        clear_signs(store, operation.id)

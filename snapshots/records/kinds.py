@@ -17,7 +17,7 @@ from fleet.record import json_schema
 from snapshots.records.baseline_record import BaselineRecord
 from snapshots.records.commit import FullSnapshot, Increment, Void
 from snapshots.records.lost_chains import LostChain
-from snapshots.records.operation_records import Decision, Intent, LeaseRenewal, Outcome
+from snapshots.records.operation_records import CancelRequest, Decision, Intent, LeaseRenewal, Outcome, SignOfLife
 from snapshots.records.store_identity import StoreIdentity
 from snapshots.records.stored_object import ListedObjects
 from snapshots.records.tombstones import Mark
@@ -53,6 +53,8 @@ KINDS = (
     DocumentKind("intent", re.compile(r"operations/[^/]+/intent\.json"), (Intent,), is_always_sealed=False),
     DocumentKind("outcome", re.compile(r"operations/[^/]+/outcome\.json"), (Outcome,), is_always_sealed=False),
     DocumentKind("decision", re.compile(r"operations/[^/]+/decision\.json"), (Decision,)),
+    DocumentKind("sign", re.compile(r"operations/[^/]+/sign-\d+\.json"), (SignOfLife,)),
+    DocumentKind("cancel", re.compile(r"operations/[^/]+/cancel\.json"), (CancelRequest,)),
     DocumentKind("key", KEY_DOCUMENT, (KeyDocument,), is_sealed=False),
     DocumentKind("lease", re.compile(r"operations/[^/]+/lease-\d+\.json"), (LeaseRenewal,), is_always_sealed=False),
 )

@@ -1,18 +1,19 @@
 """The documents of an operation: its intent, its outcome, and a restore's decision and renewals of its lease.
 
 An operation is one run of a command that changes something. Its intent is stored before it changes anything, its
-outcome at the end. A restore's decision is stored before the first database gets its real name. All kinds share one
-format tag; the key tells them apart.
+outcome at the end. A restore's decision is stored before the first database gets its real name. While an operation
+runs for long, signs of life say how far it is, and anybody may ask it to stop. A check and a gc change nothing that
+others would have to settle, so they have no intent. All kinds share one format tag; the key tells them apart.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
-from msgspec import UNSET, UnsetType, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from fleet.label import read_label
-from fleet.record import Count, Record, Time
+from fleet.record import Count, Record, Seconds, Time
 from snapshots.records.commits import NAME
 from snapshots.records.documents import check_about, checking, read_document, seal
 from snapshots.records.restore_figures import RestoreFigures
@@ -26,13 +27,17 @@ FAILED: Literal["failed"] = "failed"
 DRILL = "drill"
 
 
+# Units per second, bytes among them.
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
+
+
 class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """What an operation is about to do.
 
     `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes, or one that an
-    older version made. `terminal`: the operation may leave the fleet read-only. Only creates have `fleet_id`, that of
-    the store, and only restores `expires_at`, when the lease first expires, `by`, the label of the command
-    (fleet.label), `targets`, the databases that it makes, as `system identifier/name`, `servers`, where these are, as
+    older version made. `terminal`: the operation may leave the fleet read-only. `by` is the label of the command
+    (fleet.label). Only creates have `fleet_id`, that of the store, and only restores `expires_at`, when the lease first
+    expires, `targets`, the databases that it makes, as `system identifier/name`, `servers`, where these are, as
     `host:port` or `folder of the socket:port`, `started`, when these were started, for a physical copy of a server has
     its system identifier, and `only_nodes`: it was asked for `nodes` alone.
     """
@@ -74,7 +79,9 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
 class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """How an operation ended. Early versions did not repeat kind, snapshot and increment of the intent.
 
-    A restore that loaded everything itself has `figures`.
+    `code` is the exit code of the command, `volumes` counts what it worked on (bytes, objects, rows, …), and `causes`
+    says why it had to try again. A restore that loaded everything itself has `figures`. What has no intent has `by` and
+    `began_at` here; `snapshot` is "" for all.
     """
 
     operation: str
@@ -85,6 +92,54 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     reason: str
     ended_at: Time
     figures: RestoreFigures | UnsetType = UNSET
+    by: str | UnsetType = UNSET
+    began_at: Time | UnsetType = UNSET
+    code: Count | UnsetType = UNSET
+    volumes: dict[str, Count] | UnsetType = UNSET
+    causes: tuple[str, ...] | UnsetType = UNSET
+
+
+class NodeSign(Record, frozen=True, kw_only=True):
+    """How far the current step is on one node; `rate` is in units per second. Null: it is not known."""
+
+    node: str
+    done: Count
+    total: Count | None
+    unit: str
+    rate: Rate | None
+    seconds_left: Seconds | None
+
+
+class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
+    """How far an operation was at `seen_at`. Signs are numbered, and the newest counts.
+
+    `snapshot` is "" for all. `done`, `total`, `unit` and `rate` are of the step `phase`, `nodes` of its nodes as far as
+    they are known, `seconds_left` of the whole operation; if it `is_rough`, it may be off by more than a fifth.
+    """
+
+    operation: str
+    kind: str
+    snapshot: str
+    increment: Count | None
+    by: str
+    began_at: Time
+    seen_at: Time
+    phase: str
+    done: Count
+    total: Count | None
+    unit: str
+    rate: Rate | None
+    nodes: tuple[NodeSign, ...]
+    seconds_left: Seconds | None
+    is_rough: bool
+
+
+class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):
+    """Somebody asks the operation to stop. The first request counts."""
+
+    operation: str
+    by: str
+    asked_at: Time
 
 
 class Decision(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
@@ -106,12 +161,16 @@ class LeaseRenewal(Record, frozen=True, tag_field="schema", tag=FORMAT):
     expires_at: Time
 
 
+Found = TypeVar("Found", Outcome, Decision, LeaseRenewal, SignOfLife, CancelRequest)
+OperationRecord: TypeAlias = Intent | Outcome | Decision | LeaseRenewal | SignOfLife | CancelRequest
+
+
 def operation_key(operation_id: str, name: str) -> str:
     """The key of the operation's document `name`."""
     return f"operations/{operation_id}/{name}.json"
 
 
-def write_operation_record(store: ObjectStore, name: str, record: Intent | Outcome | Decision | LeaseRenewal) -> None:
+def write_operation_record(store: ObjectStore, name: str, record: OperationRecord) -> None:
     """Store a document of an operation; raise ObjectExistsError if it exists with other content."""
     create_or_find(store, operation_key(record.operation, name), seal(record))
 
@@ -129,32 +188,35 @@ def read_intent(store: ObjectStore, operation_id: str) -> Intent:
 
 def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
     """Read an outcome, None if there is none; raise ManifestError."""
-    key = operation_key(operation_id, "outcome")
-    try:
-        outcome: Outcome = read_document(store, key, Outcome)
-    except ObjectMissingError:
-        return None
-    check_about(key, f"operation {outcome.operation}", f"operation {operation_id}")
-    return outcome
+    return _read(store, operation_id, "outcome", Outcome)
 
 
 def read_decision(store: ObjectStore, operation_id: str) -> Decision | None:
     """Read a restore's decision, None if there is none; raise ManifestError."""
-    key = operation_key(operation_id, "decision")
-    try:
-        decision: Decision = read_document(store, key, Decision)
-    except ObjectMissingError:
-        return None
-    check_about(key, f"operation {decision.operation}", f"operation {operation_id}")
-    return decision
+    return _read(store, operation_id, "decision", Decision)
 
 
 def read_renewal(store: ObjectStore, operation_id: str, number: int) -> LeaseRenewal | None:
     """Read renewal `number` of a lease, from 1 on; None if there is none. Raises ManifestError."""
-    key = operation_key(operation_id, f"lease-{number}")
+    return _read(store, operation_id, f"lease-{number}", LeaseRenewal)
+
+
+def read_sign(store: ObjectStore, operation_id: str, number: int) -> SignOfLife | None:
+    """Read the sign of life `number`, from 1 on; None if there is none. Raises ManifestError."""
+    return _read(store, operation_id, f"sign-{number}", SignOfLife)
+
+
+def read_cancel_request(store: ObjectStore, operation_id: str) -> CancelRequest | None:
+    """Read the request to stop an operation, None if there is none; raise ManifestError."""
+    return _read(store, operation_id, "cancel", CancelRequest)
+
+
+def _read(store: ObjectStore, operation_id: str, name: str, kind: type[Found]) -> Found | None:
+    """Read the operation's document `name`, None if there is none; raise ManifestError."""
+    key = operation_key(operation_id, name)
     try:
-        renewal: LeaseRenewal = read_document(store, key, LeaseRenewal)
+        found: Found = read_document(store, key, kind)
     except ObjectMissingError:
         return None
-    check_about(key, f"operation {renewal.operation}", f"operation {operation_id}")
-    return renewal
+    check_about(key, f"operation {found.operation}", f"operation {operation_id}")
+    return found

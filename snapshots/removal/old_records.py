@@ -2,15 +2,15 @@
 
 These records are always kept:
 
-- of an operation without an outcome;
+- of an operation with an intent and without an outcome;
 - of a create whose commit exists, or whose commit file is gone: check finds the loss by the record, and the file may be
   put back;
 - of an operation that has left objects: its record proves that they are garbage;
 - of a create whose snapshot is being removed: its record proves whose the slots are that are still to be dropped.
 
-All others are removed once their outcome is RECORD_SECONDS old, the intent first and the outcome last. If gc dies
-between the two, the operation still has its outcome, and the next gc removes it. In the other order the operation would
-appear to be open.
+Signs of life of a check or a gc that was killed are removed after a day. All others are removed once their outcome is
+RECORD_SECONDS old, the intent first and the outcome last. If gc dies between the two, the operation still has its
+outcome, and the next gc removes it. In the other order the operation would appear to be open.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
 
+from snapshots.operations.signs import sign_numbers
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import DONE, read_outcome
 from snapshots.records.tombstones import is_deleted, is_only_full
@@ -33,6 +34,8 @@ from storage.store import Listed, ObjectStore
 RECORD_SECONDS = 30 * 86400.0
 # A probe takes seconds, and holds no lock.
 PROBE_SECONDS = 3600.0
+# Signs of life come every few seconds.
+SIGN_SECONDS = 86400.0
 PROBE = re.compile(rf"{PROBES}/{OPERATION_ID.pattern}/(read|(put|parts)-(once|raced-\d))")
 OUTCOME, INTENT = "outcome.json", "intent.json"
 ASKING_THREADS_MAX = 8
@@ -79,6 +82,10 @@ class RecordJudge:
     def _judge_folder(self, folder: str, listed: tuple[Listed, ...]) -> RecordFolder:
         objects = tuple(sorted(listed, key=_removal_order))
         if OPERATION_ID.fullmatch(folder):
+            if len(sign_numbers(one.key.split("/", 2)[2] for one in objects)) == len(objects):
+                is_over = objects[-1].created_at <= self.now - timedelta(seconds=SIGN_SECONDS)
+                why = GarbageReason.LEFT_OVER if is_over else GarbageReason.NEEDED
+                return RecordFolder(folder, objects, GarbageVerdict(why))
             return RecordFolder(folder, objects, self._verdict(folder, objects[-1]))
         return RecordFolder(folder, objects, None)
 

@@ -22,9 +22,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from fleet.progress import Progress
+from fleet.progress import Progress, Reading
 from snapshots.operations.leases import check_not_in_use
-from snapshots.operations.operation import begin, read_open_intents, reason_of, record_outcome
+from snapshots.operations.operation import (
+    OutcomeDetails,
+    begin,
+    code_of,
+    read_open_intents,
+    reason_of,
+    record_outcome,
+)
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.commits import snapshot_names
 from snapshots.records.operation_records import Intent, operation_key
@@ -105,6 +112,7 @@ def remove_recorded(
     refuses to delete an object, the result says so, and the other objects are deleted.
     """
     begin(store, intent)
+    progress.tell(Reading(0, operation=intent.id))
     try:
         nodes.check_held()
         mark = put_mark(store, removal.mark, force=removal.force)
@@ -115,11 +123,13 @@ def remove_recorded(
         with suppress(SnapshotError):
             # If the store's answer to the mark was lost, the mark may still arrive.
             if not isinstance(error, StoreAnswersLostError) and not store.exists(removal.mark.key):
-                record_outcome(store, intent, "failed", reason_of(error))
+                record_outcome(store, intent, "failed", reason_of(error), OutcomeDetails(code_of(error)))
         raise
     if removed.is_done:
+        details = OutcomeDetails(0, {"objects": removed.objects, "bytes": removed.bytes})
         for one in open_removals(store, mark.snapshot):
-            record_outcome(store, one, "done", "" if one.id == intent.id else f"finished by {intent.id}")
+            reason = "" if one.id == intent.id else f"finished by {intent.id}"
+            record_outcome(store, one, "done", reason, None if reason else details)
     return removed
 
 

@@ -17,11 +17,23 @@ from snapshots.operations.deciding import decide
 from snapshots.operations.leases import open_leases
 from snapshots.operations.majority import claim_majority, read_recorded_primaries
 from snapshots.operations.operation import Operation, begin, read_recorded_commits, record_operation
+from snapshots.operations.signs import store_sign
 from snapshots.records.chains import read_chain
 from snapshots.records.commit import Previous, Sequence
 from snapshots.records.commits import commit_key, find_place, read_commit
 from snapshots.records.lost_chains import LostChain, lost_key, mark_lost, read_lost
-from snapshots.records.operation_records import Intent, LeaseRenewal, read_intent, write_operation_record
+from snapshots.records.operation_records import (
+    CancelRequest,
+    Intent,
+    LeaseRenewal,
+    NodeSign,
+    SignOfLife,
+    operation_key,
+    read_cancel_request,
+    read_intent,
+    read_sign,
+    write_operation_record,
+)
 from snapshots.records.store_identity import FLEET_KEY, ensure_identity, read_identity
 from snapshots.records.tombstones import (
     only_full_key,
@@ -65,6 +77,15 @@ def write_lease(store: ObjectStore) -> None:
     write_operation_record(store, "lease-1", LeaseRenewal(RESTORE.id, "2026-11-20T01:00:00Z"))
 
 
+SIGN = SignOfLife(
+    operation=OPERATION.id, kind="create", snapshot="weekly", increment=0, by="cutline create weekly ops@db7:1",
+    began_at="2026-11-20T00:00:00Z", seen_at="2026-11-20T00:01:00Z", phase="copy", done=1, total=3, unit="tasks",
+    rate=0.5, nodes=(NodeSign(node="a", done=1, total=3, unit="tasks", rate=0.5, seconds_left=4.0),), seconds_left=4.0,
+    is_rough=False,
+)  # fmt: skip
+CANCEL = CancelRequest(OPERATION.id, "cutline cancel weekly ops@db7:2", "2026-11-20T00:01:00Z")
+
+
 # The writer, the key and the reader of a document of each kind.
 Kind = tuple[Callable[[ObjectStore], object], str, Callable[[ObjectStore], object]]
 KINDS: dict[str, Kind] = {
@@ -99,6 +120,16 @@ KINDS: dict[str, Kind] = {
     "intent": (write_outcome, INTENT, lambda store: read_intent(store, OPERATION.id)),
     "lease": (write_lease, LEASE, lambda store: open_leases(store)),
     "outcome": (write_outcome, OUTCOME, read_recorded_commits),
+    "sign": (
+        lambda store: store_sign(store, SIGN, 1),
+        operation_key(OPERATION.id, "sign-1"),
+        lambda store: read_sign(store, OPERATION.id, 1),
+    ),
+    "cancel": (
+        lambda store: write_operation_record(store, "cancel", CANCEL),
+        operation_key(OPERATION.id, "cancel"),
+        lambda store: read_cancel_request(store, OPERATION.id),
+    ),
 }
 # Fields that may be absent, because earlier versions did not write them.
 OPTIONAL = {
@@ -108,13 +139,22 @@ OPTIONAL = {
     "intent": {"turn"},
     "lost": {"restore"},
     # Earlier versions wrote outcomes without a kind; the intent has it.
-    "outcome": {"kind", "snapshot", "increment"},
+    "outcome": {"kind", "snapshot", "increment", "code"},
 }
 # Objects that are maps: their keys are nodes, shards or names, not fields.
 MAPS = {"counts", "sequences", "segments", "groups", "base", "roles", "tables", "fingerprints"}
 DEFAULTED = {"count", "include", "exclude", "append_only"}
 # Values that are wrong for most fields, but valid for these: seconds may be any number.
-VALID_VALUES = (("seconds", 1.5), ("seconds", 10**30), ("in_recovery", True), ("is_called", True), ("cycles", True))
+VALID_VALUES = (
+    ("seconds", 1.5),
+    ("seconds", 10**30),
+    ("in_recovery", True),
+    ("rate", 1.5),
+    ("seconds_left", 1.5),
+    ("is_rough", True),
+    ("is_called", True),
+    ("cycles", True),
+)
 
 
 def seal_by_hand(content: Mapping[str, Any]) -> bytes:

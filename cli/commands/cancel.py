@@ -1,0 +1,92 @@
+"""`snapshot cancel`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from cli.commands.status import what_text
+from cli.output.context import command_context
+from cli.output.exit_codes import BUSY, DONE, REFUSED
+from cli.output.format import name_fleet
+from cli.output.results import emit, progress
+from snapshots.activity.cancelling import Cancelled, CancelResult, cancel_operations
+from snapshots.activity.history import read_ended
+from snapshots.activity.under_way import UnderWay, read_under_way
+from storage.errors import RefusedError, UsageError
+from storage.store import ObjectStore
+
+SCHEMA = "cutline/cancel/1"
+CODES = {CancelResult.TOO_LATE: REFUSED, CancelResult.REFUSED: REFUSED, CancelResult.STILL_RUNNING: BUSY}
+
+
+class NotUnderWayError(RefusedError):
+    """There is no operation to cancel."""
+
+
+def cancel(
+    context: typer.Context,
+    operation: Annotated[
+        str | None, typer.Argument(metavar="OPERATION", help="The operation's id, as status shows it.")
+    ] = None,
+    *,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="All operations of this snapshot.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All operations of the fleet.")] = False,
+    wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait until they end.")] = 60.0,
+) -> None:
+    """Stop operations that run anywhere: they clean up as on Ctrl-C and exit 8. Settles those whose process is gone.
+
+    Exits 0 once all have stopped, 3 if one was done before or can only go forward, 7 if one still runs.
+    """
+    if (operation is not None) + (name is not None) + every != 1:
+        raise UsageError("name what to cancel", hint="snapshot cancel OPERATION, or --name NAME, or --all")
+    options = command_context(context)
+    fleet = options.load_fleet()
+    store = fleet.store.open()
+    chosen = [one for one in read_under_way(store) if every or operation == one.id or (name and name == one.snapshot)]
+    if not chosen and operation is not None:
+        raise _not_under_way(store, operation)
+    with progress(context) as shown:
+        results = cancel_operations(fleet, chosen, wait, shown)
+    emit(context, document_of(results), [name_fleet(line, options.given_fleet) for line in lines_of(results)])
+    raise typer.Exit(max((CODES.get(one.result, DONE) for one in results), default=DONE))
+
+
+def _not_under_way(store: ObjectStore, operation: str) -> NotUnderWayError:
+    # A listing may be out of date.
+    ended = read_ended(store, operation)
+    if ended is None or ended.outcome is None:
+        return NotUnderWayError(f"no operation {operation} is under way", hint="snapshot status lists those that are")
+    return NotUnderWayError(
+        f"operation {operation} has ended: {ended.outcome.state} at {ended.outcome.ended_at}",
+        hint="nothing was changed; snapshot history lists what has ended",
+        details={"operation": operation, "state": ended.outcome.state},
+    )
+
+
+def document_of(results: Iterable[Cancelled]) -> dict[str, Any]:
+    """The command's JSON."""
+    return {
+        "schema": SCHEMA,
+        "operations": [
+            {
+                "operation": one.operation.id,
+                "kind": one.operation.kind or None,
+                "snapshot": one.operation.snapshot or None,
+                "result": one.result.value,
+                "detail": one.text,
+            }
+            for one in results
+        ],
+    }
+
+
+def lines_of(results: list[Cancelled]) -> list[str]:
+    """The output for people."""
+    return [_line(one.operation, one) for one in results] or ["no operation is under way"]
+
+
+def _line(operation: UnderWay, one: Cancelled) -> str:
+    return f"operation {operation.id} ({what_text(operation)}): {one.text}"

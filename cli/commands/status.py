@@ -1,0 +1,153 @@
+"""`snapshot status`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.output.context import command_context
+from cli.output.format import age_text, name_fleet, quantity_text, seconds_text
+from cli.output.results import drawn_live, emit
+from cli.output.stopping import owner_text
+from fleet.config import Fleet
+from fleet.nodes.lock_holders import LockAnswer, ask_lock_holders
+from fleet.progress import Reading
+from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
+from storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "cutline/status/1"
+WATCH_SECONDS = 2.0
+NOTHING = "no operation is under way"
+Watch = Annotated[bool, typer.Option("--watch", help="Show it again every 2 seconds, until Ctrl-C.")]
+Nodes = Annotated[bool, typer.Option("--nodes", help="Also ask every primary who holds the fleet's lock.")]
+
+
+def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False) -> None:
+    """Show the operations without an outcome: how far each is, and whether its process is alive. Reads the store only.
+
+    A command shows signs of life after its first seconds. Without one for a minute, an operation is dead.
+    """
+    options = command_context(context)
+    if watch and options.json:
+        raise UsageError("--watch draws on a terminal; --json writes one document", hint="leave one of them out")
+    fleet = options.load_fleet()
+    if not watch:
+        report = read_status(fleet, nodes=nodes)
+        emit(context, document_of(report), [] if options.json else lines_of(report, options.given_fleet))
+        return
+    with drawn_live() as draw:
+        while True:
+            draw(lines_of(read_status(fleet, nodes=nodes), options.given_fleet))
+            time.sleep(WATCH_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """The operations at a moment, and what the nodes have answered."""
+
+    operations: list[UnderWay]
+    nodes: list[LockAnswer]
+    now: datetime
+
+
+def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
+    """Read the operations from the store; with `nodes`, ask the primaries, too."""
+    found = read_under_way(fleet.store.open())
+    return StatusReport(found, ask_lock_holders(fleet) if nodes else [], datetime.now(UTC))
+
+
+def document_of(report: StatusReport) -> dict[str, Any]:
+    """The command's JSON. `nodes` has who holds the fleet's lock on each primary that was asked."""
+    return {
+        "schema": SCHEMA,
+        "operations": [one.to_json(report.now) for one in report.operations],
+        "nodes": [
+            {"node": one.node, "holder": one.holder.details() if one.holder else None, "problem": one.problem or None}
+            for one in report.nodes
+        ],
+    }
+
+
+def lines_of(report: StatusReport, fleet_file: str | None = None) -> list[str | RenderableType]:
+    """The output for people."""
+    found, now = report.operations, report.now
+    lines: list[str | RenderableType] = [_table(found, now), *_remarks(found, now)] if found else [NOTHING]
+    for one in report.nodes:
+        held = one.problem or (f"fleet lock held by {one.holder.text()}" if one.holder else "fleet lock free")
+        lines.append(f"node {one.node}: {held}")
+    return [name_fleet(one, fleet_file) if isinstance(one, str) else one for one in lines]
+
+
+def _table(found: list[UnderWay], now: datetime) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("operation", "what", "state", "who", "begun", "phase", "done", "left", "last sign"):
+        table.add_column(title)
+    for one in found:
+        sign, state = one.sign, one.state(now)
+        table.add_row(
+            one.id, what_text(one), state.value, owner_text(one.label) if one.label else "",
+            age_text(datetime.fromisoformat(one.began_at), now=now) if one.began_at else "",
+            sign.phase if sign else "",
+            _done_text(Reading(sign.done, sign.total, sign.unit)) if sign else "",
+            _left_text(one) if state is not ActivityState.DEAD else "",
+            f"{seconds_text(_silent_seconds(one, now))} ago" if one.seen_at else "",
+        )  # fmt: skip
+        for node in sign.nodes if sign else ():
+            left = "" if node.seconds_left is None else seconds_text(node.seconds_left)
+            done = _done_text(Reading(node.done, node.total, node.unit))
+            table.add_row("", f"  node {node.node}", "", "", "", "", done, left, "")
+    return table
+
+
+def what_text(one: UnderWay) -> str:
+    """`create nightly, increment 3`."""
+    what = f"{one.kind or 'unknown'} {one.snapshot}".rstrip()
+    return f"{what}, increment {one.increment}" if one.increment else what
+
+
+def _done_text(reading: Reading) -> str:
+    if reading.total is None:
+        return quantity_text(reading.done, reading.unit) if reading.done else ""
+    part = f" ({reading.done * 100 // reading.total} %)" if reading.total else ""
+    return f"{quantity_text(reading.done, '')} of {quantity_text(reading.total, reading.unit)}{part}"
+
+
+def _left_text(one: UnderWay) -> str:
+    if one.sign is None or one.sign.seconds_left is None:
+        return ""
+    return ("roughly " if one.sign.is_rough else "") + seconds_text(one.sign.seconds_left)
+
+
+def _silent_seconds(one: UnderWay, now: datetime) -> float:
+    return max((now - datetime.fromisoformat(one.seen_at)).total_seconds(), 0.0) if one.seen_at else 0.0
+
+
+def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
+    """What to do about dead operations, and who was asked to stop."""
+    lines = []
+    for one in found:
+        if one.problem:
+            lines.append(f"operation {one.id}: {one.problem}")
+        elif one.state(now) is ActivityState.DEAD:
+            lines.append(f"operation {one.id} shows no sign of life; {_remedy(one)}")
+        if one.request is not None:
+            lines.append(f"operation {one.id}: {owner_text(one.request.by)} asked it to stop at {one.request.asked_at}")
+    return lines
+
+
+def _remedy(one: UnderWay) -> str:
+    if one.opened is None:
+        return f"it has left nothing; to forget it: snapshot cancel {one.id}"
+    if one.kind == "restore":
+        return one.remedy
+    return f"{one.remedy}; at once: snapshot cancel {one.id}"

@@ -1,0 +1,95 @@
+"""`snapshot wait`."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from cli.commands.history import document_of, line_of
+from cli.output.context import command_context
+from cli.output.exit_codes import DONE, REFUSED
+from cli.output.results import emit, progress
+from fleet.config import Fleet
+from fleet.progress import Progress, Reading
+from snapshots.activity.history import Ended, read_ended
+from snapshots.activity.under_way import ActivityState, UnderWay, read_one
+from storage.errors import BusyError, RefusedError
+
+POLL_SECONDS = 1.0
+
+
+class NoSuchOperationError(RefusedError):
+    """No operation has this id."""
+
+
+class OperationDeadError(RefusedError):
+    """The operation shows no sign of life, and will not end by itself."""
+
+
+class StillRunningError(BusyError):
+    """The operation has not ended within the time that was given."""
+
+
+def wait(
+    context: typer.Context,
+    operation: Annotated[str, typer.Argument(metavar="OPERATION", help="The operation's id, as status shows it.")],
+    *,
+    seconds: Annotated[
+        float | None, typer.Option("--wait", min=0, metavar="SECONDS", help="How long at most. Default: any time.")
+    ] = None,
+) -> None:
+    """Wait until an operation ends, and exit with the exit code of its command. Exits 3 if its process is gone."""
+    fleet = command_context(context).load_fleet()
+    with progress(context) as shown:
+        ended = await_end(fleet, operation, seconds, shown)
+    emit(context, document_of([ended]), [line_of(ended)])
+    raise typer.Exit(code_of(ended))
+
+
+def code_of(ended: Ended) -> int:
+    """The exit code of the operation's command; of a settled one, by whether it was done."""
+    if ended.code is not None:
+        return ended.code
+    return DONE if ended.outcome is not None and ended.outcome.state == "done" else REFUSED
+
+
+def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Progress) -> Ended:
+    """Wait until the operation has an outcome, and return it.
+
+    Raises NoSuchOperationError, OperationDeadError, StillRunningError, ManifestError, StoreUnreachableError.
+    """
+    store, deadline, phase = fleet.store.open(), None if seconds is None else time.monotonic() + seconds, ""
+    while True:
+        ended = read_ended(store, operation)
+        if ended is not None and ended.outcome is not None:
+            return ended
+        found = read_one(store, operation)
+        if found is None:
+            raise NoSuchOperationError(
+                f"no operation {operation} is in the store", hint="snapshot status and snapshot history list them"
+            )
+        if found.state(datetime.now(UTC)) is ActivityState.DEAD:
+            raise OperationDeadError(
+                f"operation {operation} shows no sign of life since {found.seen_at}",
+                hint="see what settles it: snapshot status",
+            )
+        phase = _show(found, phase, progress)
+        if deadline is not None and time.monotonic() >= deadline:
+            raise StillRunningError(
+                f"operation {operation} has not ended in {seconds:.0f} s", hint="it goes on: snapshot status"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _show(found: UnderWay, phase: str, progress: Progress) -> str:
+    """Show how far the operation is, and return its phase."""
+    sign = found.sign
+    if sign is None:
+        return phase
+    if sign.phase != phase:
+        progress.step(sign.phase, total=sign.total, unit=sign.unit)
+    progress.tell(Reading(sign.done, sign.total, sign.unit, "", found.id, sign.seconds_left, sign.is_rough))
+    return sign.phase

@@ -1,0 +1,64 @@
+"""Progress of a command that others may watch and stop: signs of life in the store, beside what is shown here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import typer
+
+from cli.output.results import progress
+from cli.output.stopping import stop_process
+from fleet.config import Fleet
+from fleet.label import own_label
+from snapshots.activity.activity import Activity
+from snapshots.activity.command import Command
+from snapshots.activity.history import Ending, record_without_intent
+from snapshots.operations.operation import code_of, reason_of
+from storage.errors import SnapshotError
+from storage.ids import new_operation_id
+
+
+@contextmanager
+def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = "") -> Iterator[Activity]:
+    """Show the progress of an operation, store its signs of life, and stop the process if somebody asks for it."""
+    with (
+        progress(context) as shown,
+        Activity(shown, Command(kind, snapshot), fleet.store.open, stop_process) as found,
+    ):
+        yield found
+
+
+@dataclass(slots=True)
+class RecordedCommand:
+    """The activity of a command that only reads, and what its outcome says if it does not raise."""
+
+    activity: Activity
+    code: int = 0
+    reason: str = ""
+    volumes: Mapping[str, int] = field(default_factory=dict)
+
+
+@contextmanager
+def recorded_activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = "") -> Iterator[RecordedCommand]:
+    """As `activity`, of a command without an intent; records its outcome, as far as the store lets us."""
+    command = Command(kind, snapshot, new_operation_id(datetime.now(UTC)))
+    with (
+        progress(context) as shown,
+        Activity(shown, command, fleet.store.open, stop_process) as found,
+    ):
+        command_run = RecordedCommand(found)
+        ending: Ending | None = None
+        try:
+            yield command_run
+            ending = Ending("done", command_run.reason, command_run.code, command_run.volumes)
+        except BaseException as error:
+            ending = Ending("failed", reason_of(error), code_of(error))
+            raise
+        finally:
+            if ending is not None:
+                with suppress(SnapshotError):
+                    by = own_label(kind, snapshot)
+                    record_without_intent(fleet.store.open(), command, found.began_at, by, ending)

@@ -1,0 +1,32 @@
+"""How this process is stopped from elsewhere: as by SIGTERM, and who has asked for it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+from fleet.label import read_label
+
+if TYPE_CHECKING:
+    from snapshots.records.operation_records import CancelRequest
+
+_requests: list[CancelRequest] = []
+
+
+def stop_process(request: CancelRequest) -> None:
+    """Stop the main thread as SIGTERM does; called from any thread."""
+    _requests.append(request)
+    # Sent to the thread, so that what it waits for is interrupted.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+def cancel_request() -> CancelRequest | None:
+    """The request that has stopped this process; None if there was none."""
+    return _requests[0] if _requests else None
+
+
+def owner_text(label: str) -> str:
+    """`user@host` of a label."""
+    owner = read_label(label)
+    return f"{owner.user}@{owner.host}" if owner else "an unknown user"

@@ -1,0 +1,211 @@
+"""Signs of life: what a process stores of itself while it works, and how it is asked to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from msgspec import structs
+
+import snapshots.activity.activity as activity
+from fleet.progress import Reading, Silent
+from snapshots.activity.activity import Activity
+from snapshots.activity.command import Command
+from snapshots.operations.operation import begin, current_time, new_operation
+from snapshots.operations.restore_decisions import PUBLISH, decide_restore
+from snapshots.operations.signs import newest_sign, sign_numbers, store_sign
+from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife, write_operation_record
+from storage.memory import InMemoryStore
+from storage.store import DeletionRefusedError, StoreUnreachableError
+from tests.held.retained_wal import Notes
+from tests.unit.document_kinds import SIGN
+from tests.unit.made_commits import memory, unused_url
+
+SECONDS_MAX = 20.0
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(activity, "SIGN_SECONDS", 0.02)
+
+
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def names(store: InMemoryStore, intent: Intent) -> list[str]:
+    return store.list_children(f"operations/{intent.id}")
+
+
+def newest(store: InMemoryStore, intent: Intent) -> SignOfLife | None:
+    return newest_sign(store, intent.id, names(store, intent))
+
+
+def never(request: CancelRequest) -> None:
+    raise AssertionError(request)
+
+
+def begun(store: InMemoryStore, kind: str = "create") -> Intent:
+    intent = new_operation(kind, "daily", 3, ("a",))
+    begin(store, intent)
+    return intent
+
+
+def test_signs_say_how_far_the_step_is_and_none_is_left_at_the_end() -> None:
+    store = memory()
+    intent = begun(store)
+    with Activity(Silent(), Command("create"), lambda: store, never) as found:
+        found.step("copy", total=10, unit="tasks")
+        time.sleep(0.1)
+        # Nobody knows yet which operation it is.
+        assert sign_numbers(names(store, intent)) == []
+        found.tell(Reading(0, operation=intent.id))
+        found.advance(4)
+        found.tell(Reading(30, 60, "rows", "s1", seconds_left=12.0))
+        until(lambda: (sign := newest(store, intent)) and sign.nodes)
+        sign = newest(store, intent)
+        assert sign is not None
+        # The operation's time left is that of the last reading.
+        assert (sign.phase, sign.done, sign.total, sign.unit) == ("copy", 4, 10, "tasks")
+        assert [(one.node, one.done, one.total, one.unit) for one in sign.nodes] == [("s1", 30, 60, "rows")]
+        assert sign.seconds_left is not None
+        assert 11.0 < sign.seconds_left <= 12.0
+        assert (sign.operation, sign.kind, sign.snapshot, sign.increment) == (intent.id, "create", "daily", 3)
+        assert sign.began_at == intent.began_at
+        first = max(sign_numbers(names(store, intent)))
+        until(lambda: max(sign_numbers(names(store, intent)), default=0) > first + 5)
+        assert len(sign_numbers(names(store, intent))) <= 2
+    assert names(store, intent) == ["intent.json"]
+
+
+def test_a_command_that_ends_within_the_first_seconds_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "LOOK_SECONDS", 30.0)
+    store = memory()
+    intent = begun(store)
+    opened: list[int] = []
+
+    def open_store() -> InMemoryStore:
+        opened.append(1)
+        return store
+
+    began = time.monotonic()
+    with Activity(Silent(), Command("create"), open_store, never) as found:
+        found.tell(Reading(0, operation=intent.id))
+    assert time.monotonic() - began < 5.0
+    assert opened == []
+
+
+def test_another_operation_of_the_same_command_has_signs_of_its_own() -> None:
+    store = memory()
+    first, second = begun(store, "prune"), begun(store, "delete")
+    with Activity(Silent(), Command("prune"), lambda: store, never) as found:
+        for one in (first, second):
+            found.tell(Reading(0, operation=one.id))
+            until(lambda one=one: newest(store, one))
+        assert names(store, first) == ["intent.json"]
+    assert names(store, second) == ["intent.json"]
+
+
+def test_signs_of_a_process_that_died_are_followed_and_cleared_by_the_one_that_goes_on() -> None:
+    store = memory()
+    intent = begun(store)
+    store_sign(store, SIGN, 1)
+    for number in (7, 8):
+        assert store_sign(store, replaced(intent), number) == number
+    with Activity(Silent(), Command("restore", "daily", intent.id), lambda: store, never):
+        until(lambda: (sign := newest(store, intent)) and sign.phase == "begin")
+        assert max(sign_numbers(names(store, intent))) > 8
+    assert names(store, intent) == ["intent.json"]
+
+
+def replaced(intent: Intent) -> SignOfLife:
+    return structs.replace(SIGN, operation=intent.id, phase="old")
+
+
+def ask(store: InMemoryStore, intent: Intent) -> CancelRequest:
+    request = CancelRequest(intent.id, "cutline cancel daily ops@db7:1", current_time())
+    write_operation_record(store, "cancel", request)
+    return request
+
+
+def test_who_is_asked_to_stop_stops_once() -> None:
+    store, asked = memory(), list[CancelRequest]()
+    intent = begun(store)
+    with Activity(Silent(), Command("create", "daily", intent.id), lambda: store, asked.append):
+        request = ask(store, intent)
+        until(lambda: asked)
+        number = max(sign_numbers(names(store, intent)), default=0)
+        # It is alive until it has cleaned up.
+        until(lambda: max(sign_numbers(names(store, intent)), default=0) > number + 2)
+    assert asked == [request]
+
+
+def test_a_restore_that_has_decided_to_publish_goes_on_and_says_so() -> None:
+    store, notes = memory(), Notes()
+    intent = begun(store, "restore")
+    decide_restore(store, intent, PUBLISH)
+    with Activity(notes, Command("restore", "daily", intent.id), lambda: store, never):
+        request = ask(store, intent)
+        until(lambda: notes.texts)
+    assert notes.texts == [f"asked to stop at {request.asked_at}, but the restore publishes: it only goes forward"]
+
+
+class Locked(InMemoryStore):
+    """A store that refuses to delete signs."""
+
+    def delete(self, key: str) -> None:
+        if "/sign-" in key and self.exists(key):
+            raise DeletionRefusedError("it is locked")
+        super().delete(key)
+
+
+class Away(InMemoryStore):
+    """A store that stores nothing until it is back."""
+
+    back = threading.Event()
+
+    def create(self, key: str, body: bytes) -> None:
+        if "/sign-" in key and not self.back.is_set():
+            raise StoreUnreachableError("the store is away")
+        super().create(key, body)
+
+
+def test_where_nothing_may_be_deleted_signs_become_rarer() -> None:
+    store = Locked(unused_url())
+    intent = begun(store)
+    with Activity(Silent(), Command("create", "daily", intent.id), lambda: store, never):
+        time.sleep(1.3)
+    # After 0.02 s, and then after twice as long each time: the first six take 1.26 s.
+    assert 1 <= len(sign_numbers(names(store, intent))) <= 8
+
+
+def test_a_store_that_is_away_for_a_while_fails_nothing() -> None:
+    store = Away(unused_url())
+    intent = begun(store)
+    store.back.clear()
+    with Activity(Silent(), Command("create", "daily", intent.id), lambda: store, never):
+        time.sleep(0.1)
+        assert newest(store, intent) is None
+        store.back.set()
+        until(lambda: newest(store, intent))
+
+
+def test_a_store_that_never_answers_holds_the_end_up_for_some_seconds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "END_SECONDS_MAX", 0.2)
+    answers = threading.Event()
+
+    def open_store() -> InMemoryStore:
+        answers.wait(SECONDS_MAX)
+        return memory()
+
+    with Activity(Silent(), Command("create", "daily", "20261120T000000Z-000000000a"), open_store, never):
+        time.sleep(0.1)
+        began = time.monotonic()
+    assert time.monotonic() - began < 5.0
+    answers.set()

@@ -1,0 +1,237 @@
+"""What `status` reads of operations that are under way, and what becomes of those that are to be cancelled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+from msgspec import structs
+
+from fleet.progress import Silent
+from fleet.record import Time
+from snapshots.activity.cancelling import CancelResult, ask_to_stop, cancel_operations
+from snapshots.activity.command import Command
+from snapshots.activity.history import Ending, read_ended, read_history, record_without_intent
+from snapshots.activity.under_way import DEAD_SECONDS, ActivityState, UnderWay, read_one, read_under_way
+from snapshots.operations.operation import Operation, begin, new_operation, record_operation, record_outcome
+from snapshots.operations.restore_decisions import PUBLISH, decide_restore
+from snapshots.operations.signs import store_sign
+from snapshots.records.operation_records import Intent, operation_key, read_cancel_request
+from storage.errors import StoppedError
+from storage.ids import new_operation_id
+from storage.memory import InMemoryStore
+from tests.unit.document_kinds import FLEET, SIGN
+from tests.unit.made_commits import memory, unused_url
+
+NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+LABEL = "cutline check daily ops@db7:4711"
+
+
+def begun(store: InMemoryStore, kind: str = "create", *, ago: float = 0.0, now: datetime = NOW) -> Intent:
+    """An operation that began so many seconds ago."""
+    at = now - timedelta(seconds=ago)
+    intent = structs.replace(
+        new_operation(kind, "daily", 3, ("a",)), operation=new_operation_id(at), began_at=Time.of(at)
+    )
+    begin(store, intent)
+    return intent
+
+
+def sign(store: InMemoryStore, intent: Intent, *, ago: float, number: int = 1, now: datetime = NOW) -> None:
+    seen_at = Time.of(now - timedelta(seconds=ago))
+    store_sign(store, structs.replace(SIGN, operation=intent.id, seen_at=seen_at, snapshot="daily"), number)
+
+
+@pytest.mark.parametrize(
+    ("began", "seen", "state"),
+    [
+        (1.0, None, ActivityState.RUNNING),
+        (DEAD_SECONDS + 1, None, ActivityState.DEAD),
+        (9 * DEAD_SECONDS, DEAD_SECONDS - 1, ActivityState.RUNNING),
+        (9 * DEAD_SECONDS, DEAD_SECONDS + 1, ActivityState.DEAD),
+    ],
+)
+def test_an_operation_is_dead_after_a_minute_without_a_sign(
+    began: float, seen: float | None, state: ActivityState
+) -> None:
+    store = memory()
+    intent = begun(store, ago=began)
+    if seen is not None:
+        sign(store, intent, ago=seen + 30, number=1)
+        sign(store, intent, ago=seen, number=2)
+    (found,) = read_under_way(store)
+    assert found.state(NOW) is state
+    assert (found.id, found.kind, found.snapshot, found.increment) == (intent.id, "create", "daily", 3)
+
+
+def test_a_restore_that_publishes_is_said_to() -> None:
+    store = memory()
+    intent = begun(store, "restore", ago=3.0)
+    decide_restore(store, intent, PUBLISH)
+    (found,) = read_under_way(store)
+    assert found.state(NOW) is ActivityState.PUBLISHING
+    assert found.state(NOW + timedelta(seconds=DEAD_SECONDS)) is ActivityState.DEAD
+
+
+def test_what_has_ended_is_not_under_way() -> None:
+    store = memory()
+    ended, other = begun(store, ago=9.0), begun(store, "delete", ago=5.0)
+    sign(store, ended, ago=1.0)
+    record_outcome(store, ended, "done")
+    assert [one.id for one in read_under_way(store)] == [other.id]
+    assert read_one(store, ended.id) is None
+    assert read_one(store, other.id) is not None
+    assert read_one(store, new_operation_id(NOW)) is None
+
+
+def test_a_check_is_under_way_by_its_signs_alone() -> None:
+    store = memory()
+    store_sign(store, structs.replace(SIGN, kind="check", snapshot="", increment=None, by=LABEL), 1)
+    (found,) = read_under_way(store)
+    document = found.to_json(datetime.fromisoformat(SIGN.seen_at))
+    assert (document["kind"], document["snapshot"], document["increment"]) == ("check", None, None)
+    assert (document["who"], document["process"], document["state"]) == ("ops@db7", 4711, "running")
+    assert document["nodes"] == [
+        {"node": "a", "phase": "copy", "done": 1, "total": 3, "unit": "tasks", "rate": 0.5, "seconds_left": 4.0}
+    ]
+    record_without_intent(store, Command("check", "", SIGN.operation), SIGN.began_at, LABEL, Ending("done"))
+    assert read_under_way(store) == []
+
+
+def test_documents_that_cannot_be_read_are_named() -> None:
+    store = memory()
+    first, second = begun(store, ago=2.0), begun(store, ago=1.0)
+    store.create(operation_key(first.id, "sign-1"), b"{}")
+    store.create(operation_key(second.id, "cancel"), b"{}")
+    found = read_under_way(store)
+    assert [one.id for one in found] == [first.id, second.id]
+    assert [name in one.problem for one, name in zip(found, ("sign-1.json", "cancel.json"), strict=True)] == [True] * 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The location of a store of this process."""
+
+    store: InMemoryStore
+
+    def open(self) -> InMemoryStore:
+        return self.store
+
+
+def fleet_of(store: InMemoryStore) -> Any:
+    """A fleet whose nodes nobody can reach."""
+    return replace(FLEET, store=cast("Any", Place(store)))
+
+
+def cancel(store: InMemoryStore, *, wait: float = 0.0) -> dict[str, CancelResult]:
+    found = cancel_operations(fleet_of(store), read_under_way(store), wait, Silent())
+    return {one.operation.id: one.result for one in found}
+
+
+def test_a_running_operation_is_asked_and_waited_for() -> None:
+    store = memory()
+    one = begun(store, now=datetime.now(UTC))
+    assert cancel(store) == {one.id: CancelResult.STILL_RUNNING}
+    request = read_cancel_request(store, one.id)
+    assert request is not None
+    # The second request finds the first.
+    (found,) = read_under_way(store)
+    assert ask_to_stop(store, found) == request == found.request
+
+
+@pytest.mark.parametrize(
+    ("ends", "result"),
+    [("cancelled", CancelResult.CANCELLED), ("done", CancelResult.TOO_LATE), ("failed", CancelResult.ENDED)],
+)
+def test_what_became_of_a_request_is_said(ends: str, result: CancelResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = memory()
+    intent = begun(store, now=datetime.now(UTC))
+
+    def end(_: float) -> None:
+        def fail() -> None:
+            if ends == "cancelled":
+                # As a command ends that says what it leaves: the interrupt is behind it.
+                try:
+                    raise KeyboardInterrupt(15)
+                except KeyboardInterrupt as interrupt:
+                    raise StoppedError("nothing is left") from interrupt
+            if ends == "failed":
+                raise ValueError
+
+        store.delete(operation_key(intent.id, "intent"))
+        try:
+            with record_operation(store, Operation(intent), lambda: True):
+                fail()
+        except (StoppedError, ValueError):
+            pass
+
+    monkeypatch.setattr("snapshots.activity.cancelling.time.sleep", end)
+    assert cancel(store, wait=30.0) == {intent.id: result}
+    ended = read_ended(store, intent.id)
+    assert ended is not None
+    assert ended.code == {"cancelled": 8, "done": 0, "failed": 70}[ends]
+
+
+def test_a_restore_that_publishes_is_not_asked() -> None:
+    store = memory()
+    intent = begun(store, "restore", now=datetime.now(UTC))
+    decide_restore(store, intent, PUBLISH)
+    assert cancel(store) == {intent.id: CancelResult.REFUSED}
+    assert read_cancel_request(store, intent.id) is None
+
+
+def test_a_dead_restore_is_refused_with_what_ends_it() -> None:
+    store = memory()
+    intent = begun(store, "restore", ago=9 * DEAD_SECONDS, now=datetime.now(UTC))
+    (found,) = cancel_operations(fleet_of(store), read_under_way(store), 0.0, Silent())
+    assert (found.operation.id, found.result) == (intent.id, CancelResult.REFUSED)
+    assert "snapshot restore daily --resume" in found.text
+
+
+def test_a_dead_check_is_forgotten() -> None:
+    store = memory()
+    store_sign(store, structs.replace(SIGN, kind="check", by=LABEL), 1)
+    assert cancel(store) == {SIGN.operation: CancelResult.SETTLED}
+    assert read_under_way(store) == []
+    assert store.list_children(f"operations/{SIGN.operation}") == ["outcome.json"]
+    (ended,) = read_history(store, 9)
+    assert (ended.kind, ended.label, ended.code) == ("check", LABEL, None)
+
+
+def test_history_has_the_newest_first_with_what_is_known() -> None:
+    store = InMemoryStore(unused_url())
+    first, second = begun(store, ago=60.0), begun(store, ago=30.0)
+    record_outcome(store, first, "failed", "store-unreachable")
+    record_outcome(store, second, "done")
+    begun(store, ago=10.0)
+    other = new_operation_id(NOW)
+    ending = Ending("done", "conflicts", 1, {"rows": 7})
+    record_without_intent(store, Command("check", "weekly", other), Time.of(NOW), LABEL, ending)
+    assert [one.id for one in read_history(store, 9)] == [other, second.id, first.id]
+    assert [one.id for one in read_history(store, 2)] == [other, second.id]
+    assert [one.id for one in read_history(store, 9, "daily")] == [second.id, first.id]
+    newest = read_history(store, 1)[0].to_json()
+    assert {name: newest[name] for name in ("kind", "snapshot", "state", "reason", "code", "who", "volumes")} == {
+        "kind": "check", "snapshot": "weekly", "state": "done", "reason": "conflicts", "code": 1, "who": "ops@db7",
+        "volumes": {"rows": 7},
+    }  # fmt: skip
+
+
+def test_an_unreadable_outcome_is_named_in_history() -> None:
+    store = memory()
+    intent = begun(store, ago=3.0)
+    store.create(operation_key(intent.id, "outcome"), b"{" + b" " * 200 + b"}")
+    (found,) = read_history(store, 9)
+    assert found.outcome is None
+    assert "outcome.json" in found.problem
+    assert isinstance(read_under_way(store), list)
+
+
+def test_an_operation_begun_before_signs_were_stored_has_none() -> None:
+    store = memory()
+    begun(store, ago=1.0)
+    (found,) = read_under_way(store)
+    assert isinstance(found, UnderWay)
+    assert found.to_json(NOW)["nodes"] == []

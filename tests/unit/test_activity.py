@@ -161,7 +161,7 @@ class Locked(InMemoryStore):
 
     def delete(self, key: str) -> None:
         if "/sign-" in key and self.exists(key):
-            raise DeletionRefusedError("it is locked")
+            raise DeletionRefusedError(url=self.url, key=key, reason="it is locked")
         super().delete(key)
 
 
@@ -172,7 +172,7 @@ class Away(InMemoryStore):
 
     def create(self, key: str, body: bytes) -> None:
         if "/sign-" in key and not self.back.is_set():
-            raise StoreUnreachableError("the store is away")
+            raise StoreUnreachableError(url=self.url, reason="it does not answer")
         super().create(key, body)
 
 

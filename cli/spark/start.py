@@ -46,6 +46,7 @@ UNTRUSTED = "Exception while bootstrapping client"
 # What Spark logs before it ends because executors on Kubernetes ended one after the other.
 EXECUTORS_FAILED = "Max number of executor failures"
 CAUSED_BY = "Caused by: "
+IN_MAIN, INITIALIZER = 'Exception in thread "main" ', "java.lang.ExceptionInInitializerError"
 
 
 class SparkStartError(RefusedError):
@@ -264,4 +265,7 @@ def _reason(error: Exception, log: Path) -> str:
     if any(UNTRUSTED in line for line in logged):
         return "it and the cluster have different secrets (spark.authenticate.secret), or encrypt in different ways"
     reasons = [line for line in logged if "Exception" in line or "Reason: " in line]
-    return next(iter([*reasons, *logged[-1:], reason])).rpartition("Reason: ")[2]
+    first = next(iter([*reasons, *logged[-1:], reason])).rpartition("Reason: ")[2]
+    # A JVM that dies while a class is loaded says in its first line only that.
+    causes = [line.removeprefix(CAUSED_BY) for line in logged if line.startswith(CAUSED_BY)]
+    return f"{first}: {causes[-1]}" if causes and first == IN_MAIN + INITIALIZER else first

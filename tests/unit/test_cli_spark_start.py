@@ -26,6 +26,14 @@ io.fabric8.kubernetes.client.KubernetesClientTimeoutException: Timed out waiting
 """
 
 
+DIED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
+NO_HOST = """Exception in thread "main" java.lang.ExceptionInInitializerError
+\tat org.apache.spark.deploy.SparkSubmit.main(SparkSubmit.scala)
+Caused by: java.net.UnknownHostException: driver: driver: Name or service not known
+\t... 20 more
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "logged", "reason"),
     [
@@ -42,8 +50,19 @@ io.fabric8.kubernetes.client.KubernetesClientTimeoutException: Timed out waiting
             "its executors end as soon as they begin; their pods' logs say why, which"
             ' "kubernetes.executor.deleteOnTermination" = "false" in [spark] keeps',
         ),
+        (
+            DIED,
+            NO_HOST,
+            'Exception in thread "main" java.lang.ExceptionInInitializerError: java.net.UnknownHostException: driver:'
+            " driver: Name or service not known",
+        ),
+        (
+            DIED,
+            "Error: Could not create the Java Virtual Machine.\n",
+            "Error: Could not create the Java Virtual Machine.",
+        ),
     ],
-    ids=["wrapped", "plain", "executors"],
+    ids=["wrapped", "plain", "executors", "initializer", "no exception"],
 )
 def test_the_reason_is_the_first_cause(text: str, logged: str, reason: str, tmp_path: Path) -> None:
     log = tmp_path / "spark.log"

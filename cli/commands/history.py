@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "cutline/history/1"
 LAST = 20
+# What says nothing of how much work it was.
+UNSHOWN = ("groups",)
 
 
 def history(
@@ -86,6 +88,6 @@ def volumes_text(one: Ended) -> str:
     parts = [
         quantity_text(amount, unit) if unit == "bytes" else f"{count_text(amount)} {unit}"
         for unit, amount in one.volumes.items()
-        if amount
+        if amount and unit not in UNSHOWN
     ]
     return ", ".join(parts)

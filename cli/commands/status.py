@@ -33,7 +33,7 @@ Nodes = Annotated[bool, typer.Option("--nodes", help="Also ask every primary who
 def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False) -> None:
     """Show the operations without an outcome: how far each is, and whether its process is alive. Reads the store only.
 
-    A command shows signs of life after its first seconds. Without one for a minute, an operation is dead.
+    A process shows signs of life after its first seconds. If the next one is a minute late, it is called dead.
     """
     options = command_context(context)
     if watch and options.json:

@@ -31,12 +31,12 @@ from snapshots.records.operation_records import (
     read_intent,
 )
 from storage.errors import SnapshotError
-from storage.store import DeletionRefusedError, ObjectMissingError, ObjectStore
+from storage.store import ObjectMissingError, ObjectStore
 
 # How often the thread looks whether somebody asks to stop, and how often it stores a sign.
 LOOK_SECONDS, SIGN_SECONDS = 2.0, 6.0
-# Where nothing may be deleted, signs become ever rarer, so that few are left.
-RARER = 2.0
+# Where signs can't be stored, or those before not deleted, they become ever rarer: few are left.
+RARER, SIGN_SECONDS_MAX = 2.0, 300.0
 END_SECONDS_MAX = 5.0
 
 
@@ -146,7 +146,7 @@ class Activity:
         whole = paces.pop("")
         return SignOfLife(
             operation=signs.operation, kind=self._command.kind, snapshot=signs.snapshot, increment=signs.increment,
-            by=self._by, began_at=signs.began_at, seen_at=current_time(), phase=step.name,
+            by=self._by, began_at=signs.began_at, seen_at=current_time(), next_seconds=signs.rarer, phase=step.name,
             done=whole.reading.done, total=whole.reading.total, unit=whole.reading.unit, rate=_rounded(whole.rate),
             nodes=tuple(
                 NodeSign(
@@ -176,12 +176,16 @@ class _Signs:
 
     def store_next(self, sign: SignOfLife) -> None:
         """Store a sign, and delete the one before."""
-        before, self.due = self.number - 1, time.monotonic() + self.every_seconds
+        before, rarer = self.number - 1, self.rarer
+        self.due, self.every_seconds = time.monotonic() + self.every_seconds, rarer
         self.number = store_sign(self.store, sign, self.number) + 1
-        try:
-            self.store.delete(operation_key(self.operation, sign_name(before)))
-        except DeletionRefusedError:
-            self.every_seconds *= RARER
+        self.store.delete(operation_key(self.operation, sign_name(before)))
+        self.every_seconds = SIGN_SECONDS
+
+    @property
+    def rarer(self) -> float:
+        """The seconds to the sign after the next one, unless both can be stored and the one before deleted."""
+        return min(self.every_seconds * RARER, SIGN_SECONDS_MAX)
 
 
 def _clear(signs: _Signs | None) -> None:

@@ -20,7 +20,7 @@ from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife, read_cancel_request
 from storage.store import ObjectStore
 
-# A process stores a sign every few seconds. A store that does not answer, and clocks that differ, take their time.
+# How late a sign may be. A store that does not answer, and clocks that differ, take their time.
 DEAD_SECONDS = 60.0
 
 
@@ -93,7 +93,8 @@ class UnderWay:
 
     def state(self, now: datetime) -> ActivityState:
         """Whether its process shows signs of life."""
-        if self.seen_at is None or datetime.fromisoformat(self.seen_at) < now - timedelta(seconds=DEAD_SECONDS):
+        late_seconds = DEAD_SECONDS + (self.sign.next_seconds if self.sign else 0.0)
+        if self.seen_at is None or datetime.fromisoformat(self.seen_at) < now - timedelta(seconds=late_seconds):
             return ActivityState.DEAD
         return ActivityState.PUBLISHING if self.is_decided else ActivityState.RUNNING
 

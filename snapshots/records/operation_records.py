@@ -111,7 +111,7 @@ class NodeSign(Record, frozen=True, kw_only=True):
 
 
 class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
-    """How far an operation was at `seen_at`. Signs are numbered, and the newest counts.
+    """How far an operation was at `seen_at`; the next sign follows within `next_seconds`. The newest counts.
 
     `snapshot` is "" for all. `done`, `total`, `unit` and `rate` are of the step `phase`, `nodes` of its nodes as far as
     they are known, `seconds_left` of the whole operation; if it `is_rough`, it may be off by more than a fifth.
@@ -124,6 +124,7 @@ class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORM
     by: str
     began_at: Time
     seen_at: Time
+    next_seconds: Seconds
     phase: str
     done: Count
     total: Count | None

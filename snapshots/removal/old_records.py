@@ -8,7 +8,8 @@ These records are always kept:
 - of an operation that has left objects: its record proves that they are garbage;
 - of a create whose snapshot is being removed: its record proves whose the slots are that are still to be dropped.
 
-Signs of life of a check or a gc that was killed are removed after a day. All others are removed once their outcome is
+Signs of life are removed a day after their operation has ended, and those of a check or a gc that was killed a day
+after the last one. All others are removed once their outcome is
 RECORD_SECONDS old, the intent first and the outcome last. If gc dies between the two, the operation still has its
 outcome, and the next gc removes it. In the other order the operation would appear to be open.
 """
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import groupby
+from itertools import chain, groupby
 
 from snapshots.operations.signs import sign_numbers
 from snapshots.records.documents import ManifestError
@@ -77,17 +78,23 @@ class RecordJudge:
             (folder, tuple(group)) for folder, group in groupby(listed, key=lambda one: one.key.split("/", 2)[1])
         ]
         with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-            return list(threads.map(lambda one: self._judge_folder(*one), folders))
+            return list(chain.from_iterable(threads.map(lambda one: self._judge_folder(*one), folders)))
 
-    def _judge_folder(self, folder: str, listed: tuple[Listed, ...]) -> RecordFolder:
+    def _judge_folder(self, folder: str, listed: tuple[Listed, ...]) -> list[RecordFolder]:
         objects = tuple(sorted(listed, key=_removal_order))
-        if OPERATION_ID.fullmatch(folder):
-            if len(sign_numbers(one.key.split("/", 2)[2] for one in objects)) == len(objects):
-                is_over = objects[-1].created_at <= self.now - timedelta(seconds=SIGN_SECONDS)
-                why = GarbageReason.LEFT_OVER if is_over else GarbageReason.NEEDED
-                return RecordFolder(folder, objects, GarbageVerdict(why))
-            return RecordFolder(folder, objects, self._verdict(folder, objects[-1]))
-        return RecordFolder(folder, objects, None)
+        if not OPERATION_ID.fullmatch(folder):
+            return [RecordFolder(folder, objects, None)]
+        names = {one: one.key.split("/", 2)[2] for one in objects}
+        signs = tuple(one for one in objects if sign_numbers([names[one]]))
+        others = tuple(one for one in objects if one not in signs)
+        found = [RecordFolder(folder, others, self._verdict(folder, others[-1]))] if others else []
+        if signs:
+            is_open = INTENT in names.values() and OUTCOME not in names.values()
+            newest = max(one.created_at for one in objects)
+            is_over = not is_open and newest <= self.now - timedelta(seconds=SIGN_SECONDS)
+            why = GarbageReason.LEFT_OVER if is_over else GarbageReason.NEEDED
+            found.append(RecordFolder(folder, signs, GarbageVerdict(why)))
+        return found
 
     def _verdict(self, operation: str, last: Listed) -> GarbageVerdict:
         is_closed = last.key.endswith(f"/{OUTCOME}")

@@ -79,7 +79,8 @@ def write_lease(store: ObjectStore) -> None:
 
 SIGN = SignOfLife(
     operation=OPERATION.id, kind="create", snapshot="weekly", increment=0, by="cutline create weekly ops@db7:1",
-    began_at="2026-11-20T00:00:00Z", seen_at="2026-11-20T00:01:00Z", phase="copy", done=1, total=3, unit="tasks",
+    began_at="2026-11-20T00:00:00Z", seen_at="2026-11-20T00:01:00Z", next_seconds=12.0,
+    phase="copy", done=1, total=3, unit="tasks",
     rate=0.5, nodes=(NodeSign(node="a", done=1, total=3, unit="tasks", rate=0.5, seconds_left=4.0),), seconds_left=4.0,
     is_rough=False,
 )  # fmt: skip
@@ -151,6 +152,7 @@ VALID_VALUES = (
     ("in_recovery", True),
     ("rate", 1.5),
     ("seconds_left", 1.5),
+    ("next_seconds", 1.5),
     ("is_rough", True),
     ("is_called", True),
     ("cycles", True),

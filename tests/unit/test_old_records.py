@@ -19,6 +19,7 @@ from snapshots.operations.operation import (
     read_recorded_commits,
     record_outcome,
 )
+from snapshots.operations.signs import store_sign
 from snapshots.records.commits import commit_key
 from snapshots.records.operation_records import LeaseRenewal, operation_key, write_operation_record
 from snapshots.removal.garbage import GarbageReason, GarbageVerdict
@@ -28,6 +29,7 @@ from storage.local import LocalStore
 from storage.memory import InMemoryStore
 from storage.probe import PROBES, probe_store
 from storage.store import DeletionRefusedError, StoreUnreachableError, Unfinished
+from tests.unit.document_kinds import SIGN
 from tests.unit.made_commits import unused_url
 from tests.unit.made_garbage import StoreBuilder, backdate, count_kept, garbage_of, preview_gc, run_gc
 
@@ -224,3 +226,20 @@ def test_hidden_files_are_removed_if_they_are_older_than_every_open_operation(tm
     run_gc(store)
     assert not old.exists()
     assert new.exists()
+
+
+def test_signs_of_life_are_removed_once_nothing_can_follow_them() -> None:
+    made = StoreBuilder()
+    ended, running = made.begin_create("other"), made.begin_create("daily")
+    record_outcome(made.store, ended, "failed")
+    check = new_operation_id(datetime.now(UTC))
+    for operation in (ended.id, running.id, check):
+        store_sign(made.store, structs.replace(SIGN, operation=operation), 7)
+    keys = [operation_key(one, "sign-7") for one in (ended.id, check)]
+    assert garbage_of(made.store) == {}
+    backdate(made.store, 1.1)
+    assert garbage_of(made.store) == dict.fromkeys(keys, "left-over")
+    run_gc(made.store)
+    assert made.store.list_children(f"operations/{check}") == []
+    assert "sign-7.json" in made.store.list_children(f"operations/{running.id}")
+    assert "outcome.json" in made.store.list_children(f"operations/{ended.id}")

@@ -49,8 +49,8 @@ def sign(store: InMemoryStore, intent: Intent, *, ago: float, number: int = 1, n
     [
         (1.0, None, ActivityState.RUNNING),
         (DEAD_SECONDS + 1, None, ActivityState.DEAD),
-        (9 * DEAD_SECONDS, DEAD_SECONDS - 1, ActivityState.RUNNING),
-        (9 * DEAD_SECONDS, DEAD_SECONDS + 1, ActivityState.DEAD),
+        (9 * DEAD_SECONDS, SIGN.next_seconds + DEAD_SECONDS - 1, ActivityState.RUNNING),
+        (9 * DEAD_SECONDS, SIGN.next_seconds + DEAD_SECONDS + 1, ActivityState.DEAD),
     ],
 )
 def test_an_operation_is_dead_after_a_minute_without_a_sign(

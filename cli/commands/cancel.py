@@ -58,10 +58,10 @@ def _not_under_way(store: ObjectStore, operation: str) -> NotUnderWayError:
     # A listing may be out of date.
     ended = read_ended(store, operation)
     if ended is None or ended.outcome is None:
-        return NotUnderWayError(f"no operation {operation} is under way", hint="snapshot status lists those that are")
+        return NotUnderWayError(f"no operation {operation} is under way", hint="see which are: snapshot status")
     return NotUnderWayError(
         f"operation {operation} has ended: {ended.outcome.state} at {ended.outcome.ended_at}",
-        hint="nothing was changed; snapshot history lists what has ended",
+        hint="nothing was changed; see what has ended: snapshot history",
         details={"operation": operation, "state": ended.outcome.state},
     )
 

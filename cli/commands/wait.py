@@ -69,7 +69,8 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
         found = read_one(store, operation)
         if found is None:
             raise NoSuchOperationError(
-                f"no operation {operation} is in the store", hint="snapshot status and snapshot history list them"
+                f"no operation {operation} is in the store",
+                hint="see which there are: snapshot status   or: snapshot history",
             )
         if found.state(datetime.now(UTC)) is ActivityState.DEAD:
             raise OperationDeadError(

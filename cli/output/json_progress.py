@@ -54,7 +54,7 @@ class JsonProgress:
         """Write the last line of the previous step, and the first of `name`."""
         with self._lock:
             self._end("done")
-            self._step = _ShownStep(name, total, unit)
+            self._step = _ShownStep(name, total, unit, time.monotonic())
             self._show(self._step, "", "running")
 
     def advance(self, done: int) -> None:

@@ -30,6 +30,7 @@ from snapshots.records.operation_records import (
     read_cancel_request,
     read_intent,
 )
+from snapshots.records.store_identity import FLEET_KEY
 from storage.errors import SnapshotError
 from storage.store import ObjectMissingError, ObjectStore
 
@@ -111,7 +112,7 @@ class Activity:
                 with suppress(SnapshotError):
                     if signs is None or signs.operation != operation:
                         _clear(signs)
-                        signs = self._begin(operation) if operation else None
+                        signs = self._begin(operation)
                     if signs is None:
                         continue
                     if not signs.is_asked and (request := read_cancel_request(signs.store, operation)):
@@ -122,9 +123,11 @@ class Activity:
         finally:
             _clear(signs)
 
-    def _begin(self, operation: str) -> _Signs:
+    def _begin(self, operation: str) -> _Signs | None:
         """The signs of an operation, after those that its earlier processes have left."""
-        store = self._open_store()
+        if not operation or not (store := self._open_store()).exists(FLEET_KEY):
+            # Nothing is stored where `init` has not made a store.
+            return None
         snapshot, increment, began_at = self._command.snapshot, None, self.began_at
         with suppress(ObjectMissingError):
             intent = read_intent(store, operation)

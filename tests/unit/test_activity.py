@@ -17,10 +17,11 @@ from snapshots.operations.operation import begin, current_time, new_operation
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.signs import newest_sign, sign_numbers, store_sign
 from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife, write_operation_record
+from snapshots.records.store_identity import ensure_identity
 from storage.memory import InMemoryStore
 from storage.store import DeletionRefusedError, StoreUnreachableError
 from tests.held.retained_wal import Notes
-from tests.unit.document_kinds import SIGN
+from tests.unit.document_kinds import FLEET, SIGN
 from tests.unit.made_commits import memory, unused_url
 
 SECONDS_MAX = 20.0
@@ -52,6 +53,7 @@ def never(request: CancelRequest) -> None:
 
 
 def begun(store: InMemoryStore, kind: str = "create") -> Intent:
+    ensure_identity(store, FLEET)
     intent = new_operation(kind, "daily", 3, ("a",))
     begin(store, intent)
     return intent
@@ -209,3 +211,16 @@ def test_a_store_that_never_answers_holds_the_end_up_for_some_seconds_at_most(mo
         began = time.monotonic()
     assert time.monotonic() - began < 5.0
     answers.set()
+
+
+def test_nothing_is_stored_where_no_store_was_made() -> None:
+    store, looked = memory(), threading.Event()
+
+    def open_store() -> InMemoryStore:
+        looked.set()
+        return store
+
+    with Activity(Silent(), Command("check", "daily", "20261120T000000Z-000000000a"), open_store, never):
+        assert looked.wait(SECONDS_MAX)
+        time.sleep(0.1)
+    assert store.list("") == []

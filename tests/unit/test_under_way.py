@@ -19,6 +19,7 @@ from snapshots.operations.operation import Operation, begin, new_operation, reco
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.signs import store_sign
 from snapshots.records.operation_records import Intent, operation_key, read_cancel_request
+from snapshots.records.store_identity import ensure_identity
 from storage.errors import StoppedError
 from storage.ids import new_operation_id
 from storage.memory import InMemoryStore
@@ -88,6 +89,7 @@ def test_what_has_ended_is_not_under_way() -> None:
 
 def test_a_check_is_under_way_by_its_signs_alone() -> None:
     store = memory()
+    ensure_identity(store, FLEET)
     store_sign(store, structs.replace(SIGN, kind="check", snapshot="", increment=None, by=LABEL), 1)
     (found,) = read_under_way(store)
     document = found.to_json(datetime.fromisoformat(SIGN.seen_at))
@@ -192,6 +194,7 @@ def test_a_dead_restore_is_refused_with_what_ends_it() -> None:
 
 def test_a_dead_check_is_forgotten() -> None:
     store = memory()
+    ensure_identity(store, FLEET)
     store_sign(store, structs.replace(SIGN, kind="check", by=LABEL), 1)
     assert cancel(store) == {SIGN.operation: CancelResult.SETTLED}
     assert read_under_way(store) == []
@@ -206,6 +209,7 @@ def test_history_has_the_newest_first_with_what_is_known() -> None:
     record_outcome(store, first, "failed", "store-unreachable")
     record_outcome(store, second, "done")
     begun(store, ago=10.0)
+    ensure_identity(store, FLEET)
     other = new_operation_id(NOW)
     ending = Ending("done", "conflicts", 1, {"rows": 7})
     record_without_intent(store, Command("check", "weekly", other), Time.of(NOW), LABEL, ending)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from columns.arrow_numbers import to_numpy
+from columns.arrow_streams import to_stream
 from columns.bytes_column import runs
 from columns.python_workers import map_batches
 from fleet.progress import Progress, Silent
@@ -101,7 +102,7 @@ def load_rows(
         tasks: Iterator[LoadTask] = chain_of(
             _image_tasks(folded.local, feeds),
             _segment_tasks(sources, folded, feeds, store),
-            _base_tasks(sources, _groups_alone(sources, folded), changed, feeds, store),
+            base_tasks(sources, _groups_alone(sources, folded), changed, feeds, store),
         )
         spread = Spread(targets.parts, 0 if targets.is_routed else len(nodes))
         jobs: list[Callable[[], Counter[int]]] = []
@@ -120,17 +121,21 @@ def load_rows(
             broadcast.unpersist()
 
 
-def _base_tasks(
+def base_tasks(
     sources: Sources,
     alone: Mapping[int, frozenset[int]],
     changed: Mapping[int, Any],
     feeds: Mapping[int, Feed],
     store: StoreLocation,
 ) -> Iterator[BaseLoadTask]:
-    """The tasks of the base objects; `alone` as _groups_alone, `changed` by node number the broadcast keys."""
-    for base in sources.bases:
+    """The tasks of the base objects; `alone` as _groups_alone, `changed` by node number the broadcast keys.
+
+    Those of many nodes alternate: a job has only so many of them, and a node serves only so many at a time.
+    """
+    unfed = {one.number for one in sources.bases.nodes} - feeds.keys()
+    for base in sources.bases.without(unfed).interleaved():
         number = base.source.number
-        if number in feeds and (feed := feeds[number].select(base.groups)).targets:
+        if (feed := feeds[number].select(base.groups)).targets:
             yield BaseLoadTask(base, feed, changed.get(number), store, alone[number] & base.groups)
 
 
@@ -160,7 +165,8 @@ def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator
         for start in range(rows.start, rows.stop, IMAGES_PER_TASK):
             part = images.slice(start, min(IMAGES_PER_TASK, rows.stop - start)).select(["node", "group", "row", "key"])
             if (feed := feeds[number].select(pc.unique(part["group"]).to_pylist())).targets:
-                yield ImageLoadTask(f"images-{number}-{start - rows.start}", _stream_of(part), number, feed)
+                # Pickled, a slice would take its whole table with it.
+                yield ImageLoadTask(f"images-{number}-{start - rows.start}", to_stream(part), number, feed)
 
 
 def _segment_tasks(
@@ -171,14 +177,6 @@ def _segment_tasks(
         images = folded.segment_images.get(one.source.key)
         if images and one.source.number in feeds and (feed := feeds[one.source.number].select(images.groups)).targets:
             yield SegmentLoadTask(one, feed, images.flags, store)
-
-
-def _stream_of(table: pa.Table) -> bytes:
-    """The table as an Arrow stream: pickled, a slice would take its whole table with it."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
 
 
 def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:

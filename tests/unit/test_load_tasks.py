@@ -15,7 +15,7 @@ from storage.location import StoreLocation
 
 NODES, OBJECTS, GROUP, OTHER = tuple(f"n{number}" for number in range(40)), 50, 1, 2
 STORE = StoreLocation("memory://unused")
-TABLE = Group(GROUP, "t", ("public.t",), ("id",), ("id",), 1)
+TABLE = Group(GROUP, "public", "t", "default", 1, ())
 
 
 def made_sources() -> Sources:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,7 +95,7 @@ def hash_partitions(
             return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
         if folded.images is None:
             return PartitionHashes(base, combine_all([], 3))
-        images = _hash_images(folded.images, folded, copies, long_image_reader(sources, store))
+        images = hash_folded(folded.images, folded, copies, long_image_reader(sources, store))
         _note_incomplete(images.rows, copies, findings)
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
     finally:
@@ -212,8 +211,8 @@ def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
     return PartitionHashes(rows, versions)
 
 
-def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageReader) -> PartitionHashes:
-    """Hash the folded rows and their versions."""
+def hash_folded(images: DataFrame, folded: Fold, copies: Copies, reader: LongImageReader) -> PartitionHashes:
+    """Hash the rows that Spark has folded, and their versions."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     compared = _written_after_bases(copies)
@@ -221,8 +220,13 @@ def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageRea
     keys = ["node", "group", "partition"]
     entries = images.select(*keys, "key", "lsn", F.coalesce(ENTRY, F.xxhash64("key", "row")).alias(ENTRY))
     if folded.long_images is not None:
-        long_images = order_by_place(folded.long_images, _divide)
-        entries = entries.unionByName(map_batches(long_images, partial(hash_images, reader=reader), ENTRY_ROWS))
+        # A function's own goes with every task: the object lists of all nodes would.
+        sent = images.sparkSession.sparkContext.broadcast(reader)
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from hash_images(batches, sent.value)
+
+        entries = entries.unionByName(map_batches(order_by_place(folded.long_images, _divide), read, ENTRY_ROWS))
     table = (
         entries.groupBy(*keys)
         .agg(

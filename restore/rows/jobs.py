@@ -110,7 +110,7 @@ def load_rows(
             jobs.append(lambda: _load_images(session, images, feeds, spread))
         if (long_images := folded.long_images) is not None:
             reader = long_image_reader(sources, store)
-            jobs.append(lambda: _load_long_images(session, long_images, feeds, spread, reader))
+            jobs.append(lambda: load_long_images(session, long_images, feeds, spread, reader))
         limited = limited_sessions(session, targets.task_sessions, jobs=len(jobs) + 1)
         dealing = Dealing[LoadTask](lambda task: task.size, lambda task: task.nodes, limited)
         jobs.append(lambda: _run_tasks(session, tasks, dealing))
@@ -219,21 +219,29 @@ def _load_images(session: SparkSession, images: Any, feeds: Mapping[int, Feed], 
     return _run(session, map_batches(parts, load, LOADED_ROWS))
 
 
-def _load_long_images(
+def load_long_images(
     session: SparkSession,
-    images: Any,
+    images: DataFrame,
     feeds: Mapping[int, Feed],
     spread: Spread,
     reader: LongImageReader,
 ) -> Counter[int]:
+    """Load LONG_IMAGE_ROWS; each task reads where the lines are stored."""
+    # A function's own goes with every task: the object lists of all nodes would.
+    sent = session.sparkContext.broadcast(reader)
+
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        yield from load_images(reader.read_images(batches), feeds, f"long-{context.partitionId() if context else 0}")
+        lines = sent.value.read_images(batches)
+        yield from load_images(lines, feeds, f"long-{context.partitionId() if context else 0}")
 
-    chosen = order_by_place(images.where(f"node IN ({_numbers(feeds)})"), spread.divide)
-    return _run(session, map_batches(chosen, load, LOADED_ROWS))
+    try:
+        chosen = order_by_place(images.where(f"node IN ({_numbers(feeds)})"), spread.divide)
+        return _run(session, map_batches(chosen, load, LOADED_ROWS))
+    finally:
+        sent.unpersist()
 
 
 def _numbers(feeds: Mapping[int, Feed]) -> str:

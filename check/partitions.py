@@ -40,7 +40,7 @@ from wal.segments.segment_schema import DELETE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Of so many rows at once the columns of their hashes are small beside the rows.
+# Rows hashed in one batch: the columns of their hashes stay small beside the rows.
 HASHED_AT_ONCE = 1 << 19
 ENTRY_ROWS = f"node int, `group` int, partition int, key binary, lsn bigint, {ENTRY} bigint"
 ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]

@@ -45,8 +45,8 @@ from wal.segments.segments import read_events
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Of so many the driver holds the compressed events of primaries, so that their segments need not be read again: 10 to
-# 30 bytes each.
+# The driver keeps up to this many events of primaries (10 to 30 bytes each, compressed), so that their segments are not
+# read again.
 EVENTS_MAX = 2_000_000
 ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
 
@@ -120,7 +120,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
 
 
 def _read_events(store: ObjectStore, segment: Segment) -> pa.Table:
-    """The events as who reads only them finds them; raise ObjectDamagedError if they are not the segment's."""
+    """Read the events from the end of the segment, as create does; raise ObjectDamagedError if they are not its own."""
     events = read_events(store, segment)
     if np.isin(to_numpy(events["op"]), CHANGES).any():
         detail = "it has changes where its events should be"

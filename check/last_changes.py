@@ -7,7 +7,7 @@ hold, and what needs rows: groups without a key, and partial images.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 from columns.arrow_numbers import to_arrow
 from columns.arrow_streams import from_stream, to_stream
 from snapshots.fold import limits
-from snapshots.fold.by_segment import reported_max
+from snapshots.fold.by_segment import reported_shares
 from snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in
 from snapshots.fold.find_sources import Sources
 from snapshots.fold.local import last_changes
@@ -48,16 +48,22 @@ class LastChanges:
     is_complete: bool = True
 
     def add(self, table: pa.Table) -> None:
-        """Add rows as they are stored (SEGMENT_SCHEMA); raise ObjectDamagedError if they don't fit the commit."""
+        """Add rows as they are stored (SEGMENT_SCHEMA); raise ObjectDamagedError if they don't fit the commit.
+
+        Once there will be no report, does nothing.
+        """
+        if not self.is_complete:
+            return
         places = to_arrow(np.full(len(table), NO_PLACE, np.int64))
         with_places = pa.Table.from_arrays([*table.columns, places], schema=SEGMENT_SCHEMA.append(PLACE_FIELD))
         for converted in converted_to_cut(with_places, self.task.segment):
             for batch in changes_in(converted, self.task.segment, self.task.form):
                 found = pa.Table.from_batches([batch]).select(REPORTED_SCHEMA.names)
                 self.size_bytes += found.nbytes
-                self.is_complete &= found[ENTRY].null_count == 0 and self.size_bytes <= self.task.bytes_max
-                if self.is_complete:
-                    self.tables.append(found)
+                if found[ENTRY].null_count or self.size_bytes > self.task.bytes_max:
+                    self.is_complete, self.tables = False, []
+                    return
+                self.tables.append(found)
 
     def report(self) -> bytes | None:
         """The changes (REPORTED_SCHEMA, an Arrow stream); None if some need their rows, or they are too many."""
@@ -68,20 +74,28 @@ def last_tasks(sources: Sources) -> dict[str, LastTask]:
     """By object, what to find in each segment; nothing if Spark has to fold them."""
     if not sources.segments or sources.has_partials or sources.changes > limits.CHOSEN_CHANGES_MAX:
         return {}
+    if (shares := reported_shares(sources.segments)) is None:
+        return {}
     form = ChangeForm.of(sources, hashed=True)
-    return {one.source.key: LastTask(one, form, reported_max(one, sources)) for one in sources.segments}
+    return {one.source.key: LastTask(one, form, share) for one, share in zip(sources.segments, shares, strict=True)}
 
 
-def last_by_node(sources: Sources, reports: Mapping[str, bytes | None]) -> Iterator[pa.Table | None]:
+def last_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -> Iterator[pa.Table | None]:
     """For every node the last changes of its keys (node, and REPORTED_SCHEMA); None if Spark has to fold them.
 
-    One node's are in memory at a time.
+    One node's are in memory at a time: its reports are removed from `reports`.
     """
-    for number in sorted({one.source.number for one in sources.segments}):
-        streams = [reports.get(one.source.key) for one in sources.segments if one.source.number == number]
+    keys: dict[int, list[str]] = {}
+    for one in sources.segments:
+        keys.setdefault(one.source.number, []).append(one.source.key)
+    for number in sorted(keys):
+        streams = [reports.pop(key, None) for key in keys[number]]
         whole = [stream for stream in streams if stream is not None]
         if len(whole) < len(streams):
             yield None
             continue
         found = pa.concat_tables(map(from_stream, whole))
-        yield last_changes(found.append_column("node", to_arrow(np.full(len(found), number, np.int32))))
+        del streams, whole
+        last = last_changes(found.append_column("node", to_arrow(np.full(len(found), number, np.int32))))
+        del found
+        yield last

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +40,7 @@ from wal.segments.segment_schema import DELETE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Of so many rows at once the columns of their hashes are small beside the rows.
+# Rows hashed in one batch: the columns of their hashes stay small beside the rows.
 HASHED_AT_ONCE = 1 << 19
 ENTRY_ROWS = f"node int, `group` int, partition int, key binary, lsn bigint, {ENTRY} bigint"
 ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]
@@ -71,10 +70,12 @@ def hash_partitions(
     The last changes are those of `streams`, if they are there.
     """
     progress.step("fold changes")
-    reported: _Reported | None = None
+    reported: Reported | None = None
     if streams.sources:
         sources = streams.sources.without(findings.damaged)
-        reported = _hash_reported(sources, copies, streams.last)
+        reported = hash_reported(sources, copies, streams.last)
+        # Of damaged copies, and of all if Spark has to fold them: up to half a gigabyte.
+        streams.last.clear()
         folded = Fold(None, reported.changed, [], []) if reported else fold(session, sources, store, hashed=True)
     else:
         sources = _find_sources(copies, streams.store, findings)
@@ -94,7 +95,7 @@ def hash_partitions(
             return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
         if folded.images is None:
             return PartitionHashes(base, combine_all([], 3))
-        images = _hash_images(folded.images, folded, copies, long_image_reader(sources, store))
+        images = hash_folded(folded.images, folded, copies, long_image_reader(sources, store))
         _note_incomplete(images.rows, copies, findings)
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
     finally:
@@ -104,7 +105,7 @@ def hash_partitions(
 
 
 @dataclass(slots=True)
-class _Reported:
+class Reported:
     """What the reports of last changes give: combined hashes by node as in PartitionHashes, and `Fold.changed`."""
 
     rows: list[Sums] = field(default_factory=list)
@@ -112,14 +113,19 @@ class _Reported:
     changed: dict[int, dict[int, Keys]] = field(default_factory=dict)
 
 
-def _hash_reported(sources: Sources, copies: Copies, reports: Mapping[str, bytes | None]) -> _Reported | None:
-    """Hash the rows of which the tasks that read the segments have reported hashes; None if Spark has to fold them."""
-    found = _Reported()
+def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str, bytes | None]) -> Reported | None:
+    """Hash the rows of which the tasks that read the segments have reported hashes; None if Spark has to fold them.
+
+    What was used of `reports` is removed.
+    """
+    found, keys_bytes = Reported(), 0
     for last in last_by_node(sources, reports):
         if last is None:
             return None
         in_base = in_base_tables(last.select(["node", "group", "key", "op"]), sources)
-        if keys_size(in_base) > limits.CHOSEN_KEYS_BYTES_MAX:
+        # The driver holds the keys of all nodes, and so does a worker that has read objects of each.
+        keys_bytes += keys_size(in_base)
+        if keys_bytes > limits.CHOSEN_KEYS_BYTES_MAX:
             return None
         found.changed |= exact_keys(in_base).keys
         rows = last.filter(to_mask(to_numpy(last["op"]) != DELETE))
@@ -192,8 +198,9 @@ def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
     entries = to_numpy(images[ENTRY]).view(np.uint64) if has_entries else xxhash64(column_of(images["row"]), hashed)
     positions = BytesColumn(np.ascontiguousarray(lsn).view(np.uint8), np.arange(len(lsn) + 1, dtype=np.int64) * 8)
     is_compared = np.zeros(len(lsn), np.bool_)
-    for number, name in enumerate(copies.nodes):
-        of_node = node == number
+    # Of one node mostly: to ask for the positions of all would take seconds for each slice of a large fleet.
+    for number in np.unique(node).tolist():
+        name, of_node = copies.nodes[number], node == number
         is_compared |= of_node & (lsn >= copies.since(name))
         for recopied, position in copies.recopied_since(name).items():
             of_group = of_node & (group == recopied)
@@ -204,8 +211,8 @@ def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
     return PartitionHashes(rows, versions)
 
 
-def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageReader) -> PartitionHashes:
-    """Hash the folded rows and their versions."""
+def hash_folded(images: DataFrame, folded: Fold, copies: Copies, reader: LongImageReader) -> PartitionHashes:
+    """Hash the rows that Spark has folded, and their versions."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     compared = _written_after_bases(copies)
@@ -213,8 +220,13 @@ def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageRea
     keys = ["node", "group", "partition"]
     entries = images.select(*keys, "key", "lsn", F.coalesce(ENTRY, F.xxhash64("key", "row")).alias(ENTRY))
     if folded.long_images is not None:
-        long_images = order_by_place(folded.long_images, _divide)
-        entries = entries.unionByName(map_batches(long_images, partial(hash_images, reader=reader), ENTRY_ROWS))
+        # A function's own goes with every task: the object lists of all nodes would.
+        sent = images.sparkSession.sparkContext.broadcast(reader)
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from hash_images(batches, sent.value)
+
+        entries = entries.unionByName(map_batches(order_by_place(folded.long_images, _divide), read, ENTRY_ROWS))
     table = (
         entries.groupBy(*keys)
         .agg(

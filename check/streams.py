@@ -45,8 +45,8 @@ from wal.segments.segments import read_events
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Of so many the driver holds the compressed events of primaries, so that their segments need not be read again: 10 to
-# 30 bytes each.
+# The driver keeps up to this many events of primaries (10 to 30 bytes each, compressed), so that their segments are not
+# read again.
 EVENTS_MAX = 2_000_000
 ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
 
@@ -120,7 +120,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
 
 
 def _read_events(store: ObjectStore, segment: Segment) -> pa.Table:
-    """The events as who reads only them finds them; raise ObjectDamagedError if they are not the segment's."""
+    """Read the events from the end of the segment, as create does; raise ObjectDamagedError if they are not its own."""
     events = read_events(store, segment)
     if np.isin(to_numpy(events["op"]), CHANGES).any():
         detail = "it has changes where its events should be"
@@ -179,8 +179,8 @@ def _check_counts(task: StreamTask, counts: tuple[int, ...]) -> None:
 class StreamHashes:
     """Combined hashes of all streams by (node number, group), and each node's markers: position by content.
 
-    `store` is where the segments were read. By object, `last` are the reports of last changes, of `sources`, and
-    `events` those of primaries, if they were wanted.
+    `store` is where the segments were read. By object, `last` are the reports of last changes, of `sources`, until they
+    are used, and `events` those of primaries, if they were wanted.
     """
 
     sums: Sums
@@ -223,13 +223,14 @@ def hash_streams(
         for number, node in enumerate(copies.nodes)
         for one in segment_sources(copies.chain, number, node, copies.same_shard(node))
     ]
+    since = {node: copies.since(node) for node in copies.nodes}
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(one.segment.events for one in segments if _is_primary(one, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
     tasks = [
         StreamTask(
             one,
-            copies.since(one.source.node),
+            since[one.source.node],
             store,
             wanted.get(one.source.key),
             with_events and _is_primary(one, copies),

@@ -27,7 +27,7 @@ from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
 from storage.store import ObjectStore
 
-# Of so many objects at once the sizes are asked for.
+# Objects whose sizes are asked for in one batch.
 OBJECTS_AT_ONCE = 100_000
 
 

@@ -94,7 +94,8 @@ def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], r
 def _torn_pairs(by_node: pa.Table, torn: pa.Table) -> pa.Table:
     """The first NAMED_MAX transactions of every pair of nodes that differ in them, in PAIR_ORDER.
 
-    `by_node` are the parts, `torn` the transactions (global_id, node_count) that differ. PAIRS_AT_ONCE are in memory.
+    `by_node` are the parts, `torn` the transactions (global_id, node_count) that differ. In memory are PAIRS_AT_ONCE,
+    and of those before up to NAMED_MAX rows for each pair of nodes.
     """
     named: list[pa.Table] = []
     at = np.cumsum(to_numpy(torn["node_count"]).astype(np.int64) ** 2) // PAIRS_AT_ONCE

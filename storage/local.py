@@ -101,7 +101,7 @@ class LocalStore:
         check_range(start, length)
         with self._translate_errors(key), os.fdopen(open_object(self.root, check_key(key)), "rb") as file:
             file.seek(start)
-            # A reader believes what a document says of a size, and Python makes room for all of it.
+            # The requested length may come from a forged document; never allocate more than the file has.
             return file.read(min(length, max(os.fstat(file.fileno()).st_size - start, 0)))
 
     def size(self, key: str) -> int:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import islice
@@ -35,6 +35,7 @@ from benchmarks.growth.fleet_size import (
 from benchmarks.memory import peak_bytes
 from restore.copies.stored import find_listed_damage
 from snapshots.fold.find_sources import Sources, sources_of
+from snapshots.fold.sources import BaseSource
 from snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from snapshots.operations.spark_jobs import TASKS_PER_JOB_MAX
 from snapshots.records.chain import Chain
@@ -111,14 +112,14 @@ def measure(store: ListedStore) -> dict[str, Any]:
     sources: list[Sources] = []
     found["sources"] = measured(lambda: sources.append(sources_of(chains[0], tuple(full.parts), store)))
     found["objects"] = len(sources[0].bases)
-    found["tasks"] = measured(lambda: pass_jobs(sources[0]))
+    found["tasks"] = measured(lambda: pass_jobs(iter(sources[0].bases)))
     found["listings of a restore"] = measured(lambda: find_listed_damage(store, chains[0]))
+    found["tasks of a restore"] = measured(lambda: pass_jobs(sources[0].bases.interleaved()))
     return found
 
 
-def pass_jobs(sources: Sources) -> None:
+def pass_jobs(bases: Iterator[BaseSource]) -> None:
     """Hold the base sources of one job after the other."""
-    bases = iter(sources.bases)
     while list(islice(bases, TASKS_PER_JOB_MAX)):
         pass
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 from snapshots.operations.stored_objects import listed_sizes, sizes_of
 from snapshots.records.chain import Chain
-from snapshots.records.stored_object import BASE, DDL, LARGE_OBJECTS, LostList, ReadList, StoredObject, listed_objects
+from snapshots.records.stored_object import (
+    BASE,
+    DDL,
+    LARGE_OBJECTS,
+    LostList,
+    NamedObject,
+    ObjectList,
+    ReadList,
+    StoredObject,
+    listed_objects,
+)
 from storage.store import ObjectStore
 from wal.segments.archive import Segment
 
@@ -17,13 +28,26 @@ from wal.segments.archive import Segment
 class ChainObject:
     """An object that a chain lists, in the commit of `increment`; `node` is the one whose copy or DDL it is.
 
-    A lost object list stands for all objects that it listed.
+    An object list stands for all objects that it lists: until it is expanded, or if it is lost.
     """
 
     key: str
     node: str
     increment: int
-    stored: Segment | StoredObject | LostList
+    stored: Segment | StoredObject | ObjectList
+
+    @property
+    def count(self) -> int:
+        """How many objects it stands for."""
+        return self.stored.objects if isinstance(self.stored, ObjectList) else 1
+
+    def expand(self) -> Iterator[ChainObject]:
+        """Yield the objects that it stands for, a lost list as itself; raise RuntimeError if a list was not read."""
+        if not isinstance(self.stored, ObjectList) or isinstance(self.stored, LostList):
+            yield self
+            return
+        for one in listed_objects(self.stored):
+            yield ChainObject(one.key, self.node, self.increment, one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +63,28 @@ class Damage:
 Damages: TypeAlias = Mapping[str, Damage]
 
 
-def list_objects(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
-    """Yield the objects that the chain's commits list of these nodes, one node after the other."""
+def list_entries(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
+    """Yield what the chain's commits name of these nodes, one node after the other; object lists are not expanded."""
+    # A large fleet's commit has thousands of entries: they are gone through once, not once for every node.
+    by_node: dict[tuple[str, int], list[NamedObject]] = {}
+    for commit in chain.commits:
+        for entry in commit.entries:
+            by_node.setdefault((entry.node, commit.increment), []).append(entry)
     for node in nodes:
         for commit in chain.commits:
-            for segment in commit.segments.get(node, ()):
-                yield ChainObject(segment.key, node, commit.increment, segment)
-            for entry in commit.entries:
-                if entry.node != node:
-                    continue
-                if isinstance(entry, LostList):
-                    yield ChainObject(entry.key, node, commit.increment, entry)
-                for stored in listed_objects(entry):
-                    yield ChainObject(stored.key, node, commit.increment, stored)
+            of_node = (*commit.segments.get(node, ()), *by_node.get((node, commit.increment), ()))
+            yield from (ChainObject(one.key, node, commit.increment, one) for one in of_node)
+
+
+def list_objects(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
+    """Yield the objects that the chain's commits list of these nodes, one node after the other."""
+    for entry in list_entries(chain, nodes):
+        yield from entry.expand()
 
 
 def count_bytes(chain: Chain, shards: Collection[str]) -> int:
     """The bytes of all objects of the copies of these shards; those that a lost list listed are counted as one."""
-    nodes = [node for node in chain.baseline if chain.shard_of(node) in shards]
+    nodes = {node for node in chain.baseline if chain.shard_of(node) in shards}
     segments = sum(segment.size for node in nodes for segment in chain.segments(node))
     entries = [one for commit in chain.commits for one in commit.entries if one.node in nodes]
     return segments + sum(one.bytes if isinstance(one, ReadList) else one.size for one in entries)
@@ -80,8 +108,8 @@ def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
         sizes = {one.key: one.size for one in store.inventory(f"snapshots/{chain.name}")}
         return _find_damage(store, list_objects(chain, chain.baseline), sizes)
     found: dict[str, Damage] = {}
-    for node in chain.baseline:
-        objects = list(list_objects(chain, [node]))
+    for _, of_node in groupby(list_objects(chain, chain.baseline), lambda one: one.node):
+        objects = list(of_node)
         found |= _find_damage(store, objects, listed_sizes(store, (one.key for one in objects)))
     return found
 

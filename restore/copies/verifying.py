@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fleet.progress import Progress
 from restore.copies.choice import CopyChoice, Wanted, choose_copies, settle_copies
-from restore.copies.stored import ChainObject, CopyNeeds, Damage, Damages, find_listed_damage, list_objects, needs_other
+from restore.copies.stored import ChainObject, CopyNeeds, Damage, find_listed_damage, list_entries, needs_other
+from snapshots.operations.dealing import Dealing
 from snapshots.operations.spark_jobs import raise_first, run_many
 from snapshots.records.chain import Chain
 from storage.errors import ErrorReport, SnapshotError, report_of
@@ -18,23 +20,20 @@ from wal.segments.damage import ObjectDamagedError, read_listed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A task reads one object after the other, about as many bytes.
-TASK_BYTES = 64 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    """Objects to read and compare with their commits."""
+    """An object to read and compare with its commit."""
 
-    objects: tuple[ChainObject, ...]
+    one: ChainObject
     store: StoreLocation
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Which objects are damaged, or the error that ended the task."""
+    """What is wrong with the object, or the error that ended the task."""
 
-    damaged: tuple[Damage, ...] = ()
+    damage: Damage | None = None
     problem: ErrorReport | None = None
 
 
@@ -48,14 +47,14 @@ def verify_copies(
     opened = store.open()
     damages = find_listed_damage(opened, chain)
 
-    def verify(copies: str, nodes: Iterable[str]) -> dict[str, Damage]:
-        # Counted first: there may be more than the driver can hold.
-        total = sum(1 for _ in _by_bytes(_needed(chain, nodes, wanted, damages)))
+    def verify(copies: str, nodes: Sequence[str]) -> dict[str, Damage]:
+        # Counted first, by the commits: there may be more than the driver can hold.
+        total = sum(one.count for one in needed_entries(chain, nodes, wanted))
         if not total:
             return {}
-        progress.step(f"verify copies of {copies}", total=total, unit="tasks")
-        tasks = (VerifyTask(some, store) for some in _by_bytes(_needed(chain, nodes, wanted, damages)))
-        return _verify(session, tasks, progress)
+        progress.step(f"verify copies of {copies}", total=total, unit="objects")
+        objects = (one for one in needed_objects(chain, nodes, wanted) if one.key not in damages)
+        return _verify(session, (VerifyTask(one, store) for one in objects), progress, total)
 
     damages |= verify("primaries", wanted.nodes or chain.full.primaries)
     choice, _ = choose_copies(chain, wanted, damages)
@@ -64,50 +63,46 @@ def verify_copies(
     return settle_copies(opened, chain, wanted, damages)
 
 
-def _needed(chain: Chain, nodes: Iterable[str], wanted: Wanted, damages: Damages) -> Iterator[ChainObject]:
-    """The objects that the wanted groups need in the copies of these nodes, and the DDL and large objects of shards.
+def needed_entries(chain: Chain, nodes: Iterable[str], wanted: Wanted) -> Iterator[ChainObject]:
+    """The entries of commits that the wanted groups need in these nodes' copies; also DDL and large objects of shards.
 
-    Without those that are known to be damaged.
+    An object list is one if any of its objects may be needed.
     """
-    for node in nodes:
+    return _needed(chain, list_entries(chain, nodes), wanted)
+
+
+def needed_objects(chain: Chain, nodes: Iterable[str], wanted: Wanted) -> Iterator[ChainObject]:
+    """The objects among `needed_entries`, and those of its lists that are needed."""
+    objects = (one for entry in needed_entries(chain, nodes, wanted) for one in entry.expand())
+    return _needed(chain, objects, wanted)
+
+
+def _needed(chain: Chain, listed: Iterable[ChainObject], wanted: Wanted) -> Iterator[ChainObject]:
+    for node, of_node in groupby(listed, lambda one: one.node):
         copy, numbers = CopyNeeds.of(chain, node), wanted.numbers(chain, chain.shard_of(node))
-        for one in list_objects(chain, [node]):
-            is_needed = copy.groups_of(one) & numbers or wanted.takes(needs_other(chain, node, one))
-            if is_needed and one.key not in damages:
+        for one in of_node:
+            if copy.groups_of(one) & numbers or wanted.takes(needs_other(chain, node, one)):
                 yield one
 
 
-def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progress) -> dict[str, Damage]:
-    found: dict[str, Damage] = {}
-    for reports in run_many(session, verify_objects, tasks, progress):
+def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progress, total: int) -> dict[str, Damage]:
+    found, left, dealing = dict[str, Damage](), total, Dealing[VerifyTask](lambda task: task.one.stored.size)
+    for reports in run_many(session, verify_object, tasks, progress, dealing):
         raise_first([report.problem for report in reports])
-        found |= {damage.key: damage for report in reports for damage in report.damaged}
+        found |= {report.damage.key: report.damage for report in reports if report.damage}
+        left -= len(reports)
+    # Objects of lists that are of other groups, and those that were known to be damaged.
+    progress.advance(left)
     return found
 
 
-def _by_bytes(objects: Iterable[ChainObject]) -> Iterator[tuple[ChainObject, ...]]:
-    some: list[ChainObject] = []
-    size = 0
-    for one in objects:
-        some.append(one)
-        size += one.stored.size
-        if size >= TASK_BYTES:
-            yield tuple(some)
-            some, size = [], 0
-    if some:
-        yield tuple(some)
-
-
-def verify_objects(task: VerifyTask) -> VerifyReport:
-    """Read the task's objects."""
-    damaged: list[Damage] = []
+def verify_object(task: VerifyTask) -> VerifyReport:
+    """Read the task's object."""
+    one = task.one
     try:
-        store = task.store.open()
-        for one in task.objects:
-            try:
-                read_listed(store, one.node, one.key, (one.stored.size, one.stored.digest))
-            except ObjectDamagedError as error:
-                damaged.append(Damage(one.key, one.node, error.kind, error.detail))
+        read_listed(task.store.open(), one.node, one.key, (one.stored.size, one.stored.digest))
+    except ObjectDamagedError as error:
+        return VerifyReport(Damage(one.key, one.node, error.kind, error.detail))
     except SnapshotError as error:
         return VerifyReport(problem=report_of(error))
-    return VerifyReport(tuple(damaged))
+    return VerifyReport()

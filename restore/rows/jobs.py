@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from columns.arrow_numbers import to_numpy
+from columns.arrow_streams import to_stream
 from columns.bytes_column import runs
 from columns.python_workers import map_batches
 from fleet.progress import Progress, Silent
@@ -101,7 +102,7 @@ def load_rows(
         tasks: Iterator[LoadTask] = chain_of(
             _image_tasks(folded.local, feeds),
             _segment_tasks(sources, folded, feeds, store),
-            _base_tasks(sources, _groups_alone(sources, folded), changed, feeds, store),
+            base_tasks(sources, _groups_alone(sources, folded), changed, feeds, store),
         )
         spread = Spread(targets.parts, 0 if targets.is_routed else len(nodes))
         jobs: list[Callable[[], Counter[int]]] = []
@@ -109,7 +110,7 @@ def load_rows(
             jobs.append(lambda: _load_images(session, images, feeds, spread))
         if (long_images := folded.long_images) is not None:
             reader = long_image_reader(sources, store)
-            jobs.append(lambda: _load_long_images(session, long_images, feeds, spread, reader))
+            jobs.append(lambda: load_long_images(session, long_images, feeds, spread, reader))
         limited = limited_sessions(session, targets.task_sessions, jobs=len(jobs) + 1)
         dealing = Dealing[LoadTask](lambda task: task.size, lambda task: task.nodes, limited)
         jobs.append(lambda: _run_tasks(session, tasks, dealing))
@@ -120,17 +121,21 @@ def load_rows(
             broadcast.unpersist()
 
 
-def _base_tasks(
+def base_tasks(
     sources: Sources,
     alone: Mapping[int, frozenset[int]],
     changed: Mapping[int, Any],
     feeds: Mapping[int, Feed],
     store: StoreLocation,
 ) -> Iterator[BaseLoadTask]:
-    """The tasks of the base objects; `alone` as _groups_alone, `changed` by node number the broadcast keys."""
-    for base in sources.bases:
+    """The tasks of the base objects; `alone` as _groups_alone, `changed` by node number the broadcast keys.
+
+    Those of many nodes alternate: a job has only so many of them, and a node serves only so many at a time.
+    """
+    unfed = {one.number for one in sources.bases.nodes} - feeds.keys()
+    for base in sources.bases.without(unfed).interleaved():
         number = base.source.number
-        if number in feeds and (feed := feeds[number].select(base.groups)).targets:
+        if (feed := feeds[number].select(base.groups)).targets:
             yield BaseLoadTask(base, feed, changed.get(number), store, alone[number] & base.groups)
 
 
@@ -160,7 +165,8 @@ def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator
         for start in range(rows.start, rows.stop, IMAGES_PER_TASK):
             part = images.slice(start, min(IMAGES_PER_TASK, rows.stop - start)).select(["node", "group", "row", "key"])
             if (feed := feeds[number].select(pc.unique(part["group"]).to_pylist())).targets:
-                yield ImageLoadTask(f"images-{number}-{start - rows.start}", _stream_of(part), number, feed)
+                # Pickled, a slice would take its whole table with it.
+                yield ImageLoadTask(f"images-{number}-{start - rows.start}", to_stream(part), number, feed)
 
 
 def _segment_tasks(
@@ -171,14 +177,6 @@ def _segment_tasks(
         images = folded.segment_images.get(one.source.key)
         if images and one.source.number in feeds and (feed := feeds[one.source.number].select(images.groups)).targets:
             yield SegmentLoadTask(one, feed, images.flags, store)
-
-
-def _stream_of(table: pa.Table) -> bytes:
-    """The table as an Arrow stream: pickled, a slice would take its whole table with it."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
 
 
 def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
@@ -221,21 +219,29 @@ def _load_images(session: SparkSession, images: Any, feeds: Mapping[int, Feed], 
     return _run(session, map_batches(parts, load, LOADED_ROWS))
 
 
-def _load_long_images(
+def load_long_images(
     session: SparkSession,
-    images: Any,
+    images: DataFrame,
     feeds: Mapping[int, Feed],
     spread: Spread,
     reader: LongImageReader,
 ) -> Counter[int]:
+    """Load LONG_IMAGE_ROWS; each task reads where the lines are stored."""
+    # A function's own goes with every task: the object lists of all nodes would.
+    sent = session.sparkContext.broadcast(reader)
+
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        yield from load_images(reader.read_images(batches), feeds, f"long-{context.partitionId() if context else 0}")
+        lines = sent.value.read_images(batches)
+        yield from load_images(lines, feeds, f"long-{context.partitionId() if context else 0}")
 
-    chosen = order_by_place(images.where(f"node IN ({_numbers(feeds)})"), spread.divide)
-    return _run(session, map_batches(chosen, load, LOADED_ROWS))
+    try:
+        chosen = order_by_place(images.where(f"node IN ({_numbers(feeds)})"), spread.divide)
+        return _run(session, map_batches(chosen, load, LOADED_ROWS))
+    finally:
+        sent.unpersist()
 
 
 def _numbers(feeds: Mapping[int, Feed]) -> str:

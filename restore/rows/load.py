@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from columns.arrow_numbers import to_mask
+from columns.arrow_streams import from_stream
 from restore.rows.ledger import LoadError
 from restore.rows.load_target import Feed
 from restore.rows.loaders import loading
@@ -112,7 +113,7 @@ def load_task(task: LoadTask) -> LoadReport:
             case SegmentLoadTask():
                 return _load_segment(task)
             case ImageLoadTask():
-                return _load_images(pa.ipc.open_stream(task.stream), {task.source: task.feed}, task.name)
+                return _load_images(from_stream(task.stream).to_batches(), {task.source: task.feed}, task.name)
     except SnapshotError as error:
         return LoadReport(problem=report_of(error))
 

@@ -14,7 +14,7 @@ from columns.bytes_column import column_of, runs
 from columns.python_workers import map_batches
 from columns.row_batches import row_batches
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_sources import BaseSources
+from snapshots.fold.base_sources import BaseCursor, BaseSources
 from snapshots.fold.changed_keys import Keys
 from snapshots.fold.long_lines import PLACE_FIELD, line_names, read_with_places, with_stand_ins
 from snapshots.fold.sources import BaseSource, problem_row
@@ -100,12 +100,10 @@ def read_bases(
 
     def read_chosen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         bases, chosen = listed.value
-        first, part = 0, tuple[BaseSource, ...]()
+        cursor = BaseCursor(bases)
         for batch in batches:
             for number in chosen[to_numpy(batch.column(0))].tolist():
-                if not first <= number < first + len(part):
-                    first, part = bases.part_with(number)
-                yield from read(number, part[number - first])
+                yield from read(number, cursor.source(number))
 
     tasks = max(min(len(chosen), cores_of(spark).lanes_max), 1)
     return map_batches(spark.range(0, len(chosen), 1, tasks), read_chosen, columns)

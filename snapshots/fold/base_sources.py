@@ -1,12 +1,13 @@
-"""The sources that are objects of base copies: of those in object lists, one list's at a time are in memory.
+"""The sources that are objects of base copies.
 
-A fleet's copies may have millions of objects. The lists stay compressed, as they were read, here and in what is sent to
-executors.
+A fleet's copies may have millions of objects. So object lists stay compressed, as they were read, here and in what is
+sent to executors; one is expanded at a time, or of several nodes one each (`interleaved`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,9 @@ from columns.bytes_column import Ints
 from snapshots.fold.schema_at_cut import SchemaMapping
 from snapshots.fold.sources import BaseSource, Source
 from snapshots.records.stored_object import LostList, ObjectList, StoredObject, listed_objects
+
+# Of lists that are expanded at a time: 16 of 10,000 objects with rows of one table, which take 100 MB then.
+EXPANDED_BYTES_MAX = 48 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,11 @@ class ListedBases:
         """The sources."""
         return self.form.sources(listed_objects(self.listed))
 
+    @property
+    def list_bytes(self) -> int:
+        """The size of the list that `read` expands."""
+        return self.listed.size
+
     def __len__(self) -> int:
         return self.count
 
@@ -100,6 +109,11 @@ class HeldBases:
         """The sources."""
         return self.held
 
+    @property
+    def list_bytes(self) -> int:
+        """The size of the list that `read` expands: there is none."""
+        return 0
+
     def __len__(self) -> int:
         return len(self.held)
 
@@ -118,6 +132,10 @@ class NodeBases:
     def groups(self) -> frozenset[int]:
         """The numbers at the cut of the groups whose rows they have."""
         return frozenset[int]().union(*(part.groups for part in self.parts))
+
+    def __iter__(self) -> Iterator[BaseSource]:
+        for part in self.parts:
+            yield from part.read()
 
 
 # A cached property needs a dictionary.
@@ -140,8 +158,23 @@ class BaseSources:
         for part in self._parts:
             yield from part.read()
 
+    def interleaved(self) -> Iterator[BaseSource]:
+        """Yield the same sources, from many nodes in turn: from as many as have lists of EXPANDED_BYTES_MAX, or one."""
+        waiting = deque((max(part.list_bytes for part in node.parts), iter(node)) for node in self.nodes if node.parts)
+        begun, expanded = deque[tuple[int, Iterator[BaseSource]]](), 0
+        while begun or waiting:
+            while waiting and (not begun or expanded + waiting[0][0] <= EXPANDED_BYTES_MAX):
+                begun.append(waiting.popleft())
+                expanded += begun[-1][0]
+            size, sources = begun.popleft()
+            if (found := next(sources, None)) is not None:
+                begun.append((size, sources))
+                yield found
+            else:
+                expanded -= size
+
     def __getitem__(self, number: int) -> BaseSource:
-        """The source with this number; who needs several asks `part_with`."""
+        """The source with this number; who needs several asks a BaseCursor."""
         first, part = self.part_with(number)
         return part[number - first]
 
@@ -165,7 +198,7 @@ class BaseSources:
             wanted = groups.get(node.number, frozenset())
             for part in node.parts:
                 if not wanted.isdisjoint(part.groups):
-                    # Of a part with wanted rows alone no list is read.
+                    # If all groups of a part are wanted, its list need not be read.
                     is_whole = wanted.issuperset(part.groups)
                     has_rows = is_whole or [not wanted.isdisjoint(one.groups) for one in part.read()]
                     found.append(first + np.flatnonzero(np.broadcast_to(has_rows, len(part))))
@@ -180,3 +213,17 @@ class BaseSources:
     def _ends(self) -> tuple[int, ...]:
         """For each part the number after its last source."""
         return tuple(accumulate(map(len, self._parts)))
+
+
+class BaseCursor:
+    """Finds sources by their numbers. Fastest in the order of numbers: it keeps the part that it read last."""
+
+    def __init__(self, bases: BaseSources) -> None:
+        self._bases = bases
+        self._first, self._part = 0, tuple[BaseSource, ...]()
+
+    def source(self, number: int) -> BaseSource:
+        """The source with this number; raise IndexError."""
+        if not self._first <= number < self._first + len(self._part):
+            self._first, self._part = self._bases.part_with(number)
+        return self._part[number - self._first]

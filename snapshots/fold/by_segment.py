@@ -6,7 +6,7 @@ that transactions of gigabytes are never shuffled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,7 +90,9 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
         return None
     # The largest first.
     segments = sorted(sources.segments, key=lambda one: -one.source.size)
-    tasks = [SegmentTask(one, sources.multisets, reported_max(one, sources), store) for one in segments]
+    if (shares := reported_shares(segments)) is None:
+        return None
+    tasks = [SegmentTask(one, sources.multisets, share, store) for one, share in zip(segments, shares, strict=True)]
     reports = run_tasks(spark, find_last_changes, tasks, Silent(), Dealing(lambda task: task.segment.source.size))
     problems = [report.problem for report in reports if report.problem]
     if problems:
@@ -112,9 +114,16 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
     return ChosenChanges(in_base, _images_by_segment(last, segments), [])
 
 
-def reported_max(one: SegmentSource, sources: Sources) -> int:
-    """How many bytes of keys may be reported of a segment: its share by the number of changes."""
-    return max(REPORTED_BYTES_MAX * one.segment.changes // max(sources.changes, 1), REPORTED_BYTES_MIN)
+def reported_shares(segments: Sequence[SegmentSource]) -> list[int] | None:
+    """How many bytes of keys may be reported of each segment: REPORTED_BYTES_MAX, shared by the number of changes.
+
+    None if they are too many for each to have REPORTED_BYTES_MIN.
+    """
+    shared = REPORTED_BYTES_MAX - REPORTED_BYTES_MIN * len(segments)
+    if shared < 0:
+        return None
+    changes = max(sum(one.segment.changes for one in segments), 1)
+    return [REPORTED_BYTES_MIN + shared * one.segment.changes // changes for one in segments]
 
 
 def keys_size(changes: pa.Table) -> int:

@@ -33,7 +33,7 @@ CHANGE_ROWS = (
     "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary, place bigint"
 )
 # Beside them, in changes that are read to be compared: the hash over key and row, equal to Spark's xxhash64(key, row).
-# A row that has it is empty: nobody needs more of it. The others have none.
+# Where `entry` is set, `row` is empty; elsewhere `entry` is null.
 ENTRY = "entry"
 # Enough tasks that their different lengths even out; few, because a task costs more than reading a small segment.
 TASKS_PER_CORE = 2

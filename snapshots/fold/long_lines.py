@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from columns.arrow_numbers import to_arrow, to_mask
 from columns.bytes_column import Bytes, BytesColumn, Flags, column_of, gather
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_sources import BaseSources
+from snapshots.fold.base_sources import BaseCursor, BaseSources
 from snapshots.fold.sources import (
     BaseSource,
     SegmentSource,
@@ -105,9 +105,8 @@ class LongLines:
     """Reads long lines at their places. Fastest in the order of places: it keeps few objects in memory."""
 
     def __init__(self, store: ObjectStore, bases: BaseSources, segments: tuple[SegmentSource, ...]) -> None:
-        self._store, self._bases, self._segments = store, bases, segments
-        # The part of the bases with the base that was read last, and the number of its first.
-        self._first, self._part = 0, tuple[BaseSource, ...]()
+        self._store, self._bases, self._segments = store, BaseCursor(bases), segments
+        self._first_segment = len(bases)
         # The object that was read last, for errors.
         self.current_source: Source = (segments or bases)[0].source
         self._files: dict[int, pq.ParquetFile] = {}
@@ -150,11 +149,9 @@ class LongLines:
         return file
 
     def _source(self, number: int) -> BaseSource | SegmentSource:
-        if number >= len(self._bases):
-            return self._segments[number - len(self._bases)]
-        if not self._first <= number < self._first + len(self._part):
-            self._first, self._part = self._bases.part_with(number)
-        return self._part[number - self._first]
+        if number >= self._first_segment:
+            return self._segments[number - self._first_segment]
+        return self._bases.source(number)
 
 
 def _forget(held: dict[_Key, Any], sizes: Mapping[_Key, int]) -> None:

@@ -36,7 +36,6 @@ from snapshots.records.stored_object import (
     ReadList,
     StoredObject,
     compress_content,
-    listed_objects,
 )
 from storage.store import ObjectStore
 from storage.storing import create_or_find
@@ -124,7 +123,7 @@ def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
     check_stored(store, {one.key: one.size for one in commit.named})
     by_node = sorted(commit.object_lists, key=lambda one: one.node)
     for _, lists in groupby(by_node, lambda one: one.node):
-        objects = [stored for one in lists for stored in listed_objects(_read_list(store, commit, one)[0])]
+        objects = [stored for one in lists for stored in _read_list(store, commit, one)[1].objects]
         check_stored(store, {stored.key: stored.size for stored in objects})
 
 
@@ -182,11 +181,13 @@ def _read_each(
 
     def read(one: ObjectList) -> tuple[ObjectList, list[str]]:
         try:
-            return _read_list(store, commit, one)
+            content, found = _read_list(store, commit, one)
         except ObjectDamagedError as error:
             if not allow_damage:
                 raise
             return LostList(**structs.asdict(one), damage=error.kind, detail=error.detail), []
+        read = ReadList(**structs.asdict(one), content=compress_content(content))
+        return read, [stored.key for stored in found.objects]
 
     by_node = sorted(commit.object_lists, key=lambda one: one.node)
     with ThreadPoolExecutor(THREADS_MAX) as threads:
@@ -202,13 +203,12 @@ def _read_each(
                 yield one
 
 
-def _read_list(store: ObjectStore, commit: Commit, one: ObjectList) -> tuple[ReadList, list[str]]:
-    """The list, and the keys of the objects that it lists."""
+def _read_list(store: ObjectStore, commit: Commit, one: ObjectList) -> tuple[bytes, ListedObjects]:
+    """The list's document, as it is stored and parsed."""
     body = read_listed(store, one.node, one.key, (one.size, one.digest))
     content, _ = unseal(one.key, body)
     found: ListedObjects = parse_document(one.key, content, ListedObjects)
     check_about(one.key, (found.snapshot, found.operation), (commit.snapshot, commit.operation))
     with checking(one.key):
         check_listed(commit, one, found.objects)
-    read = ReadList(**structs.asdict(one), content=compress_content(content))
-    return read, [stored.key for stored in found.objects]
+    return content, found

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Report = TypeVar("Report")
 POLL_SECONDS = 0.3
-# Of tasks that are objects of base copies: 50 MB of them, and their reports; at 64 MB each they read more than 1 TB.
+# 20,000 base-object tasks take about 50 MB in the driver; at 64 MB each a job reads over 1 TB.
 TASKS_PER_JOB_MAX = 20_000
 
 

@@ -6,7 +6,7 @@ An increment's commit holds only what changed since the commit before. A Chain c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ from snapshots.records.commit import (
     Increment,
     Sequence,
 )
-from snapshots.records.stored_object import BASE, DDL, NamedObject, StoredObject, listed_objects
+from snapshots.records.stored_object import BASE, DDL, NamedObject, StoredObject
 from wal.segments.archive import Segment, check_contiguous
 
 T = TypeVar("T")
@@ -196,11 +196,6 @@ class Chain:
         """
         entries = (one for commit in self.commits for one in commit.entries)
         return tuple(one for one in entries if (one.kind, one.node) == (BASE, node))
-
-    def base_objects(self, node: str) -> Iterator[StoredObject]:
-        """Yield the objects of the node's base copies; raise RuntimeError if an object list was not read."""
-        for one in self.base_entries(node):
-            yield from listed_objects(one)
 
     def base_rows(self, node: str) -> Mapping[int, int]:
         """How many rows the node's base copies have, by the number under which they are stored."""

@@ -177,24 +177,18 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
         return (*(segment for segments in self.segments.values() for segment in segments), *self.entries)
 
     @property
-    def objects(self) -> Iterator[StoredObject]:
-        """Yield all objects of base copies and DDL that this commit adds; raise RuntimeError if a list was not read.
-
-        Those of one list at a time are in memory; those that a LostList lists are omitted.
-        """
-        for one in self.entries:
-            yield from listed_objects(one)
-
-    @property
     def named_and_listed(self) -> Iterator[Segment | NamedObject]:
-        """Yield whatever this commit adds: `named`, and what its lists list; raises as `objects` does."""
+        """Yield whatever this commit adds: `named`, and what its lists list; raise RuntimeError if one was not read.
+
+        The objects of one list at a time are in memory; those that a LostList lists are omitted.
+        """
         yield from self.named
         for one in self.object_lists:
             yield from listed_objects(one)
 
     @property
     def object_sizes(self) -> dict[str, int]:
-        """The size in bytes of every object that this commit adds, lists included, by key; raises as `objects` does."""
+        """The size in bytes of every object that this commit adds, lists included, by key; raises as the above."""
         return {one.key: one.size for one in self.named_and_listed}
 
 

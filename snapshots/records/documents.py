@@ -127,7 +127,7 @@ def parse_document(key: str, content: bytes, kind: Any) -> Any:
     with checking(key):
         from_json(content, _Tag)
         found = from_json(content, kind)
-        # Last, for it takes thirty times the memory of what is no such document at all.
+        # Check duplicate keys last: on a malformed document this takes thirty times its size.
         _check_keys(content)
         return found
 

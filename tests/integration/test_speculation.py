@@ -11,6 +11,7 @@ from snapshots.records.chains import read_chain
 from tests.commands.snapshot_runs import dropping_slots, sorted_copies
 from tests.integration.test_executors import CODE, GIVEN, ROOT, fleet_on, run_command
 from tests.spark.standalone_cluster import Worker, standalone_workers
+from tests.stores.listed import base_objects_of
 
 if TYPE_CHECKING:
     from embedded.fleet import EmbeddedFleet
@@ -67,7 +68,7 @@ def stored_rows(chain: Chain) -> dict[str, int]:
     """The rows of each node's base copy, as the commit lists its objects."""
     rows = dict.fromkeys(chain.baseline, 0)
     for node in chain.baseline:
-        rows[node] = sum(sum(one.rows.values()) for one in chain.base_objects(node))
+        rows[node] = sum(sum(one.rows.values()) for one in base_objects_of(chain, node))
     return rows
 
 

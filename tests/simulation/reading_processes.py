@@ -22,6 +22,7 @@ from tests.simulation.repository_promises import (
     may_be_gone,
 )
 from tests.simulation.store_processes import Process
+from tests.stores.listed import objects_of
 from wal.segments.damage import ObjectDamagedError, read_listed
 
 IDENTITY = StoreIdentity("f", "simulated")
@@ -64,7 +65,7 @@ def excusing_damage(process: Process, chain: Chain) -> Iterator[None]:
 
 def read_numbers(process: Process, chain: Chain, node: str) -> list[int]:
     """The numbers that a node's rows have at the chain's last cut."""
-    listed = [(one.key, (one.size, one.digest)) for one in chain.full.objects if one.node == node]
+    listed = [(one.key, (one.size, one.digest)) for one in objects_of(chain.full) if one.node == node]
     listed += [(one.key, (one.size, one.digest)) for one in chain.segments(node)]
     bodies = [read_listed(process.store, node, key, expected) for key, expected in listed]
     numbers: list[int] = []

@@ -5,19 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from xxhash import xxh64_intdigest
 
+import check.last_changes
+from check.copies import Copies
 from check.last_changes import LastChanges, last_by_node, last_tasks
+from check.partitions import hash_local, hash_reported
 from columns.bytes_column import HASH_SEED
-from snapshots.fold import limits
+from fleet.lsn import Lsn
+from snapshots.fold import by_segment, limits
 from snapshots.fold.base_sources import BaseSources
+from snapshots.fold.by_segment import in_base_tables, keys_size, reported_shares
 from snapshots.fold.changes import ENTRY
 from snapshots.fold.find_sources import Sources
 from snapshots.fold.fold import fold
 from snapshots.fold.long_lines import LONG_LINE_BYTES
 from snapshots.fold.sources import read_tables
+from snapshots.records.chain import Chain
 from storage.location import StoreLocation
+from storage.open import open_store
 from tests.spark.drawn_segments import (
     DELETED,
     INSERTED,
@@ -30,6 +39,7 @@ from tests.spark.drawn_segments import (
     last_of,
     store_segments,
 )
+from tests.unit.made_commits import commit, counted
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 if TYPE_CHECKING:
@@ -116,8 +126,8 @@ def test_what_is_too_much_or_needs_rows_is_left_to_spark(tmp_path: Path, monkeyp
     sources, reports = reported("keyless", one, keyless)
     assert (list(reports.values()), list(last_by_node(sources, reports))) == ([None], [None])
     sources, reports = reported("one", one)
-    assert [len(last) for last in last_by_node(sources, reports)] == [1]
     assert list(last_by_node(sources.without(NODES[:1]), reports)) == []
+    assert [len(last) for last in last_by_node(sources, reports)] == [1]
     with monkeypatch.context() as patch:
         patch.setattr("snapshots.fold.by_segment.REPORTED_BYTES_MAX", 0)
         patch.setattr("snapshots.fold.by_segment.REPORTED_BYTES_MIN", 0)
@@ -127,3 +137,97 @@ def test_what_is_too_much_or_needs_rows_is_left_to_spark(tmp_path: Path, monkeyp
     monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 1)
     with_partial = store_segments(tmp_path / "partial", [(0, [change(1, 1, b"k", PARTIAL, b"k\n")])])
     assert (len(last_tasks(sources)), last_tasks(with_partial)) == (1, {})
+
+
+def test_all_reports_together_have_no_more_than_the_driver_should_hold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sources = store_segments(tmp_path, drawn_changes())
+    count = len(sources.segments)
+    shares = reported_shares(sources.segments)
+    assert shares is not None
+    assert by_segment.REPORTED_BYTES_MAX - count < sum(shares) <= by_segment.REPORTED_BYTES_MAX
+    assert min(shares) >= by_segment.REPORTED_BYTES_MIN
+    monkeypatch.setattr(by_segment, "REPORTED_BYTES_MAX", by_segment.REPORTED_BYTES_MIN * count)
+    assert reported_shares(sources.segments) == [by_segment.REPORTED_BYTES_MIN] * count
+    assert len(last_tasks(sources)) == count
+    monkeypatch.setattr(by_segment, "REPORTED_BYTES_MAX", by_segment.REPORTED_BYTES_MIN * count - 1)
+    assert last_tasks(sources) == {}
+
+
+def test_what_will_not_be_reported_is_no_longer_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = store_segments(tmp_path, [(0, [change(1, 1, b"k", INSERTED, b"k\n")])])
+    (one,) = sources.segments
+    (table,) = [
+        found for found in read_tables(open_store(f"file://{tmp_path}", {}), one.source, SEGMENT_SCHEMA) if len(found)
+    ]
+    last = LastChanges(replace(last_tasks(sources)[one.source.key], bytes_max=100))
+    read, changes_in = list[int](), check.last_changes.changes_in
+
+    def counting(table: pa.Table, *rest: Any) -> Any:
+        read.append(len(table))
+        return changes_in(table, *rest)
+
+    monkeypatch.setattr(check.last_changes, "changes_in", counting)
+    last.add(table)
+    assert (last.is_complete, len(last.tables)) == (True, 2)
+    for _ in range(5):
+        last.add(table)
+    assert (last.is_complete, last.tables, last.report()) == (False, [], None)
+    assert len(read) < 5
+
+
+def test_a_report_is_released_once_it_was_used(tmp_path: Path) -> None:
+    sources, location = store_segments(tmp_path, drawn_changes()), StoreLocation(f"file://{tmp_path}")
+    reports = reports_of(sources, location)
+    found = last_by_node(sources, reports)
+    left = []
+    for _ in NODES:
+        next(found)
+        left.append(len(reports))
+    assert left == [len(sources.segments) // 2, 0]
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
+    """Two copies of one shard, which have the same WAL from position 150 on."""
+    monkeypatch.setattr(Copies, "since", lambda _self, _node: Lsn(150))
+    monkeypatch.setattr(Copies, "recopied_since", lambda _self, _node: {})
+    return Copies(NODES, dict.fromkeys(NODES, NODES[0]), Chain(counted(commit(0))))
+
+
+def test_the_keys_of_all_nodes_together_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: Copies
+) -> None:
+    sources, location = store_segments(tmp_path, drawn_changes()), StoreLocation(f"file://{tmp_path}")
+    sizes = [keys_size(in_base_tables(last, sources)) for last in last_by_node(sources, reports_of(sources, location))]
+    assert min(sizes) > 0
+    for too_many in (0, 1):
+        monkeypatch.setattr(limits, "CHOSEN_KEYS_BYTES_MAX", sum(sizes) - too_many)
+        assert (hash_reported(sources, copies, reports_of(sources, location)) is None) == bool(too_many)
+
+
+def test_only_the_nodes_that_have_rows_are_asked_for_their_positions(
+    monkeypatch: pytest.MonkeyPatch, copies: Copies
+) -> None:
+    asked: list[str] = []
+
+    def since(_copies: Copies, node: str) -> Lsn:
+        asked.append(node)
+        return Lsn(150)
+
+    monkeypatch.setattr(Copies, "since", since)
+    count = 4
+    images = pa.table(
+        {
+            "node": np.full(count, 1, np.int32), "group": np.ones(count, np.int32),
+            "partition": np.zeros(count, np.int32), "lsn": np.arange(count) * 100,
+            "key": [b"%d" % number for number in range(count)], ENTRY: np.arange(count),
+        }
+    )  # fmt: skip
+    found = hash_local(images, copies)
+    assert asked == [NODES[1]]
+    assert [[(key, value[0]) for key, value in one.as_dict().items()] for one in (found.rows, found.versions)] == [
+        [((1, 1, 0), 4)],
+        [((1, 1, 0), 2)],
+    ]

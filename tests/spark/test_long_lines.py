@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import pickle
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.serializers import CloudPickleSerializer
 
-from check.partitions import hash_images
+import check.partitions
+import restore.rows.jobs
+from check.copies import Copies
+from check.partitions import hash_folded, hash_images
 from columns.bytes_column import from_list, xxhash64
+from columns.python_workers import map_batches
 from fleet.lsn import Lsn
+from restore.rows.jobs import Spread, load_long_images
+from restore.rows.load_target import Feed
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold import changed_keys, key_history
 from snapshots.fold.base_rows import find_valid_rows
@@ -22,17 +32,19 @@ from snapshots.fold.key_filter import KeyFilter
 from snapshots.fold.long_lines import LONG_LINE_BYTES
 from snapshots.fold.overlay import KeySet
 from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, problem_of
+from snapshots.records.chain import Chain
 from storage.digest import digest
 from storage.location import StoreLocation
 from storage.open import open_store
 from tests.stores.damage import flip_byte
+from tests.unit.made_commits import commit, counted
 from wal.segments.archive import SegmentRange
 from wal.segments.parquet_objects import parquet_options
 from wal.segments.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
 from wal.segments.segments import create_segment
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 KEYED, BAG = 3, 7
 A, B, C = (letter * (LONG_LINE_BYTES + 1) for letter in (b"a", b"b", b"c"))
@@ -157,4 +169,35 @@ def test_a_long_line_damaged_after_its_first_read_is_a_problem(spark: SparkSessi
     flip_byte(tmp_path / key)
     reports = [problem_of(row["row"]) for row in long_rows(folded, sources, location) if row["group"] == PROBLEM]
     assert key in [report["details"]["object"] for report in reports if report]
+    folded.release()
+
+
+def test_what_tasks_need_to_read_long_images_is_broadcast(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task of a check, and one of a restore, takes no list of objects with it."""
+    sent: list[int] = []
+
+    def noting(rows: DataFrame, work: Any, schema: str) -> DataFrame:
+        sent.append(len(CloudPickleSerializer().dumps(work)))
+        return map_batches(rows, work, schema)
+
+    monkeypatch.setattr(check.partitions, "map_batches", noting)
+    monkeypatch.setattr(restore.rows.jobs, "map_batches", noting)
+    monkeypatch.setattr(restore.rows.jobs, "_run", lambda _session, _loaded: Counter[int]())
+    monkeypatch.setattr(Copies, "since", lambda _self, _node: Lsn(0))
+    monkeypatch.setattr(Copies, "recopied_since", lambda _self, _node: {})
+    sources, location = store_chain(tmp_path), StoreLocation(f"file://{tmp_path}")
+    unread = [BaseSource(Source(f"base/{number}", "a", 0, 1, ""), {1: 1}) for number in range(2, 3000)]
+    bases = BaseSources.of([*sources.bases, *unread])
+    sources = replace(sources, bases=bases)
+    folded = fold(spark, sources, location, hashed=True)
+    assert folded.images is not None
+    assert folded.long_images is not None
+    reader = long_image_reader(sources, location)
+    copies = Copies(("a",), {"a": "a"}, Chain(counted(commit(0))))
+    hash_folded(folded.images, folded, copies, reader)
+    load_long_images(spark, folded.long_images, {0: Feed({})}, Spread(1, 1), reader)
+    assert len(sent) == 2
+    assert max(sent) < len(pickle.dumps(bases)) / 10
     folded.release()

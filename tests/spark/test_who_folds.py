@@ -147,13 +147,18 @@ def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
     sources = store_segments(tmp_path, [(0, [ONE])])
     for module, name, value in (
         (snapshots.fold.limits, "CHOSEN_KEYS_BYTES_MAX", 0),
-        (snapshots.fold.by_segment, "REPORTED_BYTES_MIN", 0),
+        (snapshots.fold.by_segment, "REPORTED_BYTES_MAX", snapshots.fold.by_segment.REPORTED_BYTES_MIN - 1),
         (snapshots.fold.limits, "CHANGES_PER_SEGMENT", 2),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(snapshots.fold.by_segment, "REPORTED_BYTES_MAX", 0)
             patch.setattr(module, name, value)
             folded = fold(spark, sources, location, for_loading=True)
+        assert (folded.segment_images, folded.images is not None) == ({}, True)
+        folded.release()
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots.fold.by_segment, "REPORTED_BYTES_MAX", 1)
+        patch.setattr(snapshots.fold.by_segment, "REPORTED_BYTES_MIN", 1)
+        folded = fold(spark, sources, location, for_loading=True)
         assert (folded.segment_images, folded.images is not None) == ({}, True)
         folded.release()
     folded = fold(spark, sources, location, for_loading=True)

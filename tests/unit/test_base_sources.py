@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import pytest
 from msgspec import structs
 
-from snapshots.fold.base_sources import BaseForm, BasePart, BaseSources, HeldBases, ListedBases, NodeBases
+from snapshots.fold import base_sources
+from snapshots.fold.base_sources import (
+    BaseCursor,
+    BaseForm,
+    BasePart,
+    BaseSources,
+    HeldBases,
+    ListedBases,
+    NodeBases,
+)
 from snapshots.fold.conversions import Conversion
 from snapshots.fold.schema_at_cut import SchemaMapping
+from snapshots.fold.sources import BaseSource
 from snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from snapshots.records.chain import Chain
 from snapshots.records.keys import base_prefix
@@ -84,6 +94,9 @@ def test_listed_sources_are_those_of_the_objects(chosen: frozenset[int] | None) 
         first, part = found.part_with(number)
         assert part[number - first] == sources[number]
         assert len(part) <= 3
+    cursor = BaseCursor(found)
+    for number in (*range(len(found)), *reversed(range(len(found)))):
+        assert cursor.source(number) == sources[number]
     with pytest.raises(IndexError):
         found[len(found)]
     for number, one in ((0, "a"), (2, "b")):
@@ -104,12 +117,61 @@ def test_the_numbers_of_sources_with_some_rows_are_found() -> None:
         assert [number for number in numbers.tolist() if found[number].rows] == expected
 
 
+def test_a_cursor_reads_each_list_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, read, part_with = listed([form("a", 0)], made_lists(("a", 8))), list[int](), BaseSources.part_with
+
+    def noting(self: BaseSources, number: int) -> tuple[int, tuple[BaseSource, ...]]:
+        read.append(number)
+        return part_with(self, number)
+
+    monkeypatch.setattr(BaseSources, "part_with", noting)
+    cursor = BaseCursor(found)
+    assert [cursor.source(number) for number in range(8)] == list(found)
+    assert read == [0, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("at_once", "begin"), [(0, "aaaa"), (1, "aaaa"), (2, "abab"), (3, "abcababdabd"), (16, "abcdabd")]
+)
+def test_interleaved_sources_are_each_source_once_from_many_nodes_in_turn(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, begin: str
+) -> None:
+    """A node takes the place of one that has no more."""
+    counts = {"a": 8, "b": 5, "c": 1, "d": 7}
+    lists = {node: [structs.replace(one, size=1) for one in some] for node, some in made_lists(*counts.items()).items()}
+    monkeypatch.setattr(base_sources, "EXPANDED_BYTES_MAX", at_once)
+    found = listed([form(node, number) for number, node in enumerate(counts)], lists)
+    sources = list(found.interleaved())
+    assert len(sources) == len(found) == 21
+    assert "".join(one.source.node for one in sources).startswith(begin)
+    for number in range(len(counts)):
+        # Each of them once, and those of a node in their order.
+        assert [one for one in sources if one.source.number == number] == [
+            one for one in found if one.source.number == number
+        ]
+
+
+def test_the_first_of_interleaved_sources_are_those_of_many_nodes() -> None:
+    """Of sources that are held, and of lists, those of 50 nodes come in the first of a hundred."""
+    nodes = [f"n{number}" for number in range(50)]
+    held = BaseSources.of(
+        form(node, number).source(one) for number, node in enumerate(nodes) for one in made_objects(node, 60)
+    )
+    of_lists = listed(
+        [form(node, number) for number, node in enumerate(nodes)], made_lists(*((node, 60) for node in nodes))
+    )
+    for found in (held, of_lists):
+        assert {one.source.node for one in islice(found.interleaved(), 100)} == set(nodes)
+        assert sum(1 for _ in found.interleaved()) == len(found) == 3000
+    assert list(BaseSources().interleaved()) == []
+
+
 def test_nodes_are_left_out_and_the_others_keep_their_numbers() -> None:
     found = listed([form("a", 0), form("b", 1)], made_lists(("a", 4), ("b", 5)))
     left = found.without({0})
     assert [one.source.node for one in left] == ["b"] * 5
     assert {one.source.number for one in left} == {1}
-    assert BaseSources.of(left) != found
+    assert list(BaseSources.of(left)) == list(left)
     assert list(BaseSources.of(found)) == list(found)
     assert list(BaseSources()) == []
 

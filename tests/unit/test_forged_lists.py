@@ -19,6 +19,7 @@ from snapshots.records.commits import commit_key
 from snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, from_json, parse_document, seal, unseal
 from snapshots.records.stored_object import BASE, ListedObjects
 from storage.digest import digest
+from tests.stores.listed import objects_of
 from tests.unit.made_commits import commit, counted, memory
 from tests.unit.made_garbage import StoreBuilder
 from tests.unit.made_lists import NAME, SIZE, base_copies, listed, listed_full, shorten_lists, with_copies
@@ -89,7 +90,7 @@ def test_an_increment_cannot_list_an_object_of_the_full_snapshot() -> None:
     builder = StoreBuilder()
     listed_full(builder, NAME)
     chain = read_chain_lists(builder.store, read_chain(builder.store, NAME))
-    twice = next(stored for stored in chain.full.objects if stored.kind == BASE)
+    twice = next(stored for stored in objects_of(chain.full) if stored.kind == BASE)
     operation = builder.begin_create(NAME, 1)
     new = builder.new_commit(operation, builder.store_base(operation), chain=chain)
     changes = new.definition_changes

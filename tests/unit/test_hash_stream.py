@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+import check.streams
 import wal.segments.segments
-from check.streams import StreamReport, StreamTask, hash_stream
+from check.copies import Copies
+from check.findings import Findings
+from check.last_changes import LastTask
+from check.report import SnapshotReport
+from check.streams import StreamReport, StreamTask, hash_stream, hash_streams
 from columns.arrow_streams import from_stream
 from fleet.lsn import Lsn
+from fleet.progress import Silent
+from snapshots.fold.changes import ChangeForm
 from snapshots.fold.conversions import Conversion
 from snapshots.fold.schema_at_cut import SchemaMapping
 from snapshots.fold.sources import SegmentSource, Source
+from snapshots.records.chain import Chain
+from storage.local import LocalStore
 from storage.location import StoreLocation
+from tests.unit.made_commits import commit, counted
 from tests.unit.made_segments import HELD, event, table
 from wal.segments.archive import Segment
+from wal.segments.held_objects import HeldObjects
 from wal.segments.segments import create_segment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 GROUP, LINE = 7, b"1\tone\n"
 
@@ -49,6 +64,27 @@ def test_the_events_are_reported_as_they_are_stored(location: StoreLocation) -> 
     assert report.changes == 1
 
 
+def test_whatever_is_wanted_of_a_segment_is_found_in_one_read(
+    location: StoreLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment, read = stored_segment(location), list[str]()
+    read_range = LocalStore.read_range
+
+    def noting(self: LocalStore, key: str, start: int, length: int) -> bytes:
+        read.append(key)
+        return read_range(self, key, start, length)
+
+    monkeypatch.setattr(LocalStore, "read_range", noting)
+    source = Source(segment.key, "n1", 0, segment.size, segment.digest, segment=segment)
+    one = SegmentSource(source, segment, Lsn(200), frozenset(), {})
+    last = LastTask(one, ChangeForm(frozenset(), hashed=True), 1000)
+    report = hash_stream(StreamTask(one, Lsn(0), location, last, with_events=True))
+    assert report.last is not None
+    assert report.events is not None
+    assert (len(from_stream(report.last)), len(from_stream(report.events))) == (1, 1)
+    assert read == [segment.key]
+
+
 @pytest.mark.parametrize(("width", "is_damaged"), [(2, False), (3, True)])
 def test_a_line_that_does_not_fit_its_definition_is_damage(
     location: StoreLocation, width: int, *, is_damaged: bool
@@ -72,3 +108,28 @@ def test_what_the_commit_says_of_events_is_compared_although_they_were_read_with
     problem = hashed(location, replace(segment, **wrong)).problem
     assert problem is not None
     assert problem["details"]["kind"] == kind
+
+
+def test_positions_of_copies_are_asked_for_once_a_node(
+    location: StoreLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment, asked = stored_segment(location), list[str]()
+
+    def segments(_chain: Chain, number: int, node: str, _among: list[str]) -> list[SegmentSource]:
+        source = Source(segment.key, node, number, segment.size, segment.digest, segment=segment)
+        return [SegmentSource(source, segment, Lsn(200), frozenset(), {})] * 3
+
+    def since(_copies: Copies, node: str) -> Lsn:
+        asked.append(node)
+        return Lsn(0)
+
+    monkeypatch.setattr(check.streams, "segment_sources", segments)
+    monkeypatch.setattr(Copies, "since", since)
+    copies = Copies(("n1", "n2"), {"n1": "n1", "n2": "n1"}, Chain(counted(commit(0))))
+    findings = Findings(SnapshotReport("daily", 0))
+    found = hash_streams(cast("SparkSession", None), copies, HeldObjects(location), findings, Silent())
+    assert asked == ["n1", "n2"]
+    assert {node: count for (node, group), (count, *_) in found.sums.as_dict().items() if group == GROUP} == {
+        0: 3,
+        1: 3,
+    }

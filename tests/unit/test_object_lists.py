@@ -7,8 +7,9 @@ from msgspec import structs
 
 from snapshots.create.continuable import ChainObjectMissingError, check_objects
 from snapshots.operations import object_lists
-from snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
+from snapshots.operations.object_lists import check_commit_stored, read_chain_lists, split_entries, store_lists_above
 from snapshots.operations.operation import record_outcome
+from snapshots.operations.stored_objects import ObjectsNotStoredError
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_newest_part
 from snapshots.records.commit import DefinitionChanges
@@ -18,6 +19,7 @@ from snapshots.records.keys import base_prefix
 from snapshots.records.stored_object import BASE
 from snapshots.removal.survey import survey_snapshot
 from storage.store import ObjectStore
+from tests.stores.listed import objects_of
 from tests.unit.made_commits import commit, memory
 from tests.unit.made_garbage import StoreBuilder, garbage_of
 from tests.unit.made_lists import (
@@ -52,7 +54,7 @@ def test_a_commit_with_lists_has_the_same_objects() -> None:
     assert [one.objects for one in found.lists] == [3, 3, 1, 3, 3, 1]
     assert [stored.kind for stored in found.own_objects] == ["archive"]
     read = read_chain_lists(store, Chain(found)).full
-    assert {one.key: one for one in read.objects} == {one.key: one for one in new.objects}
+    assert {one.key: one for one in objects_of(read)} == {one.key: one for one in objects_of(new)}
     lists = store.inventory(f"snapshots/{NAME}/lists")
     assert read.object_sizes == new.object_sizes | {one.key: one.size for one in lists}
     # 14 base copies, the DDL, 6 lists and 2 segments; 10 bytes are in each segment.
@@ -78,7 +80,7 @@ def test_lists_that_tasks_stored_stay_beside_those_of_the_rest() -> None:
     found = put_listed(store, structs.replace(with_copies("b"), lists=by_tasks))
     read = read_chain_lists(store, Chain(found)).full
     expected = {one.key for node in "ab" for one in base_copies(node)}
-    assert {one.key for one in read.objects if one.kind == BASE} == expected
+    assert {one.key for one in objects_of(read) if one.kind == BASE} == expected
 
 
 def test_lists_of_tables_that_were_copied_again_stay_too() -> None:
@@ -109,9 +111,24 @@ def test_few_objects_stay_in_the_commit(monkeypatch: pytest.MonkeyPatch) -> None
 def test_objects_of_a_list_that_was_not_read_are_never_taken_for_none() -> None:
     store = memory()
     found = put_listed(store, with_copies())
-    for read in (lambda: found.objects, lambda: found.object_sizes, lambda: Chain(found).base_objects("a")):
+    for read in (lambda: found.named_and_listed, lambda: found.object_sizes):
         with pytest.raises(RuntimeError, match="was not read"):
             list(read())
+
+
+def test_lists_are_read_once_to_look_up_what_they_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = memory()
+    found = put_listed(store, with_copies())
+    sizes = read_chain_lists(store, Chain(found)).full.object_sizes
+    for key in sizes.keys() - set(store.list("snapshots")):
+        store.create(key, bytes(sizes[key]))
+    # Only lists that are kept are compressed.
+    monkeypatch.setattr(object_lists, "compress_content", lambda _: pytest.fail("compressed"))
+    check_commit_stored(store, found)
+    lost = base_copies("b")[4].key
+    store.delete(lost)
+    with pytest.raises(ObjectsNotStoredError, match=lost):
+        check_commit_stored(store, found)
 
 
 @pytest.mark.parametrize("kind", ["missing", "digest"])

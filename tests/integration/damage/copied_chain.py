@@ -20,6 +20,7 @@ from snapshots.records.stored_object import BASE
 from storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.refusing import execute
+from tests.stores.listed import objects_of
 
 NAME, DATABASE = "copied", "copies"
 TABLES = ("item", "log", "cleared", "first", "second")
@@ -83,7 +84,7 @@ class CopiedChain:
 
     def base(self, node: str, increment: int = 0) -> str:
         """The largest base object of the node's copy in the increment's commit."""
-        objects = [o for o in self.chain.commits[increment].objects if (o.kind, o.node) == (BASE, node)]
+        objects = [o for o in objects_of(self.chain.commits[increment]) if (o.kind, o.node) == (BASE, node)]
         return max(objects, key=lambda one: one.size).key
 
     def segment(self, node: str, increment: int) -> str:

@@ -23,6 +23,7 @@ from snapshots.records.commits import commit_key
 from storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute
+from tests.stores.listed import objects_of
 
 NAME = "chain"
 ONLY_PRIMARIES = "primaries"
@@ -59,10 +60,10 @@ class StoredChain:
 
     def key_by_kind(self) -> dict[str, str]:
         """Return one object of every kind, commits included."""
-        base = next(o.key for o in self.chain.full.objects if o.kind == "base" and o.node == "s2")
+        base = next(o.key for o in objects_of(self.chain.full) if o.kind == "base" and o.node == "s2")
         return {
             "base": base,
-            "DDL": next(o.key for o in self.chain.full.objects if o.kind == "archive" and o.node == "s1"),
+            "DDL": next(o.key for o in objects_of(self.chain.full) if o.kind == "archive" and o.node == "s1"),
             "segment of a primary": self.chain.increments[0].segments["s2"][0].key,
             "segment of a standby": self.chain.full.segments["s1-b1"][0].key,
             "full commit": commit_key(NAME, 0),
@@ -73,9 +74,9 @@ class StoredChain:
         """Return an object of every kind, each of another node or section where there are several."""
         full, increment = self.chain.full, self.chain.increments[0]
         return {
-            "base": next(one.key for one in self.chain.full.objects if one.kind == "base" and one.node == "s2"),
-            "DDL": next(one.key for one in full.objects if one.kind == "archive" and one.node == "s1"),
-            "other DDL": next(one.key for one in full.objects if one.kind == "archive" and one.node == "s2"),
+            "base": next(one.key for one in objects_of(self.chain.full) if one.kind == "base" and one.node == "s2"),
+            "DDL": next(one.key for one in objects_of(full) if one.kind == "archive" and one.node == "s1"),
+            "other DDL": next(one.key for one in objects_of(full) if one.kind == "archive" and one.node == "s2"),
             "segment": full.segments["s1-b1"][0].key,
             "segment of an increment": increment.segments["s1"][0].key,
         }

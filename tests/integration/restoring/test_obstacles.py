@@ -22,6 +22,7 @@ from snapshots.records.chains import read_chain
 from storage.errors import SnapshotError
 from tests.integration.refusing import NoSpark, execute
 from tests.integration.restoring.target_place import DATABASE, NAME, Place, hidden
+from tests.stores.listed import base_objects_of
 
 EXISTS = ("restore to other servers with --to FILE, or put the existing databases aside with --replace",)
 
@@ -53,7 +54,7 @@ def refusals(place: Place, target: Fleet, request: RestoreRequest) -> SnapshotEr
 
 
 def test_obstacles_of_the_store_and_of_all_nodes_are_named_at_once(place: Place) -> None:
-    lost = next(one.key for one in read_chain(place.fleet.store.open(), NAME).base_objects("s2"))
+    lost = next(one.key for one in base_objects_of(read_chain(place.fleet.store.open(), NAME), "s2"))
     ends = tuple(
         replace(node, dsn=node.dsn.replace(f"/{node.id}&", "/nowhere&")) if node.id == "s3" else node
         for node in place.target.nodes

@@ -1,0 +1,21 @@
+"""The objects that commits list, by themselves and in object lists that were read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit
+from snapshots.records.stored_object import StoredObject, listed_objects
+
+
+def objects_of(commit: Commit) -> Iterator[StoredObject]:
+    """Yield all objects of base copies and DDL that the commit adds."""
+    for one in commit.entries:
+        yield from listed_objects(one)
+
+
+def base_objects_of(chain: Chain, node: str) -> Iterator[StoredObject]:
+    """Yield the objects of the node's base copies."""
+    for one in chain.base_entries(node):
+        yield from listed_objects(one)

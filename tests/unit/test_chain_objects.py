@@ -1,0 +1,107 @@
+"""Which objects a restore has to verify: found by the entries of commits, of which lists are expanded last."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+import restore.copies.stored
+from fleet.tables.groups import Group
+from restore.copies.choice import Wanted
+from restore.copies.stored import ChainObject, count_bytes, list_entries, list_objects
+from restore.copies.verifying import needed_entries, needed_objects
+from snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
+from snapshots.records.chain import Chain
+from snapshots.records.commit import FullSnapshot
+from snapshots.records.keys import base_prefix
+from snapshots.records.stored_object import BASE, NamedObject, StoredObject, listed_objects
+from tests.unit.made_commits import commit, counted, memory
+from tests.unit.made_lists import NAME, OPERATION, shorten_lists
+
+GROUPS = tuple(Group(number, "public", f"t{number}", "default", 1, ()) for number in (1, 2, 3))
+OBJECTS, SIZE = 9, 10
+
+
+def base_objects(node: str) -> list[StoredObject]:
+    """Three of each group, in lists of three."""
+    prefix = base_prefix(NAME, node, OPERATION)
+    return [
+        StoredObject(f"{prefix}/part-{number:06d}.parquet", BASE, node, SIZE, "d", {number // 3 + 1: 1})
+        for number in range(OBJECTS)
+    ]
+
+
+@pytest.fixture
+def chain(monkeypatch: pytest.MonkeyPatch) -> Chain:
+    """The base copies of a are in lists, those of its standby b in the commit."""
+    shorten_lists(monkeypatch)
+    store, full = memory(), commit(0)
+    assert isinstance(full, FullSnapshot)
+    _, lists = split_entries(store_lists_above(store, NAME, OPERATION, base_objects("a"), 0))
+    full = structs.replace(full, groups={"a": GROUPS}, copied=tuple(base_objects("b")), lists=lists)
+    return read_chain_lists(store, Chain(counted(full)))
+
+
+@pytest.fixture
+def expanded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of lists that were expanded since."""
+    keys: list[str] = []
+
+    def noting(one: NamedObject) -> tuple[StoredObject, ...]:
+        keys.append(one.key)
+        return listed_objects(one)
+
+    monkeypatch.setattr(restore.copies.stored, "listed_objects", noting)
+    return keys
+
+
+def wanting(*numbers: int) -> Wanted:
+    groups = [group for group in GROUPS if group.number in numbers]
+    return Wanted(lambda _chain, _shard: groups, large_objects=False, use_backup_copies=True)
+
+
+def of_kind(found: list[ChainObject]) -> list[str]:
+    return [one.key for one in found if "/base/" in one.key]
+
+
+def test_objects_are_listed_by_node_and_commits_are_gone_through_once(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries, read = FullSnapshot.entries.fget, list[int]()
+    assert entries is not None
+
+    def noting(self: FullSnapshot) -> tuple[NamedObject, ...]:
+        read.append(self.increment)
+        return entries(self)
+
+    monkeypatch.setattr(FullSnapshot, "entries", property(noting))
+    found = list(list_objects(chain, ["b", "a"]))
+    assert read == [0]
+    segments = {node: [one.key for one in chain.full.segments[node]] for node in "ab"}
+    assert [one.key for one in found] == [
+        *segments["b"], *(one.key for one in base_objects("b")), *segments["a"],
+        *(one.key for one in base_objects("a")),
+    ]  # fmt: skip
+    assert [one.node for one in found] == ["b"] * (len(segments["b"]) + OBJECTS) + ["a"] * (
+        len(segments["a"]) + OBJECTS
+    )
+    assert sum(one.count for one in list_entries(chain, ["a", "b"])) == len(found)
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 3), (1, 2, 3)])
+def test_needed_objects_are_counted_without_their_lists_and_each_list_is_expanded_once(
+    chain: Chain, expanded: list[str], numbers: tuple[int, ...]
+) -> None:
+    wanted = wanting(*numbers)
+    total = sum(one.count for one in needed_entries(chain, "ab", wanted))
+    assert expanded == []
+    needed = list(needed_objects(chain, "ab", wanted))
+    assert of_kind(needed) == [one.key for node in "ab" for one in base_objects(node) if one.rows.keys() & set(numbers)]
+    assert total == len(needed)
+    assert len(expanded) == len(set(expanded)) == len(numbers)
+
+
+def test_the_bytes_of_shards_are_those_of_their_copies(chain: Chain) -> None:
+    segments = sum(one.size for listed in chain.full.segments.values() for one in listed)
+    assert count_bytes(chain, ["a"]) == segments + 2 * OBJECTS * SIZE
+    assert count_bytes(chain, ["other"]) == 0

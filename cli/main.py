@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -25,6 +26,7 @@ from cli.output.context import FLEET_FILE_DEFAULT, FLEET_VARIABLE, CommandContex
 from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
 from cli.output.failure import failure_of, naming_fleet, report
 from cli.output.results import write_document
+from cli.output.stopping import begin_stopping
 from storage.errors import UsageError
 
 PROGRAM = "snapshot"
@@ -224,6 +226,9 @@ def _given_fleet(shared: Sequence[str]) -> str | None:
 def main() -> None:
     """Run `snapshot` and exit. SIGTERM unwinds the stack as Ctrl-C does, so that cleanup runs."""
     signal.signal(signal.SIGTERM, _unwind)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Else it is ignored, as whoever started this process wants it.
+        signal.signal(signal.SIGINT, _interrupt)
     arguments = sys.argv[1:]
     try:
         code = run(arguments)
@@ -253,7 +258,13 @@ def _before_dashes(arguments: Sequence[str]) -> Sequence[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    begin_stopping()
+    signal.default_int_handler(number, frame)
+
+
 def _unwind(number: int, _frame: object) -> None:
+    begin_stopping()
     # Not SystemExit: only KeyboardInterrupt aborts a call into the JVM; anything else waits until the job ends.
     _signals.append(number)
     raise KeyboardInterrupt(number)

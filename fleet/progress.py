@@ -47,6 +47,9 @@ class Progress(Protocol):
     def reached(self, point: str, *, node: str = "") -> None:
         """Report that the crash point `point` is reached, on `node` if it is a point of every node."""
 
+    def ending(self) -> None:
+        """Report that the operation is done, only goes forward, or undoes what it began: nobody may stop it now."""
+
 
 class Silent:
     """A Progress that ignores everything."""
@@ -64,6 +67,9 @@ class Silent:
         """Ignore it."""
 
     def reached(self, point: str, *, node: str = "") -> None:
+        """Ignore it."""
+
+    def ending(self) -> None:
         """Ignore it."""
 
 
@@ -94,3 +100,7 @@ class Noting:
     def reached(self, point: str, *, node: str = "") -> None:
         """Pass it on."""
         self._target.reached(point, node=node)
+
+    def ending(self) -> None:
+        """Pass it on."""
+        self._target.ending()

@@ -33,6 +33,7 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
             yield
     except BaseException as error:
+        run.progress.ending()
         # Until it is known that nothing is left: this, too, may be interrupted.
         lease.stays_open = True
         run.release_tables()

@@ -156,6 +156,7 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
                 run.progress.reached(RestoreCrashPoint.CLOSED)
             # From here on another process may publish what this one has loaded.
             run.is_deciding = lease.stays_open = True
+            run.progress.ending()
             _decide(run)
             run.is_decided = True
             run.progress.reached(RestoreCrashPoint.DECIDED)

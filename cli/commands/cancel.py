@@ -7,19 +7,26 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.status import what_text
 from cli.output.context import command_context
-from cli.output.exit_codes import BUSY, DONE, REFUSED
+from cli.output.exit_codes import BUSY, DONE, REFUSED, UNREACHABLE
 from cli.output.format import name_fleet
+from cli.output.operations import check_operation, check_snapshot, what_text
 from cli.output.results import emit, progress
 from snapshots.activity.cancelling import Cancelled, CancelResult, cancel_operations
 from snapshots.activity.history import read_ended
 from snapshots.activity.under_way import UnderWay, read_under_way
+from snapshots.records.store_identity import open_own_store
 from storage.errors import RefusedError, UsageError
 from storage.store import ObjectStore
 
 SCHEMA = "cutline/cancel/1"
-CODES = {CancelResult.TOO_LATE: REFUSED, CancelResult.REFUSED: REFUSED, CancelResult.STILL_RUNNING: BUSY}
+CODES = {
+    CancelResult.TOO_LATE: REFUSED,
+    CancelResult.REFUSED: REFUSED,
+    CancelResult.UNREACHABLE: UNREACHABLE,
+    CancelResult.STILL_RUNNING: BUSY,
+    CancelResult.BUSY: BUSY,
+}
 
 
 class NotUnderWayError(RefusedError):
@@ -36,21 +43,24 @@ def cancel(
     every: Annotated[bool, typer.Option("--all", help="All operations of the fleet.")] = False,
     wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait until they end.")] = 60.0,
 ) -> None:
-    """Stop operations that run anywhere: they clean up as on Ctrl-C and exit 8. Settles those whose process is gone.
+    """Stop operations that run anywhere: they clean up as on Ctrl-C and exit 8. Settles what shows no sign of life.
 
-    Exits 0 once all have stopped, 3 if one was done before or can only go forward, 7 if one still runs.
+    Exits 0 once all have stopped, 3 if one was done before or can only go forward, 7 if one still runs. To settle one
+    dead create settles all, as the next create does.
     """
     if (operation is not None) + (name is not None) + every != 1:
         raise UsageError("name what to cancel", hint="snapshot cancel OPERATION, or --name NAME, or --all")
     options = command_context(context)
     fleet = options.load_fleet()
-    store = fleet.store.open()
-    chosen = [one for one in read_under_way(store) if every or operation == one.id or (name and name == one.snapshot)]
+    wanted = check_operation(operation) if operation is not None else None
+    check_snapshot(name)
+    store = open_own_store(fleet)
+    chosen = [one for one in read_under_way(store) if every or wanted == one.id or name == one.snapshot]
     if not chosen and operation is not None:
         raise _not_under_way(store, operation)
     with progress(context) as shown:
         results = cancel_operations(fleet, chosen, wait, shown)
-    emit(context, document_of(results), [name_fleet(line, options.given_fleet) for line in lines_of(results)])
+    emit(context, document_of(results), [name_fleet(line, options.given_fleet) for line in lines_of(results, name)])
     raise typer.Exit(max((CODES.get(one.result, DONE) for one in results), default=DONE))
 
 
@@ -83,9 +93,10 @@ def document_of(results: Iterable[Cancelled]) -> dict[str, Any]:
     }
 
 
-def lines_of(results: list[Cancelled]) -> list[str]:
+def lines_of(results: list[Cancelled], name: str | None = None) -> list[str]:
     """The output for people."""
-    return [_line(one.operation, one) for one in results] or ["no operation is under way"]
+    nothing = f"no operation of snapshot {name} is under way" if name else "no operation is under way"
+    return [_line(one.operation, one) for one in results] or [nothing]
 
 
 def _line(operation: UnderWay, one: Cancelled) -> str:

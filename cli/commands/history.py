@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.output.context import command_context
-from cli.output.format import count_text, quantity_text, seconds_text
+from cli.output.format import seconds_text
+from cli.output.operations import check_snapshot, result_text, volumes_text, what_text
 from cli.output.results import emit
 from cli.output.stopping import owner_text
 from snapshots.activity.history import Ended, read_history
+from snapshots.records.store_identity import open_own_store
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = "cutline/history/1"
 LAST = 20
-# What says nothing of how much work it was.
-UNSHOWN = ("groups",)
 
 
 def history(
@@ -33,7 +33,7 @@ def history(
     Records of what has committed stay as long as the snapshot; gc removes others after 30 days.
     """
     options = command_context(context)
-    found = read_history(options.load_fleet().store.open(), last, name)
+    found = read_history(open_own_store(options.load_fleet()), last, check_snapshot(name))
     emit(context, document_of(found), [] if options.json else lines_of(found))
 
 
@@ -66,28 +66,3 @@ def line_of(one: Ended) -> str:
     took = "" if one.seconds is None else f", {seconds_text(one.seconds)}"
     volumes = f", {text}" if (text := volumes_text(one)) else ""
     return f"operation {one.id} ({what_text(one)}): {result_text(one)}{took}{volumes}"
-
-
-def what_text(one: Ended) -> str:
-    """`create nightly, increment 3`."""
-    what = f"{one.kind or 'unknown'} {one.snapshot}".rstrip()
-    return f"{what}, increment {one.increment}" if one.increment else what
-
-
-def result_text(one: Ended) -> str:
-    """`done`, or how it failed: the error's name, and the exit code."""
-    if one.outcome is None:
-        return f"unknown: {one.problem}"
-    reason = f": {one.outcome.reason}" if one.outcome.reason else ""
-    code = f" (exit {one.code})" if one.code else ""
-    return f"{one.outcome.state}{reason}{code}"
-
-
-def volumes_text(one: Ended) -> str:
-    """`1,000 rows, 2.0 MiB`."""
-    parts = [
-        quantity_text(amount, unit) if unit == "bytes" else f"{count_text(amount)} {unit}"
-        for unit, amount in one.volumes.items()
-        if amount and unit not in UNSHOWN
-    ]
-    return ", ".join(parts)

@@ -12,12 +12,14 @@ import typer
 
 from cli.output.context import command_context
 from cli.output.format import age_text, name_fleet, quantity_text, seconds_text
+from cli.output.operations import what_text
 from cli.output.results import drawn_live, emit
 from cli.output.stopping import owner_text
 from fleet.config import Fleet
 from fleet.nodes.lock_holders import LockAnswer, ask_lock_holders
 from fleet.progress import Reading
 from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
+from snapshots.records.store_identity import open_own_store
 from storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class StatusReport:
 
 def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
     """Read the operations from the store; with `nodes`, ask the primaries, too."""
-    found = read_under_way(fleet.store.open())
+    found = read_under_way(open_own_store(fleet))
     return StatusReport(found, ask_lock_holders(fleet) if nodes else [], datetime.now(UTC))
 
 
@@ -109,12 +111,6 @@ def _table(found: list[UnderWay], now: datetime) -> RenderableType:
     return table
 
 
-def what_text(one: UnderWay) -> str:
-    """`create nightly, increment 3`."""
-    what = f"{one.kind or 'unknown'} {one.snapshot}".rstrip()
-    return f"{what}, increment {one.increment}" if one.increment else what
-
-
 def _done_text(reading: Reading) -> str:
     if reading.total is None:
         return quantity_text(reading.done, reading.unit) if reading.done else ""
@@ -136,9 +132,8 @@ def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
     """What to do about dead operations, and who was asked to stop."""
     lines = []
     for one in found:
-        if one.problem:
-            lines.append(f"operation {one.id}: {one.problem}")
-        elif one.state(now) is ActivityState.DEAD:
+        lines += [f"operation {one.id}: {problem}" for problem in one.problems]
+        if one.is_known and one.state(now) is ActivityState.DEAD:
             lines.append(f"operation {one.id} shows no sign of life; {_remedy(one)}")
         if one.request is not None:
             lines.append(f"operation {one.id}: {owner_text(one.request.by)} asked it to stop at {one.request.asked_at}")
@@ -148,6 +143,5 @@ def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
 def _remedy(one: UnderWay) -> str:
     if one.opened is None:
         return f"it has left nothing; to forget it: snapshot cancel {one.id}"
-    if one.kind == "restore":
-        return one.remedy
-    return f"{one.remedy}; at once: snapshot cancel {one.id}"
+    # A removal can't be undone once it has begun to remove.
+    return f"{one.remedy}; at once: snapshot cancel {one.id}" if one.kind == "create" else one.remedy

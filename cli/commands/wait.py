@@ -8,14 +8,17 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.history import document_of, line_of
+from cli.commands.history import SCHEMA
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, REFUSED
+from cli.output.format import seconds_text
+from cli.output.operations import check_operation, result_text, volumes_text, what_text
 from cli.output.results import emit, progress
 from fleet.config import Fleet
 from fleet.progress import Progress, Reading
 from snapshots.activity.history import Ended, read_ended
 from snapshots.activity.under_way import ActivityState, UnderWay, read_one
+from snapshots.records.store_identity import open_own_store
 from storage.errors import BusyError, RefusedError
 
 POLL_SECONDS = 1.0
@@ -41,19 +44,26 @@ def wait(
         float | None, typer.Option("--wait", min=0, metavar="SECONDS", help="How long at most. Default: any time.")
     ] = None,
 ) -> None:
-    """Wait until an operation ends, and exit with the exit code of its command. Exits 3 if its process is gone."""
+    """Wait until an operation ends, and exit with the exit code of its command; with 3 if it shows no sign of life."""
     fleet = command_context(context).load_fleet()
     with progress(context) as shown:
-        ended = await_end(fleet, operation, seconds, shown)
-    emit(context, document_of([ended]), [line_of(ended)])
+        ended = await_end(fleet, check_operation(operation), seconds, shown)
+    emit(context, {"schema": SCHEMA, "operations": [ended.to_json()]}, [line_of(ended)])
     raise typer.Exit(code_of(ended))
 
 
 def code_of(ended: Ended) -> int:
     """The exit code of the operation's command; of a settled one, by whether it was done."""
-    if ended.code is not None:
-        return ended.code
-    return DONE if ended.outcome is not None and ended.outcome.state == "done" else REFUSED
+    if ended.outcome is None or ended.outcome.state != "done":
+        return ended.code or REFUSED
+    return DONE if ended.code is None else ended.code
+
+
+def line_of(one: Ended) -> str:
+    """The operation on one line."""
+    took = "" if one.seconds is None else f", {seconds_text(one.seconds)}"
+    volumes = f", {text}" if (text := volumes_text(one)) else ""
+    return f"operation {one.id} ({what_text(one)}): {result_text(one)}{took}{volumes}"
 
 
 def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Progress) -> Ended:
@@ -61,7 +71,7 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
 
     Raises NoSuchOperationError, OperationDeadError, StillRunningError, ManifestError, StoreUnreachableError.
     """
-    store, deadline, phase = fleet.store.open(), None if seconds is None else time.monotonic() + seconds, ""
+    store, deadline, phase = open_own_store(fleet), None if seconds is None else time.monotonic() + seconds, ""
     while True:
         ended = read_ended(store, operation)
         if ended is not None and ended.outcome is not None:
@@ -74,7 +84,7 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
             )
         if found.state(datetime.now(UTC)) is ActivityState.DEAD:
             raise OperationDeadError(
-                f"operation {operation} shows no sign of life since {found.seen_at}",
+                f"operation {operation} shows no sign of life" + (f" since {found.seen_at}" if found.seen_at else ""),
                 hint="see what settles it: snapshot status",
             )
         phase = _show(found, phase, progress)

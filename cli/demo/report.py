@@ -161,6 +161,10 @@ class CutWatch:
         """Forward the call."""
         self._shown.reached(point, node=node)
 
+    def ending(self) -> None:
+        """Forward the call."""
+        self._shown.ending()
+
 
 def longest_within(latencies: LatencyLog, windows: tuple[Window, ...]) -> float | None:
     """The longest transaction that overlaps one of the windows, in seconds."""

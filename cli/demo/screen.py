@@ -110,6 +110,9 @@ class Screen:
     def reached(self, point: str, *, node: str = "") -> None:
         """Ignore the point: the story has its own chapters."""
 
+    def ending(self) -> None:
+        """Ignore it: the demo's operations are its own."""
+
     def _print(self, sign: str, text: str, style: str = "") -> None:
         width = min(self._console.width, TEXT_WIDTH_MAX)
         margin = " " * (INDENT + len(sign))

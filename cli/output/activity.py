@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 import typer
 
@@ -17,6 +18,7 @@ from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
 from snapshots.activity.history import Ending, record_without_intent
 from snapshots.operations.operation import code_of, reason_of
+from snapshots.records.store_identity import open_own_store
 from storage.errors import SnapshotError
 from storage.ids import new_operation_id
 
@@ -26,7 +28,7 @@ def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = ""
     """Show the progress of an operation, store its signs of life, and stop the process if somebody asks for it."""
     with (
         progress(context) as shown,
-        Activity(shown, Command(kind, snapshot), fleet.store.open, stop_process) as found,
+        Activity(shown, Command(kind, snapshot), partial(open_own_store, fleet), stop_process) as found,
     ):
         yield found
 
@@ -47,7 +49,7 @@ def recorded_activity(context: typer.Context, fleet: Fleet, kind: str, snapshot:
     command = Command(kind, snapshot, new_operation_id(datetime.now(UTC)))
     with (
         progress(context) as shown,
-        Activity(shown, command, fleet.store.open, stop_process) as found,
+        Activity(shown, command, partial(open_own_store, fleet), stop_process) as found,
     ):
         command_run = RecordedCommand(found)
         ending: Ending | None = None
@@ -58,7 +60,8 @@ def recorded_activity(context: typer.Context, fleet: Fleet, kind: str, snapshot:
             ending = Ending("failed", reason_of(error), code_of(error))
             raise
         finally:
+            found.ending()
             if ending is not None:
                 with suppress(SnapshotError):
                     by = own_label(kind, snapshot)
-                    record_without_intent(fleet.store.open(), command, found.began_at, by, ending)
+                    record_without_intent(open_own_store(fleet), command, found.began_at, by, ending)

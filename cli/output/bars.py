@@ -101,6 +101,9 @@ class LineProgress:
             with self._lock:
                 self._write(self._points.line(point, node))
 
+    def ending(self) -> None:
+        """Ignore it: the steps say it."""
+
     def _end(self, *, stopped: bool) -> None:
         if self._step is not None:
             self._write(self._step.summary() + (" (stopped)" if stopped else ""))
@@ -180,6 +183,9 @@ class BarProgress:
         if self._points.wanted:
             with self._lock:
                 self._console.print(Text(f"  {self._points.line(point, node)}", style="dim"))
+
+    def ending(self) -> None:
+        """Ignore it: the steps say it."""
 
     def _end(self, *, stopped: bool) -> None:
         if self._step is None:

@@ -87,6 +87,9 @@ class JsonProgress:
             with self._lock:
                 self._write({"point": point, "node": node or None})
 
+    def ending(self) -> None:
+        """Ignore it: the steps say it."""
+
     def _end(self, state: str) -> None:
         if self._step is not None:
             for node in (*(node for node in self._step.pending if node), ""):

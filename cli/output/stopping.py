@@ -12,10 +12,18 @@ if TYPE_CHECKING:
     from snapshots.records.operation_records import CancelRequest
 
 _requests: list[CancelRequest] = []
+_is_stopping = threading.Event()
+
+
+def begin_stopping() -> None:
+    """Note that a signal has stopped this process: what it cleans up is not to be interrupted by a request."""
+    _is_stopping.set()
 
 
 def stop_process(request: CancelRequest) -> None:
-    """Stop the main thread as SIGTERM does; called from any thread."""
+    """Stop the main thread as SIGTERM does, unless a signal has stopped it; called from any thread."""
+    if _is_stopping.is_set():
+        return
     _requests.append(request)
     # Sent to the thread, so that what it waits for is interrupted.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)

@@ -113,6 +113,10 @@ class RestorePace:
         """Pass it on."""
         self.target.reached(point, node=node)
 
+    def ending(self) -> None:
+        """Pass it on."""
+        self.target.ending()
+
     def seconds_left(self) -> float | None:
         """The seconds until the restore ends; None in a step that the estimate does not know."""
         with self._lock:

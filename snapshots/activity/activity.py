@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
@@ -20,8 +21,7 @@ from fleet.record import Time
 from fleet.step_pace import StepPace
 from snapshots.activity.command import Command
 from snapshots.operations.operation import current_time
-from snapshots.operations.restore_decisions import is_publishing
-from snapshots.operations.signs import clear_signs, sign_name, sign_numbers, store_sign
+from snapshots.operations.signs import clear_signs, next_number, request_numbers, sign_name, sign_numbers, store_sign
 from snapshots.records.operation_records import (
     CancelRequest,
     NodeSign,
@@ -30,8 +30,6 @@ from snapshots.records.operation_records import (
     read_cancel_request,
     read_intent,
 )
-from snapshots.records.store_identity import FLEET_KEY
-from storage.errors import SnapshotError
 from storage.store import ObjectMissingError, ObjectStore
 
 # How often the thread looks whether somebody asks to stop, and how often it stores a sign.
@@ -42,7 +40,11 @@ END_SECONDS_MAX = 5.0
 
 
 class Activity:
-    """A Progress that passes everything on to `target`, and keeps how far the command is."""
+    """A Progress that passes everything on to `target`, and keeps how far the command is.
+
+    `open_store` opens the store of the fleet, and raises if it is another's. `stop` stops the process; it is called at
+    most once, and not from `ending` on.
+    """
 
     def __init__(
         self,
@@ -56,7 +58,11 @@ class Activity:
         self._step = StepPace("begin", None, "")
         self._left: tuple[float, float] | None = None
         self._is_rough = False
-        self._operation = command.operation
+        # Those of the command since the last look: a prune has several, one after the other.
+        self._operations = [command.operation] * bool(command.operation)
+        # By operation, the number of the next request.
+        self._requests: dict[str, int] = {}
+        self._is_ending = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="activity", daemon=True)
@@ -68,6 +74,7 @@ class Activity:
     def __exit__(
         self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        self.ending()
         self._ended.set()
         # Bounded: the store may not answer.
         self._thread.join(END_SECONDS_MAX)
@@ -87,7 +94,10 @@ class Activity:
     def tell(self, reading: Reading) -> None:
         """Keep it and pass it on."""
         with self._lock:
-            self._operation = reading.operation or self._operation
+            if reading.operation and reading.operation not in self._operations[-1:]:
+                self._operations.append(reading.operation)
+                # What ended before was another one.
+                self._is_ending = False
             self._left = None if reading.seconds_left is None else (reading.seconds_left, time.monotonic())
             self._is_rough = reading.is_rough
             if reading.unit or reading.node:
@@ -102,43 +112,66 @@ class Activity:
         """Pass it on."""
         self._target.reached(point, node=node)
 
+    def ending(self) -> None:
+        """Stop the process for nobody any more, and pass it on."""
+        with self._lock:
+            self._is_ending = True
+        self._target.ending()
+
     def _run(self) -> None:
         signs: _Signs | None = None
-        try:
-            while not self._ended.wait(LOOK_SECONDS):
-                with self._lock:
-                    operation = self._operation
-                # What is not answered now is asked again.
-                with suppress(SnapshotError):
-                    if signs is None or signs.operation != operation:
-                        _clear(signs)
-                        signs = self._begin(operation)
-                    if signs is None:
-                        continue
-                    if not signs.is_asked and (request := read_cancel_request(signs.store, operation)):
-                        signs.is_asked = True
-                        self._obey(signs.store, request)
+        while not self._ended.wait(LOOK_SECONDS):
+            # What is not answered now is asked again.
+            with suppress(Exception):
+                signs = self._follow(signs)
+            if signs is not None:
+                with suppress(Exception):
+                    self._look(signs.store)
+                with suppress(Exception):
                     if time.monotonic() >= signs.due:
                         signs.store_next(self._sign(signs))
-        finally:
-            _clear(signs)
+        _clear(signs)
 
-    def _begin(self, operation: str) -> _Signs | None:
-        """The signs of an operation, after those that its earlier processes have left."""
-        if not operation or not (store := self._open_store()).exists(FLEET_KEY):
-            # Nothing is stored where `init` has not made a store.
+    def _follow(self, signs: _Signs | None) -> _Signs | None:
+        """The signs of the operation that the command works on now; None if there is none yet."""
+        with self._lock:
+            operation = self._operations[-1] if self._operations else ""
+        if signs is not None and signs.operation == operation:
+            return signs
+        _clear(signs)
+        if not operation:
             return None
-        snapshot, increment, began_at = self._command.snapshot, None, self.began_at
+        store = self._open_store()
+        names = store.list_children(f"operations/{operation}")
+        kind, snapshot, increment, began_at = self._command.kind, self._command.snapshot, None, self.began_at
         with suppress(ObjectMissingError):
             intent = read_intent(store, operation)
-            snapshot, increment, began_at = intent.snapshot, intent.increment, intent.began_at
-        numbers = sign_numbers(store.list_children(f"operations/{operation}"))
-        return _Signs(store, operation, snapshot, increment, began_at, max(numbers, default=0) + 1)
+            kind, snapshot, increment, began_at = intent.kind, intent.snapshot, intent.increment, intent.began_at
+        if datetime.fromisoformat(began_at) < datetime.fromisoformat(self.began_at):
+            # Those were asked of an earlier process, whose restore this one goes on with.
+            self._requests[operation] = next_number(request_numbers(names))
+        # After those that earlier processes have left.
+        number = next_number(sign_numbers(names))
+        return _Signs(store, operation, Command(kind, snapshot, operation), increment, began_at, number)
 
-    def _obey(self, store: ObjectStore, request: CancelRequest) -> None:
-        if is_publishing(store, request.operation):
-            self._target.note(f"asked to stop at {request.asked_at}, but the restore publishes: it only goes forward")
-        else:
+    def _look(self, store: ObjectStore) -> None:
+        """Stop if somebody has asked for it, by any operation of the command since the last look."""
+        with self._lock:
+            looked = list(self._operations)
+        for operation in looked:
+            number = self._requests.get(operation, 1)
+            if (request := read_cancel_request(store, operation, number)) is not None:
+                self._obey(request)
+                break
+        with self._lock:
+            # The last one is asked again.
+            self._operations = self._operations[len(looked) - 1 :]
+
+    def _obey(self, request: CancelRequest) -> None:
+        with self._lock:
+            if self._is_ending:
+                return
+            self._is_ending = True
             self._stop(request)
 
     def _sign(self, signs: _Signs) -> SignOfLife:
@@ -146,9 +179,9 @@ class Activity:
         with self._lock:
             step, left, is_rough = self._step, self._left, self._is_rough
             paces = {node: step.pace(node, now) for node in ("", *step.readings)}
-        whole = paces.pop("")
+        whole, about = paces.pop(""), signs.about
         return SignOfLife(
-            operation=signs.operation, kind=self._command.kind, snapshot=signs.snapshot, increment=signs.increment,
+            operation=signs.operation, kind=about.kind, snapshot=about.snapshot, increment=signs.increment,
             by=self._by, began_at=signs.began_at, seen_at=current_time(), next_seconds=signs.rarer, phase=step.name,
             done=whole.reading.done, total=whole.reading.total, unit=whole.reading.unit, rate=_rounded(whole.rate),
             nodes=tuple(
@@ -169,13 +202,12 @@ class _Signs:
 
     store: ObjectStore
     operation: str
-    snapshot: str
+    about: Command
     increment: int | None
     began_at: Time
     number: int
     due: float = 0.0
     every_seconds: float = field(default_factory=lambda: SIGN_SECONDS)
-    is_asked: bool = False
 
     def store_next(self, sign: SignOfLife) -> None:
         """Store a sign, and delete the one before."""

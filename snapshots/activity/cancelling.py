@@ -1,14 +1,16 @@
 """Stop operations from elsewhere: ask their processes, wait until they end, and settle what is dead.
 
 A request is an object beside the operation's intent. The process looks for it every few seconds, stops as by SIGTERM,
-cleans up, and ends with exit code 8. A restore that has decided to publish goes on. What has died can't answer: a
-create or a removal is settled as the next create would, under the fleet's lock.
+cleans up, and ends with exit code 8. A restore that has decided to publish goes on. What shows no sign of life is
+asked, too: if its process was only suspended, it stops as soon as it goes on. Then it is settled as the next create
+would do it, under the fleet's lock.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -24,18 +26,22 @@ from snapshots.operations.exclusive import exclusive
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import CANCELLED, current_time, is_open
 from snapshots.operations.settling import settle_operations
-from snapshots.operations.signs import clear_signs
+from snapshots.operations.signs import clear_signs, store_request
+from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import (
     FAILED,
     CancelRequest,
     Outcome,
-    read_cancel_request,
     read_outcome,
-    write_operation_record,
 )
-from storage.store import ObjectExistsError, ObjectStore
+from snapshots.records.store_identity import read_identity
+from storage.errors import BusyError, RefusedError, UnreachableError
+from storage.store import ObjectStore
 
 POLL_SECONDS = 0.5
+# A check or a gc that was only suspended answers within this time.
+ANSWER_SECONDS_MAX = 5.0
+SILENT = "it shows no sign of life"
 
 
 class CancelResult(StrEnum):
@@ -47,6 +53,8 @@ class CancelResult(StrEnum):
     ENDED = "ended"
     STILL_RUNNING = "still-running"
     REFUSED = "refused"
+    BUSY = "busy"
+    UNREACHABLE = "unreachable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,46 +69,31 @@ class Cancelled:
 def cancel_operations(
     fleet: Fleet, operations: Iterable[UnderWay], wait_seconds: float, progress: Progress
 ) -> list[Cancelled]:
-    """Ask all of the operations to stop, settle those that are dead, and wait for the others up to `wait_seconds`.
+    """Ask all of the operations to stop, wait for them up to `wait_seconds`, and settle those that are dead.
 
-    Raises StoreUnreachableError; FleetBusyError or NodeUnreachableError if a dead one can't be settled now.
+    Settling settles whatever else is dead, too. Raises StoreOfAnotherFleetError, StoreUnreachableError.
     """
     store, now = fleet.store.open(), datetime.now(UTC)
+    read_identity(store, fleet)
     results: dict[str, Cancelled] = {}
-    asked: list[UnderWay] = []
-    dead: list[UnderWay] = []
+    alive, dead = list[UnderWay](), list[UnderWay]()
     for one in operations:
-        state = one.state(now)
-        if state is ActivityState.DEAD:
-            dead.append(one)
-        elif state is ActivityState.PUBLISHING:
+        if one.state(now) is ActivityState.PUBLISHING:
             text = "the restore has decided to publish its databases: it only goes forward, or is undone afterwards"
             results[one.id] = Cancelled(one, CancelResult.REFUSED, text)
-        else:
-            ask_to_stop(store, one)
-            asked.append(one)
+            continue
+        store_request(store, CancelRequest(one.id, own_label("cancel", one.snapshot), current_time()))
+        (dead if one.state(now) is ActivityState.DEAD else alive).append(one)
+    if alive:
+        progress.step("wait for operations to stop", total=len(alive), unit="operations")
+        results |= {one.operation.id: one for one in _await(store, alive, wait_seconds, progress)}
     if dead:
         progress.step("settle dead operations")
-        results |= {one.id: _settle(store, fleet, one, progress) for one in dead}
-    if asked:
-        progress.step("wait for operations to stop", total=len(asked), unit="operations")
-        results |= {one.id: found for one, found in _await(store, asked, wait_seconds, progress)}
+        results |= {one.operation.id: one for one in _settle_all(store, fleet, dead, progress)}
     return list(results.values())
 
 
-def ask_to_stop(store: ObjectStore, operation: UnderWay) -> CancelRequest:
-    """Store the request, and return the one that counts: the first."""
-    request = CancelRequest(operation.id, own_label("cancel", operation.snapshot), current_time())
-    try:
-        write_operation_record(store, "cancel", request)
-    except ObjectExistsError:
-        return read_cancel_request(store, operation.id) or request
-    return request
-
-
-def _await(
-    store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progress: Progress
-) -> Iterator[tuple[UnderWay, Cancelled]]:
+def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progress: Progress) -> Iterator[Cancelled]:
     """Each of the operations when it has ended, then those that have not."""
     deadline, waiting = time.monotonic() + wait_seconds, list(asked)
     while waiting:
@@ -108,13 +101,13 @@ def _await(
             if not is_open(store, one.id):
                 waiting.remove(one)
                 progress.advance(1)
-                yield one, _ended(one, read_outcome(store, one.id))
+                yield _ended(one, read_outcome(store, one.id))
         if not waiting or time.monotonic() >= deadline:
             break
         time.sleep(POLL_SECONDS)
     for one in waiting:
         text = f"it is asked to stop, and has not ended in {wait_seconds:.0f} s"
-        yield one, Cancelled(one, CancelResult.STILL_RUNNING, text)
+        yield Cancelled(one, CancelResult.STILL_RUNNING, text)
 
 
 def _ended(one: UnderWay, outcome: Outcome | None) -> Cancelled:
@@ -122,29 +115,57 @@ def _ended(one: UnderWay, outcome: Outcome | None) -> Cancelled:
         return Cancelled(one, CancelResult.TOO_LATE, "it was done before it could be stopped")
     if outcome.code == CANCELLED:
         return Cancelled(one, CancelResult.CANCELLED, "it has stopped and cleaned up")
-    return Cancelled(one, CancelResult.ENDED, f"it had ended by itself: {outcome.reason}")
+    return Cancelled(one, CancelResult.ENDED, f"it had already ended: {outcome.reason}")
 
 
-def _settle(store: ObjectStore, fleet: Fleet, one: UnderWay, progress: Progress) -> Cancelled:
-    if one.problem:
-        return Cancelled(one, CancelResult.REFUSED, one.problem)
-    if one.intent is None and one.sign is not None:
-        # A check or a gc has changed nothing that others would have to undo.
-        about = Command(one.kind, one.snapshot, one.id)
-        record_without_intent(store, about, one.sign.began_at, one.label, Ending(FAILED, "its process died"))
-        clear_signs(store, one.id)
-        return Cancelled(one, CancelResult.SETTLED, "its process is gone; it has left nothing")
-    if one.kind == RESTORE:
-        return Cancelled(one, CancelResult.REFUSED, f"its process is gone; {one.remedy}")
-    with (
-        open_sessions(fleet, fleet.primaries) as sessions,
-        exclusive(sessions, store, "cancel", one.snapshot),
-    ):
-        settle_operations(store, fleet, progress)
+def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress: Progress) -> Iterator[Cancelled]:
+    """Settle the dead operations, those of the fleet's nodes under its lock, which is taken once."""
+    for one in dead:
+        if not one.is_known:
+            yield Cancelled(one, CancelResult.REFUSED, "; ".join(one.problems))
+        elif one.intent is None:
+            yield _forget(store, one, progress)
+        elif one.kind == RESTORE:
+            yield Cancelled(one, CancelResult.REFUSED, f"{SILENT}; {one.remedy}")
+    under_lock = [one for one in dead if one.intent is not None and one.kind != RESTORE]
+    if not under_lock:
+        return
+    problem: BusyError | RefusedError | UnreachableError | None = None
+    try:
+        with ExitStack() as stack:
+            sessions = stack.enter_context(open_sessions(fleet, fleet.primaries))
+            stack.enter_context(exclusive(sessions, store, "cancel", ""))
+            settle_operations(store, fleet, progress)
+    except (BusyError, RefusedError, UnreachableError) as error:
+        problem = error
+    yield from (_settled(store, one, problem) for one in under_lock)
+
+
+def _forget(store: ObjectStore, one: UnderWay, progress: Progress) -> Cancelled:
+    """Record that a check or a gc is dead, which has changed nothing that others would have to undo."""
+    (found,) = _await(store, [one], ANSWER_SECONDS_MAX, progress)
+    if found.result is not CancelResult.STILL_RUNNING or one.began_at is None:
+        return found
+    about = Command(one.kind, one.snapshot, one.id)
+    record_without_intent(store, about, one.began_at, one.label, Ending(FAILED, "no sign of life"))
     clear_signs(store, one.id)
-    if is_open(store, one.id):
-        return Cancelled(one, CancelResult.REFUSED, f"its process is gone, and it can't be undone; {one.remedy}")
-    outcome = read_outcome(store, one.id)
-    if outcome is not None and outcome.state != FAILED:
-        return Cancelled(one, CancelResult.TOO_LATE, "its process is gone, but it had committed")
-    return Cancelled(one, CancelResult.SETTLED, "its process is gone; what it had begun is undone")
+    return Cancelled(one, CancelResult.SETTLED, f"{SILENT}; it has left nothing")
+
+
+def _settled(
+    store: ObjectStore, one: UnderWay, problem: BusyError | RefusedError | UnreachableError | None
+) -> Cancelled:
+    try:
+        outcome = read_outcome(store, one.id)
+    except ManifestError as error:
+        return Cancelled(one, CancelResult.REFUSED, error.message)
+    if outcome is not None:
+        clear_signs(store, one.id)
+        if outcome.state == FAILED:
+            return Cancelled(one, CancelResult.SETTLED, f"{SILENT}; what it had begun is undone")
+        return Cancelled(one, CancelResult.TOO_LATE, f"{SILENT}, but it had committed")
+    if problem is None:
+        return Cancelled(one, CancelResult.REFUSED, f"{SILENT}, and it can't be undone; {one.remedy}")
+    result = {BusyError: CancelResult.BUSY, UnreachableError: CancelResult.UNREACHABLE}
+    kind = next((found for base, found in result.items() if isinstance(problem, base)), CancelResult.REFUSED)
+    return Cancelled(one, kind, f"{SILENT}, and it can't be settled now: {problem.message}")

@@ -26,7 +26,6 @@ from snapshots.records.operation_records import (
     read_outcome,
     write_operation_record,
 )
-from snapshots.records.store_identity import FLEET_KEY
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 
 Value = TypeVar("Value")
@@ -43,12 +42,7 @@ class Ending:
 
 
 def record_without_intent(store: ObjectStore, command: Command, began_at: Time, by: str, ending: Ending) -> None:
-    """Store the outcome of an operation that has no intent, unless it has one; raises StoreUnreachableError.
-
-    Nothing is stored where `init` has not made a store.
-    """
-    if not store.exists(FLEET_KEY):
-        return
+    """Store the outcome of an operation that has no intent, unless it has one; raises StoreUnreachableError."""
     outcome = Outcome(
         operation=command.operation,
         kind=command.kind,

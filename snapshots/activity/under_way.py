@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UnsetType
 
@@ -15,13 +15,15 @@ from fleet.record import Time, fields_of
 from snapshots.operations.open_operations import OpenOperation, read_open_operation
 from snapshots.operations.operation import document_names, is_open, seems_open
 from snapshots.operations.restore_decisions import is_publishing
-from snapshots.operations.signs import newest_sign, sign_numbers
+from snapshots.operations.signs import newest_request, newest_sign, sign_numbers
 from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife, read_cancel_request
+from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife
+from storage.ids import OPERATION_ID
 from storage.store import ObjectStore
 
 # How late a sign may be. A store that does not answer, and clocks that differ, take their time.
 DEAD_SECONDS = 60.0
+Found = TypeVar("Found")
 
 
 class ActivityState(StrEnum):
@@ -36,7 +38,7 @@ class ActivityState(StrEnum):
 class UnderWay:
     """An operation without an outcome. `opened` is None for what has no intent, `sign` if it has stored none.
 
-    `is_decided`: a restore has decided to publish. `problem` says which of its documents can't be read, and why.
+    `is_decided`: a restore has decided to publish. `problems` say which of its documents can't be read, and why.
     """
 
     id: str
@@ -44,7 +46,12 @@ class UnderWay:
     sign: SignOfLife | None
     request: CancelRequest | None
     is_decided: bool
-    problem: str = ""
+    problems: tuple[str, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what it does: its intent can be read, or it is a check or a gc."""
+        return self.intent is not None or (self.opened is None and self.sign is not None)
 
     @property
     def intent(self) -> Intent | None:
@@ -94,7 +101,9 @@ class UnderWay:
     def state(self, now: datetime) -> ActivityState:
         """Whether its process shows signs of life."""
         late_seconds = DEAD_SECONDS + (self.sign.next_seconds if self.sign else 0.0)
-        if self.seen_at is None or datetime.fromisoformat(self.seen_at) < now - timedelta(seconds=late_seconds):
+        silent = now - datetime.fromisoformat(self.seen_at) if self.seen_at else timedelta.max
+        # Of a sign from the future nobody knows when it was stored.
+        if not timedelta(seconds=-DEAD_SECONDS) < silent <= timedelta(seconds=late_seconds):
             return ActivityState.DEAD
         return ActivityState.PUBLISHING if self.is_decided else ActivityState.RUNNING
 
@@ -121,42 +130,41 @@ class UnderWay:
             "seconds_left_is_rough": sign.is_rough if sign else None,
             "cancel_asked_at": self.request.asked_at if self.request else None,
             "committed": self.opened.to_json()["committed"] if self.opened else None,
-            "problem": self.problem or None,
+            "problem": "; ".join(self.problems) or None,
         }
 
 
 def read_under_way(store: ObjectStore) -> list[UnderWay]:
     """All operations without an outcome, the oldest first: one listing, and a few reads for each."""
-    found = (_read(store, operation, names) for operation, names in document_names(store).items() if _is_one(names))
+    found = (_read(store, operation, names) for operation, names in document_names(store).items())
     return [one for one in found if one is not None]
 
 
 def read_one(store: ObjectStore, operation: str) -> UnderWay | None:
     """One operation; None if it has an outcome, or neither an intent nor a sign of life."""
-    names = set(store.list_children(f"operations/{operation}"))
-    return _read(store, operation, names) if _is_one(names) else None
+    return _read(store, operation, set(store.list_children(f"operations/{operation}")))
 
 
-def _is_one(names: Set[str]) -> bool:
-    """Whether a folder with these names seems to be of an operation without an outcome."""
-    return seems_open(names) or ("outcome.json" not in names and bool(sign_numbers(names)))
-
-
-def _read(store: ObjectStore, operation: str, names: set[str]) -> UnderWay | None:
+def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | None:
+    seems_one = seems_open(names) or ("outcome.json" not in names and bool(sign_numbers(names)))
     # A listing may be out of date.
-    if not is_open(store, operation):
+    if not seems_one or not OPERATION_ID.fullmatch(operation) or not is_open(store, operation):
         return None
     opened = read_open_operation(store, operation) if "intent.json" in names else None
-    problem = opened.problem if opened else ""
-    sign = request = None
-    is_decided = False
-    try:
-        sign = newest_sign(store, operation, names)
-        request = read_cancel_request(store, operation)
-        is_decided = is_publishing(store, operation)
-    except ManifestError as error:
-        problem = problem or error.message
-    if opened is None and sign is None:
+    problems = [opened.problem] if opened and opened.problem else []
+
+    def read(one: Callable[[], Found], missing: Found) -> Found:
+        # Each by itself: one that can't be read hides nothing of the others.
+        try:
+            return one()
+        except ManifestError as error:
+            problems.append(error.message)
+            return missing
+
+    sign = read(lambda: newest_sign(store, operation, names), None)
+    request = read(lambda: newest_request(store, operation, names), None)
+    is_decided = read(lambda: is_publishing(store, operation), missing=False)
+    if opened is None and sign is None and not problems:
         # It has ended since it was listed.
         return None
-    return UnderWay(operation, opened, sign, request, is_decided, problem)
+    return UnderWay(operation, opened, sign, request, is_decided, tuple(problems))

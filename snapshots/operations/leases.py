@@ -134,6 +134,7 @@ def hold_lease(
         with _renewing(store, intent, progress, number) if held.is_stored else nullcontext():
             yield held
     except BaseException as error:
+        progress.ending()
         if not held.stays_open and (held.is_stored or is_unsure):
             with suppress(SnapshotError):
                 if held.is_done:
@@ -144,6 +145,7 @@ def hold_lease(
         if isinstance(error, ObjectMissingError | ObjectDamagedError):
             _check_not_removed(store, intent)
         raise
+    progress.ending()
     # An intent whose answer was lost may be stored: without an outcome it would be taken for that of a dead restore.
     if held.is_stored or is_unsure:
         try:

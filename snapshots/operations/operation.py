@@ -124,15 +124,15 @@ def record_operation(
     come that late). If that is not known, or `undo` returns False because something is left, no outcome is written, and
     the next command settles the operation. An outcome that can't be stored does not fail an operation that is done.
     """
-    intent = operation.intent
+    intent, progress = operation.intent, progress or Silent()
     begin(store, intent)
-    if progress is not None:
-        progress.tell(Reading(0, operation=intent.id))
+    progress.tell(Reading(0, operation=intent.id))
     try:
         yield
     except IndeterminateError:
         raise
     except BaseException as error:
+        progress.ending()
         reason = reason_of(error)
         with suppress(SnapshotError):
             details = replace(operation.details, code=code_of(error))
@@ -141,10 +141,11 @@ def record_operation(
             elif undo is None or undo():
                 record_outcome(store, intent, FAILED, reason, details)
         raise
+    progress.ending()
     try:
         record_outcome(store, intent, DONE, details=replace(operation.details, code=0))
     except (UnreachableError, IndeterminateError) as error:
-        (progress or Silent()).note(
+        progress.note(
             f"operation {operation.id} is done, but its outcome could not be stored; the next command records it"
             f" ({error.message})"
         )

@@ -1,8 +1,8 @@
-"""Signs of life: how far an operation is, as its process stores it now and then.
+"""Signs of life, which say how far an operation is, and requests to stop: small numbered objects of an operation.
 
-A sign is a small object under a number of its own. The newest counts, and the process deletes the one before; so one or
-two are there. At the end it deletes them all. Of a process that was killed they stay: whoever settles its operation
-deletes them, or gc.
+A process stores a sign under a number of its own now and then. The newest counts, and the process deletes the one
+before; so one or two are there. At the end it deletes them all. Of a process that was killed they stay: whoever settles
+its operation deletes them, or gc. Requests stay, as records of who has asked.
 """
 
 from __future__ import annotations
@@ -11,22 +11,39 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-from snapshots.records.operation_records import SignOfLife, operation_key, read_sign, write_operation_record
+from snapshots.records.operation_records import (
+    CancelRequest,
+    SignOfLife,
+    operation_key,
+    read_cancel_request,
+    read_sign,
+    write_operation_record,
+)
 from storage.errors import SnapshotError
 from storage.store import ObjectExistsError, ObjectStore
 
-SIGN = re.compile(r"sign-(\d{1,15})\.json")
+SIGN, REQUEST = (re.compile(rf"{name}-([1-9]\d{{0,11}})\.json") for name in ("sign", "cancel"))
+# Nobody stores so many; a higher number is none of Cutline's.
+NUMBER_MAX = 10**9
 # How many numbers are tried after a newest sign that has been deleted since it was listed.
 TRIED_MAX = 5
 
 
 def store_sign(store: ObjectStore, sign: SignOfLife, number: int) -> int:
     """Store a sign under the first free number from `number` on, and return that."""
+    return _store(store, "sign", sign, number)
+
+
+def store_request(store: ObjectStore, request: CancelRequest) -> None:
+    """Store a request to stop."""
+    _store(store, "cancel", request, 1)
+
+
+def _store(store: ObjectStore, kind: str, record: SignOfLife | CancelRequest, number: int) -> int:
     while True:
         try:
-            write_operation_record(store, sign_name(number), sign)
+            write_operation_record(store, f"{kind}-{number}", record)
         except ObjectExistsError:
-            # That of another process that worked on the operation.
             number += 1
         else:
             return number
@@ -44,9 +61,25 @@ def newest_sign(store: ObjectStore, operation: str, names: Iterable[str]) -> Sig
     return None
 
 
+def newest_request(store: ObjectStore, operation: str, names: Iterable[str]) -> CancelRequest | None:
+    """The newest request to stop an operation whose folder has these names; None if there is none."""
+    numbers = request_numbers(names)
+    return read_cancel_request(store, operation, max(numbers)) if numbers else None
+
+
 def sign_numbers(names: Iterable[str]) -> list[int]:
     """The numbers of the signs among the names in an operation's folder."""
     return [int(found[1]) for name in names if (found := SIGN.fullmatch(name))]
+
+
+def request_numbers(names: Iterable[str]) -> list[int]:
+    """The numbers of the requests to stop among the names in an operation's folder."""
+    return [int(found[1]) for name in names if (found := REQUEST.fullmatch(name))]
+
+
+def next_number(numbers: Iterable[int]) -> int:
+    """The number after these."""
+    return max((one for one in numbers if one < NUMBER_MAX), default=0) + 1
 
 
 def clear_signs(store: ObjectStore, operation: str) -> None:

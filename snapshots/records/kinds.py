@@ -54,7 +54,7 @@ KINDS = (
     DocumentKind("outcome", re.compile(r"operations/[^/]+/outcome\.json"), (Outcome,), is_always_sealed=False),
     DocumentKind("decision", re.compile(r"operations/[^/]+/decision\.json"), (Decision,)),
     DocumentKind("sign", re.compile(r"operations/[^/]+/sign-\d+\.json"), (SignOfLife,)),
-    DocumentKind("cancel", re.compile(r"operations/[^/]+/cancel\.json"), (CancelRequest,)),
+    DocumentKind("cancel", re.compile(r"operations/[^/]+/cancel-\d+\.json"), (CancelRequest,)),
     DocumentKind("key", KEY_DOCUMENT, (KeyDocument,), is_sealed=False),
     DocumentKind("lease", re.compile(r"operations/[^/]+/lease-\d+\.json"), (LeaseRenewal,), is_always_sealed=False),
 )

@@ -27,6 +27,7 @@ FAILED: Literal["failed"] = "failed"
 DRILL = "drill"
 
 
+ExitCode: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
 # Units per second, bytes among them.
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 
@@ -94,7 +95,7 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     figures: RestoreFigures | UnsetType = UNSET
     by: str | UnsetType = UNSET
     began_at: Time | UnsetType = UNSET
-    code: Count | UnsetType = UNSET
+    code: ExitCode | UnsetType = UNSET
     volumes: dict[str, Count] | UnsetType = UNSET
     causes: tuple[str, ...] | UnsetType = UNSET
 
@@ -136,7 +137,7 @@ class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORM
 
 
 class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):
-    """Somebody asks the operation to stop. The first request counts."""
+    """Somebody asks the process that works on the operation to stop. Requests are numbered."""
 
     operation: str
     by: str
@@ -207,9 +208,9 @@ def read_sign(store: ObjectStore, operation_id: str, number: int) -> SignOfLife 
     return _read(store, operation_id, f"sign-{number}", SignOfLife)
 
 
-def read_cancel_request(store: ObjectStore, operation_id: str) -> CancelRequest | None:
-    """Read the request to stop an operation, None if there is none; raise ManifestError."""
-    return _read(store, operation_id, "cancel", CancelRequest)
+def read_cancel_request(store: ObjectStore, operation_id: str, number: int) -> CancelRequest | None:
+    """Read request `number` to stop an operation, from 1 on; None if there is none. Raises ManifestError."""
+    return _read(store, operation_id, f"cancel-{number}", CancelRequest)
 
 
 def _read(store: ObjectStore, operation_id: str, name: str, kind: type[Found]) -> Found | None:

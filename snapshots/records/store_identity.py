@@ -41,6 +41,13 @@ class StoreIdentity(Record, frozen=True, tag_field="schema", tag="cutline/fleet/
     format: Literal[1] = 1
 
 
+def open_own_store(fleet: Fleet) -> ObjectStore:
+    """Open the fleet's store, and check that it is the fleet's; raises what read_identity raises."""
+    store = fleet.store.open()
+    read_identity(store, fleet)
+    return store
+
+
 def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
     """Read fleet.json; raise StoreNotInitialisedError, StoreOfAnotherFleetError, ManifestError."""
     try:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain, groupby
 
-from snapshots.operations.signs import sign_numbers
+from snapshots.operations.signs import request_numbers, sign_numbers
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import DONE, read_outcome
 from snapshots.records.tombstones import is_deleted, is_only_full
@@ -85,7 +85,11 @@ class RecordJudge:
         if not OPERATION_ID.fullmatch(folder):
             return [RecordFolder(folder, objects, None)]
         names = {one: one.key.split("/", 2)[2] for one in objects}
-        signs = tuple(one for one in objects if sign_numbers([names[one]]))
+        # Nobody answers a request without an operation.
+        is_alone = not {INTENT, OUTCOME} & set(names.values())
+        signs = tuple(
+            one for one in objects if sign_numbers([names[one]]) or (is_alone and request_numbers([names[one]]))
+        )
         others = tuple(one for one in objects if one not in signs)
         found = [RecordFolder(folder, others, self._verdict(folder, others[-1]))] if others else []
         if signs:

@@ -120,6 +120,7 @@ def remove_recorded(
         check_not_in_use(store, mark.snapshot)
         removed = _remove(store, RemovalResult(mark, intent.id), removal, nodes, progress)
     except BaseException as error:
+        progress.ending()
         with suppress(SnapshotError):
             # If the store's answer to the mark was lost, the mark may still arrive.
             if not isinstance(error, StoreAnswersLostError) and not store.exists(removal.mark.key):

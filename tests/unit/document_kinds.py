@@ -17,7 +17,7 @@ from snapshots.operations.deciding import decide
 from snapshots.operations.leases import open_leases
 from snapshots.operations.majority import claim_majority, read_recorded_primaries
 from snapshots.operations.operation import Operation, begin, read_recorded_commits, record_operation
-from snapshots.operations.signs import store_sign
+from snapshots.operations.signs import store_request, store_sign
 from snapshots.records.chains import read_chain
 from snapshots.records.commit import Previous, Sequence
 from snapshots.records.commits import commit_key, find_place, read_commit
@@ -127,9 +127,9 @@ KINDS: dict[str, Kind] = {
         lambda store: read_sign(store, OPERATION.id, 1),
     ),
     "cancel": (
-        lambda store: write_operation_record(store, "cancel", CANCEL),
-        operation_key(OPERATION.id, "cancel"),
-        lambda store: read_cancel_request(store, OPERATION.id),
+        lambda store: store_request(store, CANCEL),
+        operation_key(OPERATION.id, "cancel-1"),
+        lambda store: read_cancel_request(store, OPERATION.id, 1),
     ),
 }
 # Fields that may be absent, because earlier versions did not write them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -14,13 +15,11 @@ from fleet.progress import Reading, Silent
 from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
 from snapshots.operations.operation import begin, current_time, new_operation
-from snapshots.operations.restore_decisions import PUBLISH, decide_restore
-from snapshots.operations.signs import newest_sign, sign_numbers, store_sign
-from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife, write_operation_record
-from snapshots.records.store_identity import ensure_identity
+from snapshots.operations.signs import newest_sign, sign_numbers, store_request, store_sign
+from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife, operation_key
+from snapshots.records.store_identity import ensure_identity, read_identity
 from storage.memory import InMemoryStore
 from storage.store import DeletionRefusedError, StoreUnreachableError
-from tests.held.retained_wal import Notes
 from tests.unit.document_kinds import FLEET, SIGN
 from tests.unit.made_commits import memory, unused_url
 
@@ -132,15 +131,17 @@ def replaced(intent: Intent) -> SignOfLife:
 
 def ask(store: InMemoryStore, intent: Intent) -> CancelRequest:
     request = CancelRequest(intent.id, "cutline cancel daily ops@db7:1", current_time())
-    write_operation_record(store, "cancel", request)
+    store_request(store, request)
     return request
 
 
 def test_who_is_asked_to_stop_stops_once() -> None:
     store, asked = memory(), list[CancelRequest]()
-    intent = begun(store)
-    with Activity(Silent(), Command("create", "daily", intent.id), lambda: store, asked.append):
+    with Activity(Silent(), Command("create"), lambda: store, asked.append) as found:
+        intent = begun(store)
+        # Before the process looks for the first time.
         request = ask(store, intent)
+        found.tell(Reading(0, operation=intent.id))
         until(lambda: asked)
         number = max(sign_numbers(names(store, intent)), default=0)
         # It is alive until it has cleaned up.
@@ -148,14 +149,57 @@ def test_who_is_asked_to_stop_stops_once() -> None:
     assert asked == [request]
 
 
-def test_a_restore_that_has_decided_to_publish_goes_on_and_says_so() -> None:
-    store, notes = memory(), Notes()
-    intent = begun(store, "restore")
-    decide_restore(store, intent, PUBLISH)
-    with Activity(notes, Command("restore", "daily", intent.id), lambda: store, never):
+def test_nobody_stops_what_is_ending() -> None:
+    """It undoes what it has begun, or only goes forward; then the command may go on with another operation."""
+    store, asked = memory(), list[CancelRequest]()
+    with Activity(Silent(), Command("prune"), lambda: store, asked.append) as found:
+        first, second = begun(store, "prune"), begun(store, "prune")
+        found.tell(Reading(0, operation=first.id))
+        until(lambda: newest(store, first))
+        found.ending()
+        request = ask(store, first)
+        number = max(sign_numbers(names(store, first)))
+        until(lambda: max(sign_numbers(names(store, first)), default=0) > number + 5)
+        assert asked == []
+        found.tell(Reading(0, operation=second.id))
+        until(lambda: asked)
+    assert asked == [request]
+
+
+def test_what_is_asked_of_one_step_stops_the_command_in_the_next() -> None:
+    store, asked = memory(), list[CancelRequest]()
+    with Activity(Silent(), Command("prune"), lambda: store, asked.append) as found:
+        first, second = begun(store, "prune"), begun(store, "prune")
+        request = ask(store, first)
+        found.tell(Reading(0, operation=first.id))
+        found.tell(Reading(0, operation=second.id))
+        until(lambda: asked)
+    assert asked == [request]
+
+
+def test_what_was_asked_of_an_earlier_process_does_not_stop_the_one_that_resumes() -> None:
+    store, asked = memory(), list[CancelRequest]()
+    intent = structs.replace(
+        begun(store, "restore"), operation="20261120T000000Z-000000000a", began_at="2026-11-20T00:00:00Z"
+    )
+    begin(store, intent)
+    ask(store, intent)
+    with Activity(Silent(), Command("restore", "daily", intent.id), lambda: store, asked.append):
+        until(lambda: newest(store, intent))
+        number = max(sign_numbers(names(store, intent)))
+        until(lambda: max(sign_numbers(names(store, intent)), default=0) > number + 5)
+        assert asked == []
         request = ask(store, intent)
-        until(lambda: notes.texts)
-    assert notes.texts == [f"asked to stop at {request.asked_at}, but the restore publishes: it only goes forward"]
+        until(lambda: asked)
+    assert asked == [request]
+
+
+def test_a_request_that_cannot_be_read_hides_no_sign() -> None:
+    store = memory()
+    intent = begun(store)
+    store.create(operation_key(intent.id, "cancel-1"), b"{}")
+    with Activity(Silent(), Command("create", "daily", intent.id), lambda: store, never):
+        until(lambda: newest(store, intent))
 
 
 class Locked(InMemoryStore):
@@ -213,14 +257,17 @@ def test_a_store_that_never_answers_holds_the_end_up_for_some_seconds_at_most(mo
     answers.set()
 
 
-def test_nothing_is_stored_where_no_store_was_made() -> None:
+def test_nothing_is_stored_in_the_store_of_another_fleet() -> None:
     store, looked = memory(), threading.Event()
+    ensure_identity(store, replace(FLEET, name="another"))
+    before = store.list("")
 
     def open_store() -> InMemoryStore:
         looked.set()
+        read_identity(store, FLEET)
         return store
 
     with Activity(Silent(), Command("check", "daily", "20261120T000000Z-000000000a"), open_store, never):
         assert looked.wait(SECONDS_MAX)
         time.sleep(0.1)
-    assert store.list("") == []
+    assert store.list("") == before

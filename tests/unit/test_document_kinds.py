@@ -29,7 +29,7 @@ KEYS = {
     "outcome": (operation_key("20261120T000000Z-0000000001", "outcome"),),
     "decision": (operation_key("20261120T000000Z-0000000001", "decision"),),
     "sign": (operation_key("20261120T000000Z-0000000001", "sign-1"),),
-    "cancel": (operation_key("20261120T000000Z-0000000001", "cancel"),),
+    "cancel": (operation_key("20261120T000000Z-0000000001", "cancel-1"),),
     "key": ("keys/0000000000000001.json",),
     "lease": (operation_key("20261120T000000Z-0000000001", "lease-1"),),
 }

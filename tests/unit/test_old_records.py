@@ -19,9 +19,9 @@ from snapshots.operations.operation import (
     read_recorded_commits,
     record_outcome,
 )
-from snapshots.operations.signs import store_sign
+from snapshots.operations.signs import store_request, store_sign
 from snapshots.records.commits import commit_key
-from snapshots.records.operation_records import LeaseRenewal, operation_key, write_operation_record
+from snapshots.records.operation_records import CancelRequest, LeaseRenewal, operation_key, write_operation_record
 from snapshots.removal.garbage import GarbageReason, GarbageVerdict
 from snapshots.removal.old_records import judge_probe
 from storage.ids import new_operation_id
@@ -235,7 +235,8 @@ def test_signs_of_life_are_removed_once_nothing_can_follow_them() -> None:
     check = new_operation_id(datetime.now(UTC))
     for operation in (ended.id, running.id, check):
         store_sign(made.store, structs.replace(SIGN, operation=operation), 7)
-    keys = [operation_key(one, "sign-7") for one in (ended.id, check)]
+    store_request(made.store, CancelRequest(check, "cutline cancel daily ops@db7:2", SIGN.seen_at))
+    keys = [operation_key(ended.id, "sign-7"), *(operation_key(check, name) for name in ("sign-7", "cancel-1"))]
     assert garbage_of(made.store) == {}
     backdate(made.store, 1.1)
     assert garbage_of(made.store) == dict.fromkeys(keys, "left-over")

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from fleet.progress import Silent
 from fleet.record import Time
-from snapshots.activity.cancelling import CancelResult, ask_to_stop, cancel_operations
+from snapshots.activity.cancelling import CancelResult, cancel_operations
 from snapshots.activity.command import Command
 from snapshots.activity.history import Ending, read_ended, read_history, record_without_intent
 from snapshots.activity.under_way import DEAD_SECONDS, ActivityState, UnderWay, read_one, read_under_way
@@ -19,7 +19,7 @@ from snapshots.operations.operation import Operation, begin, new_operation, reco
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.signs import store_sign
 from snapshots.records.operation_records import Intent, operation_key, read_cancel_request
-from snapshots.records.store_identity import ensure_identity
+from snapshots.records.store_identity import StoreOfAnotherFleetError, ensure_identity
 from storage.errors import StoppedError
 from storage.ids import new_operation_id
 from storage.memory import InMemoryStore
@@ -89,7 +89,6 @@ def test_what_has_ended_is_not_under_way() -> None:
 
 def test_a_check_is_under_way_by_its_signs_alone() -> None:
     store = memory()
-    ensure_identity(store, FLEET)
     store_sign(store, structs.replace(SIGN, kind="check", snapshot="", increment=None, by=LABEL), 1)
     (found,) = read_under_way(store)
     document = found.to_json(datetime.fromisoformat(SIGN.seen_at))
@@ -106,10 +105,32 @@ def test_documents_that_cannot_be_read_are_named() -> None:
     store = memory()
     first, second = begun(store, ago=2.0), begun(store, ago=1.0)
     store.create(operation_key(first.id, "sign-1"), b"{}")
-    store.create(operation_key(second.id, "cancel"), b"{}")
+    store.create(operation_key(second.id, "cancel-1"), b"{}")
+    sign(store, second, ago=1.0)
     found = read_under_way(store)
     assert [one.id for one in found] == [first.id, second.id]
-    assert [name in one.problem for one, name in zip(found, ("sign-1.json", "cancel.json"), strict=True)] == [True] * 2
+    names = ("sign-1.json", "cancel-1.json")
+    assert [name in "".join(one.problems) for one, name in zip(found, names, strict=True)] == [True] * 2
+    # The other documents count.
+    assert [one.sign is not None for one in found] == [False, True]
+    assert [one.is_known for one in found] == [True, True]
+
+
+def test_folders_that_are_no_operations_are_left_out() -> None:
+    store = memory()
+    store.create("operations/zz/sign-1.json", b"{}")
+    store.create("operations/20261120T000000Z-000000000a/sign-01.json", b"{}")
+    store.create("operations/20261120T000000Z-000000000b/sign-1.json", b"{}")
+    (found,) = read_under_way(store)
+    assert (found.id, found.is_known, found.state(NOW)) == ("20261120T000000Z-000000000b", False, ActivityState.DEAD)
+
+
+def test_a_sign_from_the_future_is_none() -> None:
+    store = memory()
+    intent = begun(store, ago=9 * DEAD_SECONDS)
+    sign(store, intent, ago=-DEAD_SECONDS - 1)
+    (found,) = read_under_way(store)
+    assert found.state(NOW) is ActivityState.DEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +149,7 @@ def fleet_of(store: InMemoryStore) -> Any:
 
 
 def cancel(store: InMemoryStore, *, wait: float = 0.0) -> dict[str, CancelResult]:
+    ensure_identity(store, FLEET)
     found = cancel_operations(fleet_of(store), read_under_way(store), wait, Silent())
     return {one.operation.id: one.result for one in found}
 
@@ -136,11 +158,11 @@ def test_a_running_operation_is_asked_and_waited_for() -> None:
     store = memory()
     one = begun(store, now=datetime.now(UTC))
     assert cancel(store) == {one.id: CancelResult.STILL_RUNNING}
-    request = read_cancel_request(store, one.id)
-    assert request is not None
-    # The second request finds the first.
+    assert read_cancel_request(store, one.id, 1) is not None
+    # A second request has its own number.
+    assert cancel(store) == {one.id: CancelResult.STILL_RUNNING}
     (found,) = read_under_way(store)
-    assert ask_to_stop(store, found) == request == found.request
+    assert found.request == read_cancel_request(store, one.id, 2) is not None
 
 
 @pytest.mark.parametrize(
@@ -181,24 +203,25 @@ def test_a_restore_that_publishes_is_not_asked() -> None:
     intent = begun(store, "restore", now=datetime.now(UTC))
     decide_restore(store, intent, PUBLISH)
     assert cancel(store) == {intent.id: CancelResult.REFUSED}
-    assert read_cancel_request(store, intent.id) is None
+    assert read_cancel_request(store, intent.id, 1) is None
 
 
 def test_a_dead_restore_is_refused_with_what_ends_it() -> None:
     store = memory()
     intent = begun(store, "restore", ago=9 * DEAD_SECONDS, now=datetime.now(UTC))
+    ensure_identity(store, FLEET)
     (found,) = cancel_operations(fleet_of(store), read_under_way(store), 0.0, Silent())
     assert (found.operation.id, found.result) == (intent.id, CancelResult.REFUSED)
     assert "snapshot restore daily --resume" in found.text
 
 
-def test_a_dead_check_is_forgotten() -> None:
+def test_a_dead_check_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
     store = memory()
-    ensure_identity(store, FLEET)
     store_sign(store, structs.replace(SIGN, kind="check", by=LABEL), 1)
     assert cancel(store) == {SIGN.operation: CancelResult.SETTLED}
     assert read_under_way(store) == []
-    assert store.list_children(f"operations/{SIGN.operation}") == ["outcome.json"]
+    assert store.list_children(f"operations/{SIGN.operation}") == ["cancel-1.json", "outcome.json"]
     (ended,) = read_history(store, 9)
     assert (ended.kind, ended.label, ended.code) == ("check", LABEL, None)
 
@@ -239,3 +262,23 @@ def test_an_operation_begun_before_signs_were_stored_has_none() -> None:
     (found,) = read_under_way(store)
     assert isinstance(found, UnderWay)
     assert found.to_json(NOW)["nodes"] == []
+
+
+def test_an_operation_that_cannot_be_settled_now_hides_no_other() -> None:
+    """No node of the fleet can be reached."""
+    store = memory()
+    dead = begun(store, ago=9 * DEAD_SECONDS, now=datetime.now(UTC))
+    running = begun(store, now=datetime.now(UTC))
+    assert cancel(store) == {running.id: CancelResult.STILL_RUNNING, dead.id: CancelResult.UNREACHABLE}
+    # Its process may be suspended: it stops once it goes on.
+    assert read_cancel_request(store, dead.id, 1) is not None
+
+
+def test_operations_in_the_store_of_another_fleet_are_left_alone() -> None:
+    store = memory()
+    one = begun(store, now=datetime.now(UTC))
+    found = read_under_way(store)
+    ensure_identity(store, replace(FLEET, name="another"))
+    with pytest.raises(StoreOfAnotherFleetError):
+        cancel_operations(fleet_of(store), found, 0.0, Silent())
+    assert read_cancel_request(store, one.id, 1) is None

@@ -1,0 +1,55 @@
+"""Operations as people read them: what each is of, and who runs it."""
+
+from __future__ import annotations
+
+from cli.output.format import count_text, quantity_text
+from snapshots.activity.history import Ended
+from snapshots.activity.under_way import UnderWay
+from snapshots.records.commits import check_name
+from storage.errors import UsageError
+from storage.ids import OPERATION_ID
+
+# What says nothing of how much work it was.
+UNSHOWN = ("groups",)
+
+
+def check_operation(text: str) -> str:
+    """The id of an operation that was given; raise UsageError if it is none."""
+    if not OPERATION_ID.fullmatch(text):
+        raise UsageError(
+            f"{text[:100]!r} is no id of an operation",
+            hint="ids are such as 20261124T193137Z-65c4c093aa; see: snapshot status",
+        )
+    return text
+
+
+def check_snapshot(name: str | None) -> str | None:
+    """The name of a snapshot that was given; raise UsageError if it can't be one."""
+    if name is not None:
+        check_name(name)
+    return name
+
+
+def what_text(one: UnderWay | Ended) -> str:
+    """`create nightly, increment 3`."""
+    what = f"{one.kind or 'unknown'} {one.snapshot}".rstrip()
+    return f"{what}, increment {one.increment}" if one.increment else what
+
+
+def result_text(one: Ended) -> str:
+    """`done`, or how it failed: the error's name, and the exit code."""
+    if one.outcome is None:
+        return f"unknown: {one.problem}"
+    reason = f": {one.outcome.reason}" if one.outcome.reason else ""
+    code = f" (exit {one.code})" if one.code else ""
+    return f"{one.outcome.state}{reason}{code}"
+
+
+def volumes_text(one: Ended) -> str:
+    """`1,000 rows, 2.0 MiB`."""
+    parts = [
+        quantity_text(amount, unit) if unit == "bytes" else f"{count_text(amount)} {unit}"
+        for unit, amount in one.volumes.items()
+        if amount and unit not in UNSHOWN
+    ]
+    return ", ".join(parts)

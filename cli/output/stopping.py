@@ -6,8 +6,6 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from fleet.label import read_label
-
 if TYPE_CHECKING:
     from snapshots.records.operation_records import CancelRequest
 
@@ -36,5 +34,8 @@ def cancel_request() -> CancelRequest | None:
 
 def owner_text(label: str) -> str:
     """`user@host` of a label."""
+    # Imported here: `snapshot --help` imports this module.
+    from fleet.label import read_label
+
     owner = read_label(label)
     return f"{owner.user}@{owner.host}" if owner else "an unknown user"

@@ -115,7 +115,9 @@ def test_a_create_that_was_killed_is_settled(runs: Runs, monkeypatch: pytest.Mon
     (found,) = cancel_operations(runs.fleet, read_under_way(store), SECONDS_MAX, Silent())
     assert (found.operation.id, found.result) == (seen["operation"], CancelResult.SETTLED)
     assert all(len(slots_of(node.dsn)) == 1 for node in runs.fleet.nodes)
-    assert sorted(store.list_children(f"operations/{seen['operation']}")) == ["intent.json", "outcome.json"]
+    assert sorted(store.list_children(f"operations/{seen['operation']}")) == [
+        "cancel-1.json", "intent.json", "outcome.json",
+    ]  # fmt: skip
     # Nobody knows with which exit code a killed command would have ended.
     assert run_command(runs.fleet, "wait", seen["operation"])[0] == 3
 

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -112,6 +113,8 @@ def test_a_create_that_was_killed_is_settled(runs: Runs, monkeypatch: pytest.Mon
     monkeypatch.setattr(under_way, "DEAD_SECONDS", 0.0)
     # The session of the killed process ends within seconds.
     until(lambda: not [one for one in run_command(runs.fleet, "status", "--nodes")[1]["nodes"] if one["holder"]])
+    # The next sign of the killed process would be due.
+    until(lambda: read_under_way(store)[0].state(datetime.now(UTC)) is under_way.ActivityState.DEAD)
     (found,) = cancel_operations(runs.fleet, read_under_way(store), SECONDS_MAX, Silent())
     assert (found.operation.id, found.result) == (seen["operation"], CancelResult.SETTLED)
     assert all(len(slots_of(node.dsn)) == 1 for node in runs.fleet.nodes)

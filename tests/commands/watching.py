@@ -46,3 +46,6 @@ class Watching:
             count = sum(one.point == point for one in self.reached_points) + 1
             self.reached_points.append(Reached(str(point), count, node))
             self.then(self.reached_points[-1])
+
+    def ending(self) -> None:
+        """Ignore it."""

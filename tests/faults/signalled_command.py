@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import cli.commands.create
-import cli.commands.drill
 import cli.commands.restore
 import cli.main
+import cli.output.activity
 import snapshots.operations.committing
 from tests.commands.watching import Reached, Watching
 
@@ -51,8 +51,8 @@ def main() -> None:
         watching.reached(ABOUT_TO_COMMIT)
 
     snapshots.operations.committing.check_predecessor = check_predecessor
-    for command in (cli.commands.create, cli.commands.drill, cli.commands.restore):
-        command.progress = lambda _context: nullcontext(watching)
+    for module in (cli.commands.create, cli.commands.restore, cli.output.activity):
+        module.progress = lambda _context: nullcontext(watching)
     sys.argv = ["snapshot", *words]
     cli.main.main()
 

@@ -51,17 +51,17 @@ def recorded_activity(context: typer.Context, fleet: Fleet, kind: str, snapshot:
         progress(context) as shown,
         Activity(shown, command, partial(open_own_store, fleet), stop_process) as found,
     ):
-        command_run = RecordedCommand(found)
-        ending: Ending | None = None
-        try:
-            yield command_run
-            ending = Ending("done", command_run.reason, command_run.code, command_run.volumes)
-        except BaseException as error:
-            ending = Ending("failed", reason_of(error), code_of(error))
-            raise
-        finally:
+        run = RecordedCommand(found)
+
+        def record(ending: Ending) -> None:
             found.ending()
-            if ending is not None:
-                with suppress(SnapshotError):
-                    by = own_label(kind, snapshot)
-                    record_without_intent(open_own_store(fleet), command, found.began_at, by, ending)
+            with suppress(SnapshotError):
+                by = own_label(kind, snapshot)
+                record_without_intent(open_own_store(fleet), command, found.began_at, by, ending)
+
+        try:
+            yield run
+        except BaseException as error:
+            record(Ending("failed", reason_of(error), code_of(error)))
+            raise
+        record(Ending("done", run.reason, run.code, run.volumes))

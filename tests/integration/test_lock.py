@@ -168,7 +168,7 @@ def held_by_no_session(chain: Runs) -> Iterator[str]:
 def test_a_lock_whose_holder_is_just_ending_is_waited_for(
     chain: Runs, held_by_no_session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find_holder, found = fleet.nodes.lock._find_holder, list[object]()
+    find_holder, found = fleet.nodes.lock.find_holder, list[object]()
 
     def end_after_a_try(connection: psycopg.Connection[Any], key: int) -> object:
         """Nobody asks for the holder before a try has failed."""
@@ -178,7 +178,7 @@ def test_a_lock_whose_holder_is_just_ending_is_waited_for(
                 other.execute("ROLLBACK PREPARED 'holds the lock'")
         return found[-1]
 
-    monkeypatch.setattr(fleet.nodes.lock, "_find_holder", end_after_a_try)
+    monkeypatch.setattr(fleet.nodes.lock, "find_holder", end_after_a_try)
     with (
         open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
         lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")) as lock,

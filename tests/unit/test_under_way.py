@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -159,7 +160,8 @@ def test_a_running_operation_is_asked_and_waited_for() -> None:
     one = begun(store, now=datetime.now(UTC))
     assert cancel(store) == {one.id: CancelResult.STILL_RUNNING}
     assert read_cancel_request(store, one.id, 1) is not None
-    # A second request has its own number.
+    # A second request, a moment later, has its own number.
+    time.sleep(0.002)
     assert cancel(store) == {one.id: CancelResult.STILL_RUNNING}
     (found,) = read_under_way(store)
     assert found.request == read_cancel_request(store, one.id, 2) is not None

@@ -72,6 +72,9 @@ LONG = (
     "tests/integration/test_policies.py",
     "tests/simulation/test_repository_mutants.py",
     "tests/fuzz/test_decoder.py",
+    "tests/spark/test_long_lines.py",
+    "tests/integration/test_cancel.py",
+    "tests/test_tidy.py",
 )
 PLACES = {unit: place for place, unit in enumerate(LONG)}
 

@@ -97,10 +97,11 @@ def write_wave(nodes: int, port: int) -> Figure:
     """Write one marker on every node."""
     raise_open_files()
     with sessions(nodes, port) as connections:
-        seconds, cpu, peak, positions = measure_least(
+        seconds, cpu, peak, written = measure_least(
             partial(write_markers, connections, Marker("chain", "cut", "start"))
         )
-    apart = (max(positions.values()) - min(positions.values())) / 1e9
+    positions = [one.position for one in written.values()]
+    apart = (max(positions) - min(positions)) / 1e9
     return Figure(WAVE, nodes, seconds, cpu, peak, f"{len(positions):,} answers, markers {apart * 1000:.1f} ms apart")
 
 

@@ -37,9 +37,13 @@ WELCOME = b"".join(
         READY,
     ]
 )
-# One column of type pg_lsn, as text.
+# A column of type numeric and one of type pg_lsn, as text.
 PARSED = message(b"1", b"") + message(b"2", b"")
-PARSED += message(b"T", struct.pack(">H", 1) + b"lsn\0" + struct.pack(">IHIhih", 0, 0, 3220, 8, -1, 0))
+COLUMNS = [
+    name + struct.pack(">IHIhih", 0, 0, kind, size, -1, 0)
+    for name, kind, size in ((b"clock\0", 1700, -1), (b"lsn\0", 3220, 8))
+]
+PARSED += message(b"T", struct.pack(">H", len(COLUMNS)) + b"".join(COLUMNS))
 DONE = message(b"C", b"SELECT 1\0") + READY
 
 
@@ -77,7 +81,9 @@ class Session(asyncio.Protocol):
         elif kind == b"S":
             now = time.monotonic_ns()
             position = f"{now >> 32:X}/{now & 0xFFFFFFFF:X}".encode()
-            row = message(b"D", struct.pack(">HI", 1, len(position)) + position)
+            clock = f"{time.time():.6f}".encode()
+            columns = b"".join(struct.pack(">I", len(value)) + value for value in (clock, position))
+            row = message(b"D", struct.pack(">H", 2) + columns)
             self.transport.write(PARSED + row + DONE)
         elif kind == b"X":
             self.transport.close()

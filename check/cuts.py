@@ -18,6 +18,7 @@ from check.findings import Findings
 from check.report import Conflict
 from fleet.lsn import Lsn
 from fleet.progress import Progress
+from fleet.record import Time
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
 from storage.errors import report_of
@@ -30,7 +31,7 @@ from wal.segments.segment_schema import SEGMENT_SCHEMA
 EventReader = Callable[[Segment], pa.Table]
 # Reading a small segment is mostly waiting for the store.
 READS_AT_ONCE = 8
-NODE_FIELDS = ("position", "undecided", "rolled_back", "in_doubt", "local_transactions")
+NODE_FIELDS = ("position", "undecided", "rolled_back", "in_doubt", "local_transactions", "last_commit_at")
 TOTALS = ("global_transactions", "included_early", "in_flight")
 
 
@@ -69,6 +70,7 @@ class _ShardArchive:
     position: Lsn
     undecided: tuple[Undecided, ...] = ()
     in_doubt: tuple[InDoubt, ...] | UnsetType = ()
+    last_commit_at: Time | UnsetType = UNSET
     segments: tuple[Segment, ...] = ()
 
     def extend(self, commit: Commit) -> tuple[Segment, ...]:
@@ -80,6 +82,7 @@ class _ShardArchive:
     def end_window(self, cut: NodeCut) -> None:
         """Begin the next window at the cut."""
         self.position, self.undecided, self.in_doubt = cut.position, cut.undecided, cut.in_doubt
+        self.last_commit_at = cut.last_commit_at
 
 
 def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventReader) -> dict[str, NodeWindow]:
@@ -94,7 +97,13 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventRead
     for archive in archives:
         cut, events = commit.cut.of(archive.shard), pa.concat_tables(tables[archive.shard])
         windows[archive.shard] = NodeWindow(
-            archive.position, cut.start, cut.finish, events, archive.undecided, archive.in_doubt
+            archive.position,
+            cut.start,
+            cut.finish,
+            events,
+            archive.undecided,
+            archive.in_doubt,
+            archive.last_commit_at,
         )
     return windows
 
@@ -104,7 +113,7 @@ def _differences(commit: Commit, found: Cut) -> Iterable[tuple[str | None, str]]
         stored = commit.cut.of(again.node)
         for name in NODE_FIELDS:
             expected, given = _comparable(again, name), _comparable(stored, name)
-            # Commits of early versions don't list what was in doubt.
+            # Commits of early versions don't say what was in doubt, nor when.
             if given != expected and given is not UNSET:
                 yield again.node, f"the commit says {name} {_shown(given)}, the archived events {_shown(expected)}"
     for name in TOTALS:

@@ -141,11 +141,15 @@ def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
 
 
 def _hashes(table: pa.Table) -> Any:
-    """The hash of every change and event: over everything but the transaction's xid, which differs by node."""
+    """The hash of every change and event, without what may differ by node.
+
+    That are the transaction's xid, and the times of events, which early segments lack.
+    """
     count = len(table)
-    numbers = [
+    lsn, end, seq, op, group, partition = (
         np.asarray(table[name].to_numpy(), np.int64) for name in ("lsn", "end_lsn", "seq", "op", "group", "partition")
-    ]
+    )
+    numbers = [lsn, end, np.where(np.isin(op, CHANGES), seq, 0), op, group, partition]
     fixed = np.ascontiguousarray(np.stack(numbers, axis=1)).view(np.uint8).reshape(-1)
     width = len(numbers) * 8
     hashes = xxhash64(BytesColumn(fixed, np.arange(count + 1, dtype=np.int64) * width))

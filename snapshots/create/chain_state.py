@@ -40,5 +40,8 @@ def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, NodeTables]) ->
         seen,
         chain.full.base,
         {node.node: chain.newest_segments(node.node) for node in chain.nodes},
-        {cut.node: LastCut(cut.position, cut.undecided, cut.in_doubt) for cut in chain.last.cut.nodes},
+        {
+            cut.node: LastCut(cut.position, cut.undecided, cut.in_doubt, cut.last_commit_at)
+            for cut in chain.last.cut.nodes
+        },
     )

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
-from msgspec import UnsetType, structs
+from msgspec import UNSET, UnsetType, structs
 
 from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
@@ -32,8 +32,9 @@ from snapshots.records.commit import CutRecord
 from storage.errors import SnapshotError, UnreachableError, error_of
 from storage.store import ObjectStore
 from wal.cut.cut_values import Cut, InDoubt, Undecided
-from wal.cut.markers import Marker, marker_from_bytes, write_markers
+from wal.cut.markers import Marker, WrittenMarker, marker_from_bytes, write_markers
 from wal.cut.resolve import NodeWindow, resolve
+from wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew, safe_time, with_markers
 from wal.decoding.known_definitions import SchemaMovedError
 from wal.drain.drain import drain
 from wal.drain.drain_task import DrainReport, DrainTask
@@ -70,11 +71,15 @@ class _AttemptFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LastCut:
-    """The previous cut on a primary: its position, and the transactions that were undecided and in doubt there."""
+    """The previous cut on a primary: its position, and the transactions that were undecided and in doubt there.
+
+    `last_commit_at` is when the newest transaction before it was committed.
+    """
 
     position: Lsn
     undecided: tuple[Undecided, ...] = ()
     in_doubt: tuple[InDoubt, ...] | UnsetType = ()
+    last_commit_at: Time | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +114,8 @@ class ArchivedCut:
 @dataclass(frozen=True, slots=True)
 class _Markers:
     marker: Marker
-    starts: Mapping[str, Lsn]
-    finishes: Mapping[str, Lsn]
+    starts: Mapping[str, WrittenMarker]
+    finishes: Mapping[str, WrittenMarker]
     seconds: float
     made_at: Time
 
@@ -141,19 +146,26 @@ def make_cut(
             progress.note(f"{report}; retrying in {seconds:.1f} s")
             time.sleep(seconds)
             continue
-        record = CutRecord(
-            id=marked.marker.cut,
-            attempts=attempt,
-            causes=tuple(causes),
-            seconds=round(marked.seconds, 6),
-            nodes=cut.nodes,
-            global_transactions=cut.global_transactions,
-            included_early=cut.included_early,
-            in_flight=cut.in_flight,
-            made_at=marked.made_at,
-        )
-        return ArchivedCut(record, archived, ignored)
+        return ArchivedCut(_record(marked, cut, causes), archived, ignored)
     raise ValueError(f"{plan.retries} retries")
+
+
+def _record(marked: _Markers, cut: Cut, causes: list[str]) -> CutRecord:
+    """The cut as its commit has it; `causes` are those of the attempts before."""
+    nodes = with_markers(cut, marked.starts)
+    return CutRecord(
+        id=marked.marker.cut,
+        attempts=len(causes) + 1,
+        causes=tuple(causes),
+        seconds=round(marked.seconds, 6),
+        nodes=nodes,
+        global_transactions=cut.global_transactions,
+        included_early=cut.included_early,
+        in_flight=cut.in_flight,
+        made_at=marked.made_at,
+        safe_at=safe_time(nodes),
+        skew_seconds=round(clock_skew(marked.starts).most, 3),
+    )
 
 
 def pause_seconds(attempt: int) -> float:
@@ -196,8 +208,18 @@ def _write_markers(lock: FleetLock, start: Marker, progress: Progress) -> _Marke
         progress.reached(CrashPoint.FINISHES_WRITTEN)
     except (psycopg.OperationalError, NodeUnreachableError) as error:
         raise _AttemptFailedError(_session_lost_text(primaries, error)) from error
+    seconds, made_at = time.monotonic() - began, Time.of(datetime.now(UTC))
+    _warn_of_skew(clock_skew(starts), progress)
     # One session wrote both markers of a node, so the node was not restarted between them.
-    return _Markers(start, starts, finishes, time.monotonic() - began, Time.of(datetime.now(UTC)))
+    return _Markers(start, starts, finishes, seconds, made_at)
+
+
+def _warn_of_skew(skew: Skew, progress: Progress) -> None:
+    if skew.least > SKEW_SECONDS_MAX:
+        progress.note(
+            f"warning: the clock of node {skew.ahead} is at least {skew.least:.1f} s ahead of node {skew.behind}'s; the"
+            " cut does not depend on clocks, but the times of commits do: synchronize them"
+        )
 
 
 def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: Exception) -> str:
@@ -212,7 +234,7 @@ def _drain(
 ) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
     """Archive every node's WAL up to the finish marker; a standby's up to the marker of its primary."""
     session = start_session(spark, progress) if spark else None
-    tasks = [replace(task, finish=marked.finishes[task.node.shard]) for task in plan.tasks.values()]
+    tasks = [replace(task, finish=marked.finishes[task.node.shard].position) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
     reports = run_tasks(session, drain, tasks, progress, watch=watch) if session else in_parallel(drain, tasks)
     _raise_problems(reports)
@@ -260,7 +282,13 @@ def _resolve(
         _check_markers(node, task.node.shard, marked, events)
         if task.node.backup_of is None:
             windows[node] = NodeWindow(
-                before.position, marked.starts[node], marked.finishes[node], events, before.undecided, before.in_doubt
+                before.position,
+                marked.starts[node].position,
+                marked.finishes[node].position,
+                events,
+                before.undecided,
+                before.in_doubt,
+                before.last_commit_at,
             )
     return resolve(windows)
 
@@ -275,8 +303,8 @@ def _check_markers(node: str, shard: str, marked: _Markers, events: pa.Table) ->
         except ValueError:
             continue
     expected = {
-        marked.marker: marked.starts[shard],
-        structs.replace(marked.marker, kind="finish"): marked.finishes[shard],
+        marked.marker: marked.starts[shard].position,
+        structs.replace(marked.marker, kind="finish"): marked.finishes[shard].position,
     }
     for marker, position in expected.items():
         if positions.get(marker) != position:

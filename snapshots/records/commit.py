@@ -50,7 +50,8 @@ class CutRecord(Record, frozen=True, kw_only=True):
 
     `causes` says why each earlier attempt failed. `seconds` is the time from the first start marker to the last finish
     marker, and `made_at` when that was written, by the clock of the command: nothing that was committed later is in the
-    cut. Early commits lack it.
+    cut. `safe_at` is the fleet's safe time (`wal.cut.safe_time`); the clocks of the nodes differ by `skew_seconds` at
+    most. Early commits lack all three.
     """
 
     id: str
@@ -62,6 +63,8 @@ class CutRecord(Record, frozen=True, kw_only=True):
     included_early: Count
     in_flight: Count
     made_at: Time | UnsetType = UNSET
+    safe_at: Time | UnsetType = UNSET
+    skew_seconds: Seconds | UnsetType = UNSET
 
     def of(self, shard: str) -> NodeCut:
         """The cut of one primary; raise KeyError if there is none."""

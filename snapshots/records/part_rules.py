@@ -18,6 +18,7 @@ from snapshots.records.keys import base_prefix, ddl_prefix, list_prefix
 from snapshots.records.stored_object import BASE, DDL, LARGE_OBJECTS, LARGE_OBJECTS_COUNT, ObjectList, StoredObject
 from storage.store import check_key
 from wal.cut.cut_values import NodeCut
+from wal.cut.safe_time import safe_time
 from wal.segments.archive import Segment, archive_prefix, segment_key
 
 # What pg_encoding_to_char prints for a database's encoding (PostgreSQL manual, "Supported Character Sets").
@@ -60,6 +61,8 @@ def check_cut(cut: CutRecord) -> None:
         raise ValueError(f"cut.attempts is {cut.attempts}, but cut.causes has {len(cut.causes)}")
     if cut.included_early > cut.in_flight:
         raise ValueError("cut.included_early is more than cut.in_flight")
+    if cut.safe_at != safe_time(cut.nodes):
+        raise ValueError("cut.safe_at is not that of its nodes")
     for one in cut.nodes:
         if one.start > one.finish or one.position < one.start:
             raise ValueError(f"cut of node {one.node}: start, finish and position are not in order")

@@ -62,45 +62,45 @@ class Reader:
         transaction = self.current()
         cursor.zero()
         lsn, end = cursor.position(), cursor.position()
-        cursor.number(8)
+        ended_at = cursor.number(8, signed=True)
         self.expect_order(lsn, end)
         self.advance_end(end)
         if transaction.gid is not None or lsn != transaction.lsn:
             raise RefusedError("the end of another transaction")
-        self.event("C", lsn, end, transaction.xid, transaction.tag)
+        self.event("C", (lsn, end, ended_at), transaction.xid, transaction.tag)
         self.transaction = None
 
     def prepare(self, cursor: Cursor) -> None:
         transaction = self.current()
         cursor.zero()
         lsn, end = cursor.position(), cursor.position()
-        cursor.number(8)
+        ended_at = cursor.number(8, signed=True)
         xid, gid = cursor.number(4), cursor.name()
         if transaction.gid is None or cursor.message[2:] != transaction.head:
             raise RefusedError("the end of another transaction")
-        self.event("P", lsn, end, xid, gid)
+        self.event("P", (lsn, end, ended_at), xid, gid)
         self.transaction = None
 
     def commit_prepared(self, cursor: Cursor) -> None:
         self.expect_none_open()
         cursor.zero()
         lsn, end = cursor.position(), cursor.position()
-        cursor.number(8)
+        ended_at = cursor.number(8, signed=True)
         xid, gid = cursor.number(4), cursor.name()
         self.expect_order(lsn, end)
         self.advance_end(end)
-        self.event("K", lsn, end, xid, gid)
+        self.event("K", (lsn, end, ended_at), xid, gid)
 
     def rollback_prepared(self, cursor: Cursor) -> None:
         self.expect_none_open()
         cursor.zero()
         lsn, end = cursor.position(), cursor.position()
         cursor.number(8)
-        cursor.number(8)
+        ended_at = cursor.number(8, signed=True)
         xid, gid = cursor.number(4), cursor.name()
         self.expect_order(lsn, end)
         self.advance_end(end)
-        self.event("R", lsn, end, xid, gid)
+        self.event("R", (lsn, end, ended_at), xid, gid)
 
     def current(self) -> OpenTransaction:
         if self.transaction is None:
@@ -135,7 +135,7 @@ class Reader:
                 transaction.tag = decode_or(content, transaction.tag)
         self.found.through = max(self.found.through, lsn)
         if prefix == b"cutline":
-            self.event("M", lsn, lsn, 0, None, content)
+            self.event("M", (lsn, lsn, 0), 0, None, content)
 
     def raw_name(self, cursor: Cursor) -> bytes:
         end = cursor.message.find(b"\0", cursor.place)
@@ -269,10 +269,11 @@ class Reader:
             "row": row,
         })  # fmt: skip
 
-    def event(self, op: str, lsn: int, end: int, xid: int, gid: str | None, row: bytes = b"") -> None:
+    def event(self, op: str, record: tuple[int, int, int], xid: int, gid: str | None, row: bytes = b"") -> None:
+        lsn, end, ended_at = record
         self.found.through = max(self.found.through, end)
         self.found.events.append({
-            "lsn": lsn, "end_lsn": end, "seq": 0, "xid": xid, "global_id": gid, "op": ord(op), "group": 0,
+            "lsn": lsn, "end_lsn": end, "seq": ended_at, "xid": xid, "global_id": gid, "op": ord(op), "group": 0,
             "partition": -1, "key": b"", "row": row,
         })  # fmt: skip
 

@@ -32,9 +32,8 @@ from tests.causal.state import ChainState, create_chains, find_faults, read_stat
 from tests.causal.workload import CausalWorkload
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.run.soak import SEED, SOAK_SECONDS
-from tests.wal.markers import write_marker
 from wal.cut.cut_values import Cut
-from wal.cut.markers import Marker
+from wal.cut.markers import Marker, WrittenMarker, write_markers
 from wal.cut.resolve import NodeWindow, resolve
 
 if TYPE_CHECKING:
@@ -111,16 +110,16 @@ class Round:
         )
 
 
-def late_markers(chance: random.Random) -> Callable[..., dict[str, int]]:
+def late_markers(chance: random.Random) -> Callable[..., dict[str, WrittenMarker]]:
     """`write_markers` as over a network that delays every message differently."""
 
-    def write_late(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, int]:
+    def write_late(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, WrittenMarker]:
         latest = chance.choice(MARKER_SECONDS_MAX)
         delays = {node: chance.uniform(0, latest) for node in connections}
 
-        def write(node: str) -> int:
+        def write(node: str) -> WrittenMarker:
             time.sleep(delays[node])
-            return write_marker(connections[node], marker)
+            return write_markers({node: connections[node]}, marker)[node]
 
         with ThreadPoolExecutor(max_workers=len(connections)) as threads:
             return dict(zip(connections, threads.map(write, connections), strict=True))

@@ -53,7 +53,7 @@ def test_every_marker_is_at_the_returned_position(sessions: Sessions) -> None:
     written = write_markers(sessions, MARKER)
     assert list(written) == list(sessions)
     for node, session in sessions.items():
-        assert before[node] < written[node] <= position(session)
+        assert before[node] < written[node].position <= position(session)
 
 
 def test_a_lost_session_is_named_and_the_others_stay_usable(sessions: Sessions) -> None:

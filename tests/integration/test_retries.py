@@ -15,7 +15,6 @@ import pytest
 import snapshots.create.make_cut as cutting
 from cli.commands.create import document_of
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from fleet.lsn import Lsn
 from fleet.progress import Silent
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
@@ -24,7 +23,7 @@ from snapshots.records.commits import increment_numbers, read_commit
 from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import COMMAND_SECONDS_MAX, Ready, Runs, configure_fleet
-from wal.cut.markers import Marker
+from wal.cut.markers import Marker, WrittenMarker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,13 +32,19 @@ NAME = "retried"
 # `snapshot` that writes no start markers, and takes the end of WAL for their positions.
 WITHOUT_START_MARKERS = """
 import snapshots.create.make_cut as cutting
+from datetime import UTC, datetime
 from fleet.lsn import Lsn
+from wal.cut.markers import WrittenMarker
 written = cutting.write_markers
 def write_markers(connections, marker):
     if marker.kind == "finish":
         return written(connections, marker)
     query = "SELECT pg_current_wal_lsn()::text"
-    return {node: Lsn.parse(found.execute(query).fetchone()[0]) for node, found in connections.items()}
+    now = datetime.now(UTC)
+    return {
+        node: WrittenMarker(Lsn.parse(found.execute(query).fetchone()[0]), now, now, now)
+        for node, found in connections.items()
+    }
 cutting.write_markers = write_markers
 from cli.main import main
 main()
@@ -94,7 +99,7 @@ def disturb_after_start(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], N
     original = cutting.write_markers
     started: list[str] = []
 
-    def write(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, Lsn]:
+    def write(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, WrittenMarker]:
         positions = original(connections, marker)
         if marker.kind == "start":
             started.append(marker.cut)
@@ -193,7 +198,7 @@ def test_a_create_whose_markers_are_never_decoded_fails_after_all_attempts(
     original = cutting.write_markers
     attempts: list[str] = []
 
-    def without_finish(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, Lsn]:
+    def without_finish(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, WrittenMarker]:
         if marker.kind == "start":
             attempts.append(marker.cut)
             return original(connections, marker)

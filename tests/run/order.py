@@ -75,6 +75,7 @@ LONG = (
     "tests/spark/test_long_lines.py",
     "tests/integration/test_cancel.py",
     "tests/test_tidy.py",
+    "tests/integration/test_cut_times.py",
 )
 PLACES = {unit: place for place, unit in enumerate(LONG)}
 

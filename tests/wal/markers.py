@@ -12,4 +12,4 @@ from wal.cut.markers import Marker, write_markers
 
 def write_marker(connection: psycopg.Connection[Any], marker: Marker) -> Lsn:
     """Write `marker` durably; return the position of its end."""
-    return write_markers({"primary": connection}, marker)["primary"]
+    return write_markers({"primary": connection}, marker)["primary"].position

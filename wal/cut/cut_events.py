@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from columns.arrow_numbers import to_numpy
 from columns.bytes_column import Flags, Ints, from_list
 from fleet.lsn import Lsn
+from fleet.record import Time
 from wal.cut.cut_values import InDoubt, Undecided
 from wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
@@ -30,7 +31,8 @@ class NodeWindow:
 
     `previous` is its position at the previous cut (for the first cut, its base position), `start` and `finish` are the
     positions of its markers, `events` its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` the
-    transactions that the previous cut left undecided, `in_doubt` what was in doubt at it (UNSET: that is not known).
+    transactions that the previous cut left undecided, `in_doubt` what was in doubt at it (UNSET: that is not known),
+    `last_commit_at` when the newest transaction before it was committed.
     """
 
     previous: Lsn
@@ -39,6 +41,7 @@ class NodeWindow:
     events: pa.Table
     undecided: tuple[Undecided, ...] = ()
     in_doubt: tuple[InDoubt, ...] | UnsetType = ()
+    last_commit_at: Time | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

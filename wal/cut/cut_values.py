@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType
 
 from fleet.lsn import Lsn
-from fleet.record import Count, Record
+from fleet.record import Count, Record, Time
 
 
 class Undecided(Record, frozen=True):
@@ -44,6 +44,9 @@ class NodeCut(Record, frozen=True):
     (positions of their PREPAREs) never will be. `local_transactions` counts the commits since the previous cut that
     were not two-phase. `in_doubt` lists the parts of transactions that are not decided everywhere at the cut; cuts of
     early versions lack it, and so do those that continue their chains.
+
+    `last_commit_at` is when the newest transaction before `position` was committed, and `marked_at` when the start
+    marker was written, both by the node's clock. Cuts of early versions lack both; a node without commits the first.
     """
 
     node: str
@@ -54,6 +57,8 @@ class NodeCut(Record, frozen=True):
     undecided: tuple[Undecided, ...]
     rolled_back: tuple[Lsn, ...]
     in_doubt: tuple[InDoubt, ...] | UnsetType = UNSET
+    last_commit_at: Time | UnsetType = UNSET
+    marked_at: Time | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import selectors
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -25,6 +26,10 @@ from fleet.record import Record, fields_of, from_json
 MARKER_PREFIX = b"cutline"
 FLUSHING_MESSAGE_VERSION = 170000
 MARKER_SECONDS_MAX = 30.0
+# What Python's times end at.
+LATEST_SECONDS = datetime.max.replace(tzinfo=UTC).timestamp() - 1
+# The server's clock in seconds since 1970, in a form that no setting of the session changes.
+CLOCK = b"extract(epoch FROM clock_timestamp())"
 
 
 # A marker of a newer version may have more fields; only these three are compared.
@@ -49,8 +54,21 @@ def marker_from_bytes(content: bytes) -> Marker:
     return marker
 
 
-def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, Lsn]:
-    """Write `marker` durably on all primaries at once; return their positions when all are written.
+@dataclass(frozen=True, slots=True)
+class WrittenMarker:
+    """A marker in a node's WAL: its position, and when it was written.
+
+    `written_at` is by the node's clock, just before the record; `sent_at` and `confirmed_at` are by ours.
+    """
+
+    position: Lsn
+    written_at: datetime
+    sent_at: datetime
+    confirmed_at: datetime
+
+
+def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, WrittenMarker]:
+    """Write `marker` durably on all primaries at once; return what was written, by node, when all is.
 
     Raises psycopg.OperationalError if a session is lost or a node does not answer within MARKER_SECONDS_MAX, or the
     server's error if it refuses; both name the node. The sessions of nodes that answered stay usable; the others are
@@ -78,7 +96,11 @@ def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marke
     for one in pending:
         if one.problem:
             raise one.problem
-    return {one.node: one.position() for one in pending}
+    return {one.node: one.written() for one in pending}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 @dataclass(slots=True)
@@ -90,15 +112,18 @@ class _PendingMarker:
     socket: int = -1
     results: list[pq.abc.PGresult] = field(default_factory=list)
     problem: psycopg.Error | None = None
+    sent_at: datetime = field(default_factory=_now)
+    confirmed_at: datetime = field(default_factory=_now)
 
     def send(self, selector: selectors.BaseSelector, marker: Marker) -> None:
         session = self.connection.pgconn
+        self.sent_at = _now()
         try:
             session.nonblocking = 1
             text, prefix = marker.to_bytes(), MARKER_PREFIX
             if session.server_version >= FLUSHING_MESSAGE_VERSION:
                 session.send_query_params(
-                    b"SELECT pg_logical_emit_message(false, $1::text, $2::text, true)", [prefix, text]
+                    b"SELECT %s, pg_logical_emit_message(false, $1::text, $2::text, true)" % CLOCK, [prefix, text]
                 )
             else:
                 # Before PostgreSQL 17 the function can't flush the message; the commit of a transaction that has an xid
@@ -106,8 +131,9 @@ class _PendingMarker:
                 # sent together are one transaction, and one round trip.
                 escaping = pq.Escaping(session)
                 values = (escaping.escape_literal(prefix), escaping.escape_literal(text))
-                emit = b"SELECT pg_logical_emit_message(false, %s::text, %s::text), pg_current_xact_id()" % tuple(
-                    map(bytes, values)
+                emit = b"SELECT %s, pg_logical_emit_message(false, %s::text, %s::text), pg_current_xact_id()" % (
+                    CLOCK,
+                    *map(bytes, values),
                 )
                 session.send_query(b"SET LOCAL synchronous_commit = local; " + emit)
             is_unsent = session.flush()
@@ -140,13 +166,16 @@ class _PendingMarker:
         """Unregister from the selector."""
         selector.unregister(self.socket)
 
-    def position(self) -> Lsn:
-        """Where the marker ends. Only valid after it was written."""
+    def written(self) -> WrittenMarker:
+        """The marker, which ends at its position. Only valid after it was written."""
         row = next(result for result in self.results if result.status == pq.ExecStatus.TUPLES_OK)
-        return Lsn.parse((row.get_value(0, 0) or b"").decode())
+        clock, position = ((row.get_value(0, column) or b"").decode() for column in (0, 1))
+        written_at = datetime.fromtimestamp(min(float(clock), LATEST_SECONDS), UTC)
+        return WrittenMarker(Lsn.parse(position), written_at, self.sent_at, self.confirmed_at)
 
     def _take(self, result: pq.abc.PGresult) -> None:
         self.results.append(result)
+        self.confirmed_at = _now()
         if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK) and self.problem is None:
             refused = error_from_result(result)
             self.problem = type(refused)(f"node {self.node}: {refused}")

@@ -20,6 +20,7 @@ from storage.errors import RefusedError
 from wal.cut.cut_events import FleetEvents, NodeWindow, fleet_events
 from wal.cut.cut_values import Cut, NodeCut, Undecided
 from wal.cut.in_doubt import with_in_doubt
+from wal.cut.last_commits import with_last_commits
 
 __all__ = ["GlobalIdReusedError", "NodeWindow", "resolve"]
 
@@ -55,7 +56,8 @@ def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
     history = _history(events)
     _check_unique(events, history)
     position, is_global = _raise_positions(events, history)
-    return with_in_doubt(windows, _describe(windows, events, history, position, is_global))
+    cut = with_in_doubt(windows, _describe(windows, events, history, position, is_global))
+    return with_last_commits(windows, cut)
 
 
 def _history(events: FleetEvents) -> _History:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +45,10 @@ def _commits(messages: Messages, transactions: Transactions) -> pa.Table:
     at = messages.starts[numbers]
     of_commit = transactions.of_message[numbers]
     names = transactions.tag.take(to_arrow(of_commit))
-    return _event_table(COMMIT, messages.u64(at + 2), messages.u64(at + 10), transactions.xid[of_commit], names)
+    of_records = _Numbers(
+        messages.u64(at + 2), messages.u64(at + 10), messages.u64(at + 18), transactions.xid[of_commit]
+    )
+    return _event_table(COMMIT, of_records, names)
 
 
 def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
@@ -56,7 +59,8 @@ def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.T
     # The position of its changes: where the PREPARE record begins.
     lsn = transactions.lsn[transactions.of_message[numbers]]
     other_gids = pc.if_else(pc.equal(gids, names), "", gids).cast(pa.binary())
-    return _event_table(PREPARE, lsn, messages.u64(at + 10), messages.u32(at + 26), names, other_gids)
+    of_records = _Numbers(lsn, messages.u64(at + 10), messages.u64(at + 18), messages.u32(at + 26))
+    return _event_table(PREPARE, of_records, names, other_gids)
 
 
 def _settlements(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
@@ -64,10 +68,13 @@ def _settlements(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
     at = messages.starts[numbers]
     is_commit = kind == pgoutput.COMMIT_OF_PREPARED
     names = global_ids(messages.names(numbers, 30 if is_commit else 38), form)
-    end = messages.u64(at + 10)
-    # The message of a rollback identifies the transaction by the end of its PREPARE, not by its beginning.
-    lsn = messages.u64(at + 2)
-    return _event_table(op, lsn, end, messages.u32(at + (26 if is_commit else 34)), names)
+    # The message of a rollback identifies the transaction by the end of its PREPARE, not by its beginning; it has the
+    # time of its PREPARE before its own.
+    ended_at = at + (18 if is_commit else 26)
+    of_records = _Numbers(
+        messages.u64(at + 2), messages.u64(at + 10), messages.u64(ended_at), messages.u32(ended_at + 8)
+    )
+    return _event_table(op, of_records, names)
 
 
 def _markers(messages: Messages) -> list[pa.Table]:
@@ -76,16 +83,26 @@ def _markers(messages: Messages) -> list[pa.Table]:
     for number, start in zip(*messages.find_prefix(MARKER_PREFIX), strict=True):
         end = messages.u64(messages.starts[[number]] + 2)
         content = from_list([messages.source[start : messages.ends[number]].tobytes()]).to_arrow()
-        tables.append(_event_table(MARKER, end, end, np.zeros(1, np.int64), pa.nulls(1, pa.string()), content))
+        none = np.zeros(1, np.int64)
+        tables.append(_event_table(MARKER, _Numbers(end, end, none, none), pa.nulls(1, pa.string()), content))
     return tables
 
 
-def _event_table(op: int, lsn: Ints, end_lsn: Ints, xid: Ints, names: Any, rows: Any = None) -> pa.Table:
-    count = len(lsn)
+class _Numbers(NamedTuple):
+    """Of the records of some events: where each begins and ends, when it was written, and of which transaction it is."""
+
+    lsn: Ints
+    end_lsn: Ints
+    written_at: Ints
+    xid: Ints
+
+
+def _event_table(op: int, numbers: _Numbers, names: Any, rows: Any = None) -> pa.Table:
+    count = len(numbers.lsn)
     empty = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64)).to_arrow()
     return pa.table(
         [
-            to_arrow(lsn), to_arrow(end_lsn), to_arrow(np.zeros(count, np.int64)), to_arrow(xid), names,
+            *map(to_arrow, numbers), names,
             to_arrow(np.full(count, op, np.int8)), to_arrow(np.full(count, NO_GROUP, np.int32)),
             to_arrow(np.full(count, EVERY_PARTITION, np.int32)),
             empty, empty if rows is None else rows,

@@ -1,0 +1,75 @@
+"""The safe time of a cut: every transaction that any node committed before it, by that node's clock, is in the state.
+
+It is the least of the nodes' own times. A node's time is that of its newest commit before the cut, or that of its start
+marker if this is later: a node on which nothing is committed does not hold the fleet back, and a node that writes no
+marker has no cut. A server takes a commit's time shortly before it writes the record, so the safe time is exact but for
+transactions that were just between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, UnsetType, structs
+
+from fleet.record import Time
+from wal.cut.cut_values import Cut, NodeCut
+
+if TYPE_CHECKING:
+    from wal.cut.markers import WrittenMarker
+
+# Commit times of nodes whose clocks differ by more are not worth comparing.
+SKEW_SECONDS_MAX = 1.0
+
+
+def with_markers(cut: Cut, markers: Mapping[str, WrittenMarker]) -> tuple[NodeCut, ...]:
+    """The nodes of a cut with the times of their start markers."""
+    return tuple(structs.replace(one, marked_at=Time.of(markers[one.node].written_at)) for one in cut.nodes)
+
+
+def safe_time(nodes: Iterable[NodeCut]) -> Time | UnsetType:
+    """The safe time of the cut of these nodes; UNSET if an early version made it."""
+    times = [node_time(one) for one in nodes]
+    known = [one for one in times if isinstance(one, str)]
+    return min(known, key=datetime.fromisoformat) if known and len(known) == len(times) else UNSET
+
+
+def node_time(cut: NodeCut) -> Time | UnsetType:
+    """What the node committed before this time is before its position; UNSET if an early version made the cut."""
+    return later(cut.marked_at, cut.last_commit_at) if isinstance(cut.marked_at, str) else UNSET
+
+
+def later(one: Time | UnsetType, other: Time | UnsetType) -> Time | UnsetType:
+    """The later of two times; one of them if the other is not known."""
+    if not isinstance(one, str) or not isinstance(other, str):
+        return one if isinstance(one, str) else other
+    return max(one, other, key=datetime.fromisoformat)
+
+
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """By how much the clocks of the nodes `behind` and `ahead` differ, in seconds: at least `least`.
+
+    No two clocks differ by more than `most`.
+    """
+
+    least: float
+    most: float
+    behind: str
+    ahead: str
+
+
+def clock_skew(markers: Mapping[str, WrittenMarker]) -> Skew:
+    """The largest difference between the clocks of the nodes whose markers these are.
+
+    A node's clock was read at some moment between the one at which we sent its marker and the one at which we had its
+    answer.
+    """
+    lowest = {node: (one.written_at - one.confirmed_at).total_seconds() for node, one in markers.items()}
+    highest = {node: (one.written_at - one.sent_at).total_seconds() for node, one in markers.items()}
+    behind, ahead = min(highest, key=lambda node: highest[node]), max(lowest, key=lambda node: lowest[node])
+    most = max(highest.values()) - min(lowest.values()) if len(markers) > 1 else 0.0
+    return Skew(max(lowest[ahead] - highest[behind], 0.0), most, behind, ahead)

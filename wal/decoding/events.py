@@ -89,7 +89,7 @@ def _markers(messages: Messages) -> list[pa.Table]:
 
 
 class _Numbers(NamedTuple):
-    """Of the records of some events: where each begins and ends, when it was written, and of which transaction it is."""
+    """Of the records of events: where each begins and ends, when it was written, and of which transaction it is."""
 
     lsn: Ints
     end_lsn: Ints

@@ -79,7 +79,10 @@ class Previous(Record, frozen=True):
 
 
 class CommitSummary(Record, frozen=True, omit_defaults=True):
-    """What `list` shows of a commit, and the digest of its file; `cut` is the id of its cut."""
+    """What `list` shows of a commit, and the digest of its file; `cut` is the id of its cut, made at `cut_at`.
+
+    Early versions did not summarize `cut_at`, nor has the summary of an early commit one.
+    """
 
     increment: Count
     operation: str
@@ -92,6 +95,7 @@ class CommitSummary(Record, frozen=True, omit_defaults=True):
     cut: str
     comment: str = ""
     terminal: bool = False
+    cut_at: Time | UnsetType = UNSET
 
 
 class ChainHistory(Record, frozen=True, omit_defaults=True):

@@ -25,7 +25,7 @@ from wal.cut.cut_values import NodeCut
 from wal.segments.archive import Segment
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
-# A commit summarizes at most so many increments before it: 20 KB without their comments. `list` reads one in so many.
+# A commit summarizes at most so many increments before it: 22 KB without their comments. `list` reads one in so many.
 SUMMARIZED_MAX = 64
 # Of a comment in a summary, in characters.
 COMMENT_MAX = 1000

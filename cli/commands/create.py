@@ -12,7 +12,7 @@ import typer
 from cli.output.activity import activity
 from cli.output.arguments import DryRun, Groups, check_text
 from cli.output.context import command_context
-from cli.output.format import causes_lines, count_text, seconds_text, size_text
+from cli.output.format import causes_lines, count_text, seconds_text, size_text, time_text
 from cli.output.left_out import left_out_lines
 from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
@@ -25,6 +25,7 @@ from snapshots.create.increment import create_increment, preview_increment
 from snapshots.create.request import CreateRequest
 from snapshots.listing.name_templates import new_name, newest_name
 from snapshots.records.commit import Commit
+from snapshots.records.cut_times import cut_time
 from snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
 from storage.errors import IndeterminateError, UsageError
 
@@ -164,6 +165,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
         "increment": commit.increment,
         "operation": commit.operation,
         "created_at": commit.created_at,
+        "cut_at": time_text(cut_time(commit)),
         "terminal": commit.terminal,
         "seconds": round(commit.seconds, 3),
         **{name: commit.counts[name] for name in ("bytes", "objects", "rows", "changes", "transactions")},

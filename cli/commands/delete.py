@@ -142,7 +142,7 @@ def point_lines(mark: Mark) -> list[str]:
     """The restore points that are lost, one per line."""
     return [
         f"lost: {f'increment {one.increment}' if one.increment else 'full snapshot'} of"
-        f" {one.created_at[:19].replace('T', ' ')} UTC"
+        f" {(one.cut_at or one.created_at)[:19].replace('T', ' ')} UTC"
         for one in mark.points
     ]
 

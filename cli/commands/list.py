@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cli.output.context import command_context
-from cli.output.format import age_text, count_text, name_fleet, size_text
+from cli.output.format import age_text, count_text, moment_text, name_fleet, size_text, time_text
 from cli.output.left_out import warnings_of_several
 from cli.output.results import emit
 from fleet.record import to_builtins
@@ -18,6 +18,7 @@ from fleet.tables.left_out import select_warnings
 from snapshots.listing.listing import Entry, Listing, list_store
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import CommitSummary
+from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import shortened
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def entry_document(entry: Entry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "created_at": chain.full.created_at,
+        "cut_at": time_text(cut_time(chain.full)),
         "state": entry.state,
         "problem": entry.problem,
         "lost": entry.lost.details() if entry.lost else None,
@@ -75,6 +77,7 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
     return {
         "number": summary.increment,
         "created_at": summary.created_at,
+        "cut_at": time_text(cut_time(summary)),
         "bytes": summary.bytes,
         "changes": summary.changes,
         "transactions": summary.transactions,
@@ -114,7 +117,7 @@ def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("snapshot", "increment", "created", "state", "changes", "transactions", "size", "comment"):
+    for title in ("snapshot", "increment", "cut made", "state", "changes", "transactions", "size", "comment"):
         table.add_column(
             title, justify="right" if title in ("increment", "changes", "transactions", "size") else "left"
         )
@@ -123,11 +126,11 @@ def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
             table.add_row(entry.name, "", "", f"{entry.state}: {entry.problem}")
             continue
         for one in (summary_of(entry.chain.full), *entry.summaries):
-            then = datetime.fromisoformat(one.created_at)
+            made_at = cut_time(one)
             table.add_row(
                 entry.name if one.increment == 0 else "",
                 str(one.increment) if one.increment else "only cut" if entry.chain.full.only_cut else "full",
-                f"{one.created_at[:19].replace('T', ' ')}Z ({age_text(then, now=now)})",
+                f"{moment_text(made_at)} ({age_text(made_at, now=now)})",
                 _state(entry, one),
                 count_text(one.changes),
                 count_text(one.transactions),

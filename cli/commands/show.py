@@ -10,7 +10,7 @@ import typer
 from cli.commands.list import chain_bytes, entry_document
 from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Transactions
 from cli.output.context import command_context
-from cli.output.format import causes_lines, count_text, seconds_text, size_text
+from cli.output.format import causes_lines, count_text, moment_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
 from cli.output.recovery import plan_lines, transaction_lines
 from cli.output.results import emit
@@ -21,6 +21,7 @@ from snapshots.listing.name_templates import newest_name
 from snapshots.listing.recovery_plan import plan_recovery
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
+from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import shortened
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
     lines: list[str | RenderableType] = [
         f"{chain.name}: "
         + ("restore point, without rows, " if full.only_cut else "full snapshot ")
-        + f"of {full.created_at}, {len(chain.increments)} increments, "
+        + f"of {moment_text(cut_time(full))}, {len(chain.increments)} increments, "
         + f"{size_text(chain_bytes(chain, entry.summaries))}"
         + (f" — {shortened(full.comment)}" if full.comment else ""),
         *([entry.remark] if entry.remark else []),
@@ -167,7 +168,7 @@ def _cuts(chain: Chain) -> RenderableType:
 
     titles = (
         "increment",
-        "created",
+        "cut made",
         "took",
         "cut",
         "changes",
@@ -182,7 +183,7 @@ def _cuts(chain: Chain) -> RenderableType:
         positions = " ".join(f"{cut.node} {cut.position}" for cut in commit.cut.nodes)
         cuts.add_row(
             (str(commit.increment) if commit.increment else "full") + (", terminal" if commit.terminal else ""),
-            commit.created_at[:19].replace("T", " "),
+            moment_text(cut_time(commit)),
             seconds_text(commit.seconds),
             f"{commit.cut.seconds * 1000:.1f} ms",
             count_text(commit.counts["changes"]),

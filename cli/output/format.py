@@ -72,6 +72,11 @@ def time_text(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def moment_text(moment: datetime) -> str:
+    """A moment in UTC for people, to the second: `2026-01-02 03:04:05Z`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
 def name_fleet(text: str, fleet_file: str | None, *, is_hint: bool = False) -> str:
     """The text with the fleet file that was given in each of its commands: they can be typed as they are."""
     if not fleet_file:

@@ -11,7 +11,7 @@ import typer
 
 from cli.output.borrowed import borrowed_document, borrowed_lines
 from cli.output.context import command_context
-from cli.output.format import count_text, seconds_text, size_text
+from cli.output.format import count_text, seconds_text, size_text, time_text
 from cli.output.left_out import left_out_lines
 from cli.output.restore_plan import plan_document, plan_lines
 from cli.output.results import show_preview, write_document
@@ -31,6 +31,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "schema": SCHEMA,
         "snapshot": report.snapshot,
         "increment": report.increment,
+        "cut_at": time_text(report.cut_at) if report.cut_at else None,
         "operation": report.operation,
         "seconds": round(report.seconds, 3),
         "rows": report.rows,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 
 from snapshots.records.chain import Chain, first_summarized
 from snapshots.records.commit import ChainHistory, Commit, DefinitionChanges, FullSnapshot, Increment
@@ -66,7 +66,7 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         check_continues(chain.last, increment)
         check_counts(chain.full, increment)
         # Of a partial chain only the digests are compared (chains.py).
-        if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
+        if not chain.is_partial and increment.history is not None and not _is_of(chain, increment.history):
             raise ValueError("history is not that of the commits before it")
         after = replace(chain, increments=(*chain.increments, increment))
         if increment.definition_changes:
@@ -75,6 +75,17 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         else:
             # Its tables are those of the commit before.
             check_definition_counts(after, increment)
+
+
+def _is_of(chain: Chain, history: ChainHistory) -> bool:
+    """Whether it is the history of the increment that follows the chain, as this version or an earlier one writes it.
+
+    Earlier versions did not summarize when a cut was made.
+    """
+    expected = chain.next_history
+    lacking = {one.increment for one in history.recent if isinstance(one.cut_at, UnsetType)}
+    recent = (structs.replace(one, cut_at=UNSET) if one.increment in lacking else one for one in expected.recent)
+    return history == structs.replace(expected, recent=tuple(recent))
 
 
 def _check_history(commit: Increment, history: ChainHistory) -> None:

@@ -7,14 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 from fleet.record import Time
 from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit
+from snapshots.records.commit import Commit, CommitSummary
 from snapshots.records.commits import SnapshotMissingError
 
 
-def cut_time(commit: Commit) -> datetime:
-    """When the commit's cut was made; of an early commit, which does not say it, when it was put, which is later."""
-    if isinstance(commit.cut.made_at, str):
-        return datetime.fromisoformat(commit.cut.made_at)
+def cut_time(commit: Commit | CommitSummary) -> datetime:
+    """When the commit's cut was made; if that is not recorded, when the commit was put, which is later."""
+    made_at = commit.cut_at if isinstance(commit, CommitSummary) else commit.cut.made_at
+    if isinstance(made_at, str):
+        return datetime.fromisoformat(made_at)
     return datetime.fromisoformat(commit.created_at) + timedelta(seconds=commit.seconds)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Literal
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from fleet.record import Count, Record, Time
 from snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
@@ -31,10 +31,14 @@ class SnapshotDeletedError(RefusedError):
 
 
 class RestorePoint(Record, frozen=True):
-    """A restore point that was removed: a full snapshot (increment 0) or an increment."""
+    """A restore point that was removed: a full snapshot (increment 0) or an increment.
+
+    `created_at` is when its command began, `cut_at` when its cut was made; early versions did not record that.
+    """
 
     increment: Count
     created_at: Time
+    cut_at: Time | UnsetType = UNSET
 
 
 class Mark(Record, frozen=True):

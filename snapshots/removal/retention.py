@@ -31,7 +31,7 @@ class RetentionFate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A snapshot as the rules see it. `points`: when the full snapshot and each increment were taken, in order.
+    """A snapshot as the rules see it. `points`: when the cuts of the full snapshot and each increment were made.
 
     `is_only_cut`: it is a restore point, which has no rows.
     """
@@ -94,7 +94,7 @@ def _keeping_rule(number: int, one: HeldSnapshot, rules: Retention, now: datetim
     if rules.keep_full is not None and number < rules.keep_full:
         why.append(f"keep_full {rules.keep_full}: it is number {number + 1} from the newest")
     if _is_young(one, rules, now):
-        why.append(f"keep_days {rules.keep_days}: its newest restore point was taken at {_moment(max(one.points))}")
+        why.append(f"keep_days {rules.keep_days}: its newest cut was made at {_moment(max(one.points))}")
     return tuple(why)
 
 
@@ -102,7 +102,7 @@ def _keeping_days(one: HeldSnapshot, rules: Retention, now: datetime) -> tuple[s
     """The rule that keeps a restore point."""
     if rules.keep_days is None:
         return ("only keep_days removes restore points",)
-    young = f"keep_days {rules.keep_days}: it was taken at {_moment(max(one.points))}"
+    young = f"keep_days {rules.keep_days}: its cut was made at {_moment(max(one.points))}"
     return (young,) if _is_young(one, rules, now) else ()
 
 

@@ -15,6 +15,7 @@ from snapshots.operations.object_lists import read_chain_lists
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import listed_numbers
+from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import ManifestError
 from snapshots.records.stored_object import LostList
 from snapshots.records.tombstones import RestorePoint, is_only_full
@@ -64,12 +65,12 @@ class SurveyedSnapshot:
     def points(self) -> tuple[RestorePoint, ...]:
         """The restore points that can be read."""
         commits = self.chain.commits if self.chain else ()
-        return tuple(RestorePoint(one.increment, one.created_at) for one in commits)
+        return tuple(RestorePoint(one.increment, one.created_at, one.cut.made_at) for one in commits)
 
     @property
     def moments(self) -> tuple[datetime, ...]:
-        """When the restore points were taken."""
-        return tuple(datetime.fromisoformat(point.created_at) for point in self.points)
+        """When the cuts of the restore points were made."""
+        return tuple(map(cut_time, self.chain.commits)) if self.chain else ()
 
 
 def survey_snapshots(store: ObjectStore, names: Iterable[str]) -> list[SurveyedSnapshot]:

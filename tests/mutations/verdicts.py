@@ -19,7 +19,7 @@ DESCRIPTIVE = (
     # The next create compares them with the server's, and copies a table again where they differ.
     r"(schema_changes\.)?groups\..*\.columns\[\d+\]\.(type|type_oid|type_modifier|number)",
 )
-COUNTS = (r"counts\..*",)
+LACKING = (r"counts\..*", r"history\.recent\[\d+\]\.cut_at")
 SOLE = (
     # All of a commit's, too: those of another commit have the same names.
     r"sequences(\..*)?",
@@ -36,8 +36,8 @@ def is_descriptive(mutation: Mutation, before: Any, after: Any) -> bool:
     """
     if not mutation.key.startswith("snapshots/chain/"):
         return True
-    # Early commits lack some counts. None is shown for what is not there.
-    is_lacking = mutation.way == "removed" and _matches(mutation.path, COUNTS)
+    # Early commits lack some counts, and their summaries the times of cuts. None is shown for what is not there.
+    is_lacking = mutation.way == "removed" and _matches(mutation.path, LACKING)
     if is_lacking or _matches(mutation.path, DESCRIPTIVE):
         return True
     return all(_matches(path, DESCRIPTIVE) for path in differences(before, after))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 import pytest
 from msgspec import structs
 
 import storage.storing as storing
 from check.structure import check_structure
+from fleet.record import Time
 from snapshots.operations.committing import CommitIndeterminateError, put_commit
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
@@ -21,6 +23,7 @@ from snapshots.records.commits import (
     snapshot_names,
 )
 from snapshots.records.documents import ManifestError, seal
+from snapshots.records.tombstones import RestorePoint
 from snapshots.removal.survey import survey_snapshot
 from storage.errors import UsageError
 from storage.memory import InMemoryStore
@@ -91,6 +94,20 @@ def test_the_number_in_a_name_does_not_decide_how_many_commits_are_looked_up(pla
     assert [one.increment for one in surveyed.points] == [0, 1, 2]
     assert str(planted) in surveyed.unreadable
     assert len(store.asked) < 100
+
+
+def test_a_restore_point_is_as_old_as_its_cut_and_not_as_its_command() -> None:
+    store, made_at = memory(), Time("2026-11-20T09:00:00.500Z")
+    full, early = commit(0), commit(1)
+    put_commit(store, structs.replace(full, cut=structs.replace(full.cut, made_at=made_at)))
+    put_commit(store, early)
+    surveyed = survey_snapshot(store, "daily")
+    # They began at midnight; of an early commit, whose cut has no time, the second counts in which it was put.
+    put_at = datetime(2026, 11, 20, 0, 0, 1, tzinfo=UTC)
+    assert surveyed.moments == (datetime(2026, 11, 20, 9, 0, 0, 500_000, tzinfo=UTC), put_at)
+    assert surveyed.points == (
+        RestorePoint(0, full.created_at, made_at), RestorePoint(1, early.created_at)
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("planted", [4, 9_999_999_999_999_999])

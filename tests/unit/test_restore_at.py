@@ -9,9 +9,9 @@ from msgspec import UNSET, structs
 
 from cli.output.arguments import parse_moment
 from fleet.record import Time
-from snapshots.records.chain import Chain
+from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commits import SnapshotMissingError
-from snapshots.records.cut_times import chain_at
+from snapshots.records.cut_times import chain_at, cut_time
 from storage.errors import UsageError
 from tests.unit.made_commits import full_commit, increment_commit
 
@@ -48,6 +48,11 @@ def test_a_cut_without_a_time_was_made_before_its_commit_was_put() -> None:
     assert chain_at(early, BEGAN + timedelta(seconds=30)).last.increment == 0
     with pytest.raises(SnapshotMissingError):
         chain_at(early, BEGAN + timedelta(seconds=29))
+
+
+def test_a_summary_has_the_time_of_its_cut() -> None:
+    for commit, seconds in zip(chain(None, 7).commits, (30, 420), strict=True):
+        assert cut_time(summary_of(commit)) == cut_time(commit) == BEGAN + timedelta(seconds=seconds)
 
 
 def test_a_time_says_how_far_it_is_from_utc() -> None:

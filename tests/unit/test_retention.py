@@ -107,7 +107,7 @@ def test_every_verdict_says_why() -> None:
     )
     assert found[0].why == (
         "keep_full 2: it is number 1 from the newest",
-        "keep_days 1: its newest restore point was taken at 2026-11-20 00:00",
+        "keep_days 1: its newest cut was made at 2026-11-20 00:00",
         "increments kept by keep_increments 1: number 1 from the newest",
     )
     assert found[1].why == ("keep_full 2: it is number 2 from the newest", "increments removed: keep_increments 1")

@@ -33,6 +33,13 @@ def to_mask(values: npt.NDArray[np.bool_]) -> pa.Array[Any]:
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
 
 
+def to_flags(values: pa.Array[Any]) -> npt.NDArray[np.bool_]:
+    """Convert an Arrow array of booleans without nulls to numpy."""
+    bits = np.frombuffer(values.buffers()[1] or b"", np.uint8)
+    flags = np.unpackbits(bits, count=values.offset + len(values), bitorder="little")
+    return flags[values.offset :].astype(np.bool_)
+
+
 def to_numpy(values: Any) -> npt.NDArray[Any]:
     """Convert an Arrow integer array or chunked array without nulls to numpy; copy only if it has several chunks."""
     if isinstance(values, pa.ChunkedArray):

@@ -6,7 +6,7 @@ column; hashing, one per 8 bytes of the longest value. Only long values are ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh64_intdigest
+
+from columns.arrow_numbers import to_arrow, to_flags
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -55,7 +57,7 @@ class BytesColumn:
 
     def take(self, rows: Ints) -> BytesColumn:
         """Copy the values of these rows, in this order."""
-        return from_arrow(self.to_large_arrow().take(pa.array(rows)))
+        return from_arrow(self.to_large_arrow().take(to_arrow(rows)))
 
     def part(self, rows: slice) -> BytesColumn:
         """The values of a range of rows, without copying data."""
@@ -64,8 +66,7 @@ class BytesColumn:
 
     def equals(self, other: BytesColumn) -> Flags:
         """Compare two columns of the same length, value by value."""
-        same: Flags = pc.equal(self.to_large_arrow(), other.to_large_arrow()).to_numpy(zero_copy_only=False)
-        return same
+        return to_flags(pc.equal(self.to_large_arrow(), other.to_large_arrow()))
 
     def to_large_arrow(self) -> pa.Array[Any]:
         """The column as Arrow large binary, without copying."""
@@ -109,6 +110,11 @@ def from_list(values: list[bytes]) -> BytesColumn:
     """A column of the given values."""
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     return BytesColumn(np.frombuffer(b"".join(values), np.uint8), offsets_of(lengths))
+
+
+def texts_array(values: Iterable[str]) -> pa.Array[Any]:
+    """An Arrow array of the given texts."""
+    return from_list([one.encode() for one in values]).to_arrow().cast(pa.string())
 
 
 def runs(values: npt.NDArray[Any]) -> Iterator[slice]:

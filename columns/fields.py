@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from columns.arrow_numbers import to_numpy
 from columns.bytes_column import BytesColumn, Flags, Ints, gather, offsets_of
 from columns.lines import BACKSLASH, ESCAPES, NEWLINE, NULL_MARK, TAB
 
@@ -74,10 +75,9 @@ def read_texts(fields: BytesColumn) -> BytesColumn:
 def read_integers(fields: BytesColumn) -> Ints:
     """The values of integer fields, none of them NULL; raise ValueError if one is no integer of 64 bits."""
     try:
-        found: Ints = pc.cast(pc.cast(fields.to_large_arrow(), pa.large_string()), pa.int64()).to_numpy()
+        return to_numpy(pc.cast(pc.cast(fields.to_large_arrow(), pa.large_string()), pa.int64()))
     except pa.ArrowInvalid as error:
         raise ValueError(str(error)) from error
-    return found
 
 
 def read_uuids(fields: BytesColumn) -> BytesColumn:

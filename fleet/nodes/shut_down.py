@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -46,21 +46,25 @@ def shut_down(connection: AnyConnection) -> None:
             handle.shutdown(socket.SHUT_RDWR)
 
 
-def shut_down_sessions(node: Node) -> None:
-    """End all connections of this process to the server of `node`, also those of drivers that don't show theirs."""
-    server = _server_of(node)
+def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ()) -> None:
+    """End all connections of this process to the server of `node`, also those of drivers that don't show theirs.
+
+    Those `kept` stay; only the thread that calls this may close them.
+    """
+    server, spared = _server_of(node), set(kept)
     with _open_lock:
-        connections = [connection for connection, other in _open.items() if other == server]
+        connections = [one for one, other in _open.items() if other == server and one not in spared]
         addresses = frozenset(_addresses.get(server, ()))
+    sockets = frozenset(os.fstat(one.fileno()).st_ino for one in spared if not one.closed)
     for connection in connections:
         shut_down(connection)
     with suppress(OSError):
         for descriptor in DESCRIPTORS.iterdir():
-            _shut_down_to(addresses, int(descriptor.name))
+            _shut_down_to(addresses, int(descriptor.name), sockets)
 
 
-def _shut_down_to(addresses: frozenset[Any], descriptor: int) -> None:
-    """Shut the descriptor down if it is a socket that is connected to one of these addresses."""
+def _shut_down_to(addresses: frozenset[Any], descriptor: int, spared: Set[int]) -> None:
+    """Shut the descriptor down if it is a socket that is connected to one of these addresses, and not `spared`."""
     with suppress(OSError):
         # A copy: the number may belong to another file by now, the copy does not change.
         copy = os.dup(descriptor)
@@ -70,7 +74,7 @@ def _shut_down_to(addresses: frozenset[Any], descriptor: int) -> None:
             os.close(copy)
             return
         with handle:
-            if handle.getpeername() in addresses:
+            if handle.getpeername() in addresses and os.fstat(copy).st_ino not in spared:
                 handle.shutdown(socket.SHUT_RDWR)
 
 

@@ -34,10 +34,12 @@ from storage.store import ObjectStore
 from wal.decoding.known_definitions import SchemaMovedError
 from wal.drain.drain_task import DrainTask
 from wal.segments.definitions import Definition
+from wal.slots.retained import is_little, read_waiting
 from wal.slots.slots import slot_name
 
-# Ends all writes to the fleet; returns, by primary, the WAL position after which nothing may be written.
-EndWrites: TypeAlias = Callable[[], Mapping[str, Lsn]]
+# Ends all writes to the fleet; returns, by primary, the WAL position after which nothing may be written. It is given
+# what archives the WAL afterwards.
+EndWrites: TypeAlias = Callable[[SparkSource | None], Mapping[str, Lsn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,14 @@ def take_cut(
     def prepare_and_cut() -> CutResult:
         nonlocal ends
         prepared = prepare_tables(context, state, moved, spark, progress)
+        archiving = None if is_little(read_waiting(sessions, slot_name(state.chain))) else spark
+        if archiving is not None:
+            archiving.begin(context.executor_needs, progress)
         if ends is None:
-            ends = end_writes() if end_writes else {}
+            ends = end_writes(archiving) if end_writes else {}
         plan = _plan_cut(context, state, prepared)
         before = sessions.ask_named_primaries(read_sequences)
-        cut = _make_cut(context.lock, plan, spark, context.store, progress)
+        cut = _make_cut(context.lock, plan, archiving, context.store, progress)
         _check_copies(context.fleet, context.store, state.known, prepared, cut)
         sequences = latest_sequences(before, sessions.ask_named_primaries(read_sequences))
         progress.reached(CrashPoint.SEQUENCES_READ)
@@ -148,7 +153,7 @@ def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -
 
 
 def _make_cut(
-    lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress
+    lock: FleetLock, plan: CutPlan, spark: SparkSource | None, store: ObjectStore, progress: Progress
 ) -> ArchivedCut:
     """Make the cut; raise ChangedError if WAL has a table under an unknown definition."""
     try:

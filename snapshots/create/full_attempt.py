@@ -78,7 +78,7 @@ def take_full(
     await_prepared(sessions, wait, progress)
     progress.reached(CrashPoint.PREPARED_OVER)
 
-    def end_all_writes() -> Mapping[str, Lsn]:
+    def end_all_writes(_: SparkSource | None) -> Mapping[str, Lsn]:
         return end_writes(context.lock, store, operation, plan.selection.fleet_id, wait, progress)
 
     state = _initial_state(base, operation.id)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import psycopg
 from msgspec import UNSET, structs
 
 from fleet.config import Fleet
@@ -41,6 +39,7 @@ from snapshots.records.commits import check_not_pruned, free_turn
 from snapshots.records.large_objects import with_large_object_counts
 from snapshots.records.lost_chains import check_not_lost
 from snapshots.records.store_identity import check_of_fleet, read_identity
+from wal.slots.retained import is_little, read_waiting
 from wal.slots.slots import copy_slot_name, slot_name
 
 ANOTHER = "take another one under another name: snapshot create NAME --only-cut"
@@ -92,8 +91,9 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         )
         operation = Operation(intent)
         context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
-        spark.begin(context.executor_needs, progress)
-        progress.reached(CrashPoint.SPARK_BEGUN)
+        if not is_little(read_waiting(sessions, slot_name(chain.full.operation))):
+            spark.begin(context.executor_needs, progress)
+            progress.reached(CrashPoint.SPARK_BEGUN)
         from snapshots.create.increment_attempt import take_increment
 
         with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
@@ -120,21 +120,8 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
         report_changes(plan, progress)
         unknown = check_append_only(sessions, states_to_compare(plan, known_tables(chain)), last_commit_label(chain))
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
-        slot = slot_name(chain.full.operation)
-        waiting = {node: _waiting_bytes(connection, slot) for node, connection in sessions.connections.items()}
+        waiting = read_waiting(sessions, slot_name(chain.full.operation))
         groups = {shard: one.groups for shard, one in plan.shards.items()}
         left_out = read_left_out(sessions.primaries, rules_since(chain, fleet), groups)
         left_out = with_large_object_counts(left_out, chain.full) + chain.too_old
         return IncrementPlan(waiting, with_warnings(left_out, chain, unknown))
-
-
-def _waiting_bytes(connection: psycopg.Connection[Any], slot: str) -> int:
-    """The bytes of WAL that the slot has not been advanced past."""
-    query = """
-        SELECT pg_wal_lsn_diff(
-            CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
-            confirmed_flush_lsn)::bigint
-          FROM pg_replication_slots WHERE slot_name = %s
-        """
-    (waiting,) = connection.execute(query, (slot,)).fetchone() or (0,)
-    return max(int(waiting), 0)

@@ -53,11 +53,12 @@ def take_increment(
     request, rules = context.request, rules_since(chain, context.fleet)
     state = state_of(chain, rules, seen)
 
-    def end_all_writes() -> Mapping[str, Lsn]:
+    def end_all_writes(archiving: SparkSource | None) -> Mapping[str, Lsn]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
-        # The JVM starts before writes end: no writer waits for it, and none is stopped if it does not start.
-        progress.step("start Spark")
-        spark.session()
+        if archiving is not None:
+            # The JVM starts before writes end: no writer waits for it, and none is stopped if it does not start.
+            progress.step("start Spark")
+            archiving.session()
         return end_writes(context.lock, store, operation, chain.full.fleet_id, request.wait_seconds, progress)
 
     cut = take_cut(context, state, spark, progress, end_all_writes if request.terminal else None)

@@ -22,11 +22,11 @@ from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.lock import FleetLock
-from fleet.nodes.sessions import in_parallel
-from fleet.nodes.watch import Watch
+from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
 from fleet.record import Time
 from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.own_tasks import run_own_tasks
 from snapshots.operations.spark_jobs import SparkSource, run_tasks, start_session
 from snapshots.records.commit import CutRecord
 from storage.errors import SnapshotError, UnreachableError, error_of
@@ -132,7 +132,7 @@ def make_cut(
     for attempt in range(1, plan.retries + 2):
         try:
             marked = _write_markers(lock, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
-            archived, ignored = _drain(plan, marked, spark, progress, lock.sessions.watch)
+            archived, ignored = _drain(plan, marked, spark, progress, lock.sessions)
             progress.reached(CrashPoint.ARCHIVED)
             cut = _resolve(plan, marked, archived, store)
             progress.reached(CrashPoint.RESOLVED)
@@ -230,13 +230,16 @@ def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: 
 
 
 def _drain(
-    plan: CutPlan, marked: _Markers, spark: SparkSource | None, progress: Progress, watch: Watch
+    plan: CutPlan, marked: _Markers, spark: SparkSource | None, progress: Progress, sessions: Sessions
 ) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
     """Archive every node's WAL up to the finish marker; a standby's up to the marker of its primary."""
     session = start_session(spark, progress) if spark else None
     tasks = [replace(task, finish=marked.finishes[task.node.shard].position) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
-    reports = run_tasks(session, drain, tasks, progress, watch=watch) if session else in_parallel(drain, tasks)
+    if session is None:
+        reports = run_own_tasks(drain, tasks, sessions, progress)
+    else:
+        reports = run_tasks(session, drain, tasks, progress, watch=sessions.watch)
     _raise_problems(reports)
     return {report.node: report.segments for report in reports}, sum(report.ignored for report in reports)
 

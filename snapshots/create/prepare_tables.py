@@ -123,6 +123,7 @@ def _copy_tables(
 ) -> PreparedTables:
     """Copy the tables that can't be converted; return `prepared` with their copies and positions."""
     sessions, plan = context.sessions, prepared.plan
+    spark.begin(context.executor_needs, progress)
     tables, slot = plan.to_copy, copy_slot_name(context.operation.id)
     nodes = tuple(node for node in sessions.nodes if node.shard in tables)
     destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)

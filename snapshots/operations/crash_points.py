@@ -49,7 +49,6 @@ FREEZE_POINTS = (CrashPoint.FROZEN, CrashPoint.SESSIONS_ENDED)
 CUT_POINTS = (
     CrashPoint.STARTS_WRITTEN,
     CrashPoint.FINISHES_WRITTEN,
-    CrashPoint.SPARK_READY,
     CrashPoint.ARCHIVED,
     CrashPoint.RESOLVED,
 )
@@ -86,11 +85,17 @@ INCREMENT_POINTS = (
     CrashPoint.SETTLED,
     CrashPoint.GIVEN_UP,
     CrashPoint.CHECKED,
-    CrashPoint.SPARK_BEGUN,
     CrashPoint.INTENT_STORED,
     *CUT_POINTS,
     *LAST_POINTS,
 )
+
+
+def spark_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
+    """The points of the same command if Spark archives the WAL, as there is more than little."""
+    at, cut = points.index(CrashPoint.INTENT_STORED), points.index(CrashPoint.ARCHIVED)
+    begun = () if CrashPoint.SPARK_BEGUN in points else (CrashPoint.SPARK_BEGUN,)
+    return (*points[:at], *begun, *points[at:cut], CrashPoint.SPARK_READY, *points[cut:])
 
 
 def listed_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from snapshots.operations.crash_points import (
     PER_NODE,
     CrashPoint,
     ddl_crash_points,
+    spark_crash_points,
     terminal_crash_points,
 )
 from tests.faults.injection import FLEET_FAULTS, STORE_FAULTS, FaultTargets, Repair, disk_full
@@ -59,30 +59,35 @@ KINDS: Mapping[str, frozenset[CrashPoint | TaskEffect]] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A crash point of a create, reached for the `count`th time, or an effect that is seen from outside."""
+    """A crash point of a create, reached for the `count`th time, or an effect that is seen from outside.
+
+    `by_spark`: Spark archives the WAL, and not the command itself.
+    """
 
     incremental: bool
     point: CrashPoint | TaskEffect
     count: int = 1
     terminal: bool = False
     new_table: bool = False
+    by_spark: bool = False
 
     @property
     def is_committed(self) -> bool:
         """Whether the commit has been stored when the point is reached."""
         if isinstance(self.point, TaskEffect):
             return False
-        points = terminal_crash_points(ddl_crash_points(INCREMENT_POINTS) if self.incremental else FULL_POINTS)
+        points = ddl_crash_points(INCREMENT_POINTS) if self.incremental else FULL_POINTS
+        points = terminal_crash_points(spark_crash_points(points))
         return points.index(self.point) >= points.index(CrashPoint.COMMITTED)
 
     @property
     def options(self) -> dict[str, bool]:
         """The command's options."""
-        return {"incremental": self.incremental, "terminal": self.terminal}
+        return {"incremental": self.incremental, "terminal": self.terminal, "by_spark": self.by_spark}
 
     def __str__(self) -> str:
         command = ("terminal-" if self.terminal else "") + ("increment" if self.incremental else "full")
-        command += "-new-table" if self.new_table else ""
+        command += ("-new-table" if self.new_table else "") + ("-by-Spark" if self.by_spark else "")
         return f"{command}-{self.point.replace(' ', '_')}-{self.count}"
 
 
@@ -121,17 +126,25 @@ NEW_TABLE_POINTS = [
 def all_steps() -> list[Step]:
     """Every point of both commands; a point that is reached on every node for the first and the last of them."""
     found: list[Step] = []
-    for incremental, points in ((False, FULL_POINTS), (True, INCREMENT_POINTS)):
-        seen: Counter[CrashPoint] = Counter()
+    for incremental, by_spark, points in (
+        (False, False, FULL_POINTS),
+        (True, False, INCREMENT_POINTS),
+        (True, True, spark_crash_points(INCREMENT_POINTS)),
+    ):
         for point in points:
-            seen[point] += 1
-            found.append(Step(incremental, point, seen[point]))
+            found.append(Step(incremental, point, by_spark=by_spark))
             if point in PER_NODE:
-                found.append(Step(incremental, point, NODES))
+                found.append(Step(incremental, point, NODES, by_spark=by_spark))
+    # Spark is waited for a second time: for the cut.
+    found.append(Step(incremental=False, point=CrashPoint.SPARK_READY, count=2, by_spark=True))
     # An increment copies new tables only.
     found += [Step(incremental=True, point=point, count=count, new_table=True) for point, count in NEW_TABLE_POINTS]
     found += [Step(incremental=False, point=effect) for effect in TaskEffect]
-    found += [Step(incremental=True, point=effect) for effect in (TaskEffect.SEGMENT, TaskEffect.ADVANCED)]
+    found += [
+        Step(incremental=True, point=effect, by_spark=by_spark)
+        for effect in (TaskEffect.SEGMENT, TaskEffect.ADVANCED)
+        for by_spark in (False, True)
+    ]
     return [
         *found,
         *(Step(incremental=True, point=point, count=count, terminal=True) for point, count in TERMINAL_POINTS),
@@ -146,7 +159,7 @@ KILLS = 2
 def all_cases() -> list[Case]:
     """All faults at all steps."""
     found = [Case(step, fault) for step in all_steps() for fault in FAULTS]
-    # The command can't signal itself in the middle of a Spark job.
+    # The command can't signal itself in the middle of a job.
     return [one for one in found if not (one.fault == STOPPED and isinstance(one.step.point, TaskEffect))]
 
 

@@ -56,7 +56,6 @@ def all_stops(*, incremental: bool, nodes: int) -> list[Stop]:
     for point in INCREMENT_POINTS if incremental else FULL_POINTS:
         if point is CrashPoint.COMMITTED:
             found.append(Stop(ABOUT_TO_COMMIT, 1, len(found)))
-        # A full create reaches SPARK_READY twice: for its copy and for its cut.
         reached[point] += 1
         counts = (1, nodes) if point in PER_NODE else (reached[point],)
         found += [Stop(str(point), count, len(found) + number) for number, count in enumerate(counts)]

@@ -2,8 +2,9 @@
 
     python -m tests.faults.signalled_command SIGNAL POINT COUNT -- WORDS
 
-Before the signal, it prints the ids of its child processes, as those must end, too. In addition to the crash points of
-a create there is ABOUT_TO_COMMIT: after all checks, right before the put of the commit.
+With BY_SPARK in its environment, Spark archives the WAL. Before the signal, it prints the ids of its child processes,
+as those must end, too. In addition to the crash points of a create there is ABOUT_TO_COMMIT: after all checks, right
+before the put of the commit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import cli.main
 import cli.output.activity
 import snapshots.operations.committing
 from tests.commands.watching import Reached, Watching
+from tests.run.archiving import archive_by_spark
 
+BY_SPARK = "CUTLINE_ARCHIVE_BY_SPARK"
 ABOUT_TO_COMMIT = "about to put the commit"
 
 
@@ -53,6 +56,8 @@ def main() -> None:
     snapshots.operations.committing.check_predecessor = check_predecessor
     for module in (cli.commands.create, cli.commands.restore, cli.output.activity):
         module.progress = lambda _context: nullcontext(watching)
+    if BY_SPARK in os.environ:
+        archive_by_spark()
     sys.argv = ["snapshot", *words]
     cli.main.main()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -24,11 +25,13 @@ from snapshots.operations.operation import read_open_intents
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import increment_numbers
 from storage.errors import BusyError, SnapshotError
-from tests.commands.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies
+from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.faults.injection import repaired_after
 from tests.faults.sights import TaskEffect, on_effect
+from tests.faults.signalled_command import BY_SPARK
 from tests.faults.writers import Writers
+from tests.run.archiving import archiving_by_spark
 from wal.slots.slots import drop_slot, slot_name
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ PROCESS_SECONDS_MAX = 150
 QUIET_SECONDS_MAX = 60
 RETRIES, WAIT_SECONDS = 1, 15.0
 RESTORED = "restored"
+COMMAND = "from cli.main import main; main()"
+BY_SPARK_COMMAND = f"from tests.run.archiving import archive_by_spark; archive_by_spark(); {COMMAND}"
 SESSIONS_QUERY = """
 SELECT format('%s %s %s', pid, state, left(query, 60)) FROM pg_stat_activity
  WHERE application_name LIKE 'cutline%' OR application_name = 'pg_dump'
@@ -91,10 +96,13 @@ class World:
 
     # What an operator does.
 
-    def create(self, name: str, watching: Watching, *, incremental: bool, terminal: bool = False) -> Commit:
+    def create(
+        self, name: str, watching: Watching, *, incremental: bool, terminal: bool = False, by_spark: bool = False
+    ) -> Commit:
         """Run the command in this process."""
         request = CreateRequest(name, retries=RETRIES, wait_seconds=WAIT_SECONDS, terminal=terminal)
-        return (create_increment if incremental else create_full)(self.fleet, request, Ready(self.spark), watching)
+        with archiving_by_spark(wanted=by_spark):
+            return (create_increment if incremental else create_full)(self.fleet, request, Ready(self.spark), watching)
 
     def create_with_fault(
         self, name: str, at: tuple[str, int] | TaskEffect, fault: Callable[[FaultTargets], Repair], **options: bool
@@ -124,7 +132,9 @@ class World:
         assert repairs, f"{at} was not reached: {error}"
         return CreateResult(commit, error, watching, hung.is_set())
 
-    def create_killed(self, name: str, at: tuple[str, int], signal_name: str, **options: bool) -> int:
+    def create_killed(
+        self, name: str, at: tuple[str, int], signal_name: str, *, by_spark: bool, **options: bool
+    ) -> int:
         """Run the command as a process that gets the signal at a point; return its code when all its children ended."""
         words = ["create", name, *(f"--{option}" for option, is_so in options.items() if is_so)]
         words += ["--wait", str(WAIT_SECONDS)]
@@ -132,18 +142,21 @@ class World:
         done = subprocess.run(
             [*program, "--fleet", str(self.fleet.path), *words],
             capture_output=True, text=True, timeout=PROCESS_SECONDS_MAX, cwd=ROOT, check=False,
+            env=os.environ | ({BY_SPARK: "1"} if by_spark else {}),
         )  # fmt: skip
         children = done.stdout.split("\n", 1)[0].split()
         assert "\n" in done.stdout, done.stderr
         await_none(lambda: [pid for pid in children if is_running(int(pid))])
         return done.returncode
 
-    def create_killed_on_effect(self, name: str, effect: TaskEffect, *, incremental: bool) -> int:
+    def create_killed_on_effect(self, name: str, effect: TaskEffect, *, incremental: bool, by_spark: bool) -> int:
         """Run the command as a process, and kill it as soon as the effect is seen."""
         words = ["create", name, *(["--incremental"] if incremental else [])]
+        program = BY_SPARK_COMMAND if by_spark else COMMAND
         with subprocess.Popen(
-            command_line(self.fleet, *words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
+            [sys.executable, "-c", program, "--fleet", str(self.fleet.path), *words],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT,
+        ) as process:  # fmt: skip
             with on_effect(effect, self.targets.servers, self.store, process.kill) as seen:
                 process.wait(PROCESS_SECONDS_MAX)
             assert seen.is_set(), f"there was no {effect}"

@@ -16,6 +16,7 @@ from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from storage.errors import SnapshotError
+from tests.run.archiving import archiving_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,8 +44,9 @@ def create(fleet: Fleet, name: str) -> None:
 
 
 def take_increment(fleet: Fleet, name: str) -> None:
-    """Take an increment that must be refused."""
-    create_increment(fleet, CreateRequest(name), NoSpark(), Silent())
+    """Take an increment that must be refused before Spark starts, which little WAL would not need."""
+    with archiving_by_spark():
+        create_increment(fleet, CreateRequest(name), NoSpark(), Silent())
 
 
 def publication_name(fleet: Fleet) -> str:

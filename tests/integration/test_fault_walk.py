@@ -28,6 +28,7 @@ from snapshots.operations.crash_points import (
     FULL_POINTS,
     INCREMENT_POINTS,
     CrashPoint,
+    spark_crash_points,
     terminal_crash_points,
 )
 from tests.commands.snapshot_runs import Ready, configure_fleet
@@ -79,7 +80,7 @@ SAMPLES = 50
 def test_every_point_is_a_step_of_exactly_one_kind() -> None:
     assert {(step.incremental, step.point) for step in all_steps() if isinstance(step.point, CrashPoint)} == {
         *((False, point) for point in FULL_POINTS),
-        *((True, point) for point in terminal_crash_points(INCREMENT_POINTS)),
+        *((True, point) for point in terminal_crash_points(spark_crash_points(INCREMENT_POINTS))),
         *((True, point) for point, _ in NEW_TABLE_POINTS),
     }
     for step in all_steps():
@@ -241,7 +242,7 @@ def create_under_fault(world: World, case: Case, name: str, before: int | None) 
     done = 0 if before is None else before + 1
     if isinstance(case.fault, str):
         if isinstance(at, TaskEffect):
-            code = world.create_killed_on_effect(name, at, incremental=step.incremental)
+            code = world.create_killed_on_effect(name, at, incremental=step.incremental, by_spark=step.by_spark)
         else:
             code = world.create_killed(name, at, case.fault, **step.options)
         newest = world.newest_increment(name)

@@ -26,7 +26,6 @@ from fleet.nodes.sessions import open_sessions
 from fleet.nodes.shut_down import shut_down
 from fleet.progress import Silent
 from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
 from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest
 from tests.commands.snapshot_runs import (
@@ -38,7 +37,7 @@ from tests.commands.snapshot_runs import (
     runs_on,
 )
 from tests.held.lock_holders import read_lock_holders
-from tests.integration.refusing import NoSpark, refused
+from tests.integration.refusing import NoSpark, refused, take_increment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,10 +56,6 @@ def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: py
         yield runs
 
 
-def take_increment(fleet: Fleet) -> None:
-    create_increment(fleet, CreateRequest(NAME), NoSpark(), Silent())
-
-
 def test_a_busy_fleet_error_names_the_holder_of_the_lock(chain: Runs) -> None:
     primary = chain.fleet.primaries[0]
     host = socket.gethostname().partition(".")[0]
@@ -70,7 +65,7 @@ def test_a_busy_fleet_error_names_the_holder_of_the_lock(chain: Runs) -> None:
     ):
         ((session, since, address),) = read_lock_holders(primary.dsn)
         with refused(chain.fleet, "fleet-busy", 7) as errors:
-            take_increment(chain.fleet)
+            take_increment(chain.fleet, NAME)
     (error,) = errors
     where = address or "local socket"
     assert error.message == (
@@ -90,7 +85,7 @@ def test_another_applications_session_that_holds_the_lock_is_also_named(chain: R
         lock_fleet(sessions, chain.fleet.name, "somebody's script"),
         refused(chain.fleet, "fleet-busy", 7) as errors,
     ):
-        take_increment(chain.fleet)
+        take_increment(chain.fleet, NAME)
     assert "of somebody's script, since " in errors[0].message
     assert errors[0].details["command"] is None
 

@@ -30,6 +30,7 @@ from snapshots.operations.crash_points import (
     ddl_crash_points,
     invalidated_attempt_crash_points,
     listed_crash_points,
+    spark_crash_points,
     terminal_crash_points,
 )
 from snapshots.operations.operation import Operation, new_operation, record_operation
@@ -41,6 +42,7 @@ from storage.errors import IndeterminateError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.commands.watching import Reached, Watching
 from tests.faults.effects import LOGGING, Effects
+from tests.run.archiving import archiving_by_spark
 from tests.stores.documents import check_documents
 from wal.segments.segments import SegmentMetadata
 from wal.slots.slots import create_exported_slot
@@ -169,6 +171,14 @@ def test_a_create_reaches_its_crash_points_with_only_declared_effects_between_th
     assert [one.point for one in increment.watching.reached_points] == expand(INCREMENT_POINTS, len(fleet.nodes))
     assert increment.undeclared(CUT_EFFECTS) == []
     assert increment.kinds() == {kind for kinds in CUT_EFFECTS.values() for kind in kinds}
+    update_rows(servers.dsns())
+    by_spark = EffectsByPoint(Effects(fleet, servers))
+    with archiving_by_spark():
+        create_increment(fleet, CreateRequest("chain"), Ready(spark), by_spark.watching)
+    points = spark_crash_points(INCREMENT_POINTS)
+    assert [one.point for one in by_spark.watching.reached_points] == expand(points, len(fleet.nodes))
+    assert by_spark.undeclared(CUT_EFFECTS) == []
+    assert by_spark.kinds() == increment.kinds()
     with psycopg.connect(servers.dsns()[0], application_name="tests") as connection:
         connection.execute("CREATE TABLE came (id int PRIMARY KEY)")
         connection.execute("INSERT INTO came VALUES (1)")

@@ -19,7 +19,6 @@ from fleet.progress import Silent
 from fleet.tables.publications import PublicationChangedError
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
-from snapshots.create.increment import create_increment
 from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest
 from snapshots.listing.listing import list_store
@@ -30,7 +29,7 @@ from snapshots.records.commit import FullSnapshot
 from snapshots.removal.pruning import preview_prune
 from snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots, removing_new_transfers, run_command, slots_of
-from tests.integration.refusing import execute
+from tests.integration.refusing import execute, take_increment
 from wal.slots.waiting import SlotWaitError
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def test_it_is_not_restored_and_not_continued(fleet: Fleet) -> None:
         plan_restore(fleet, fleet, RestoreRequest("point"))
     assert (raised.value.exit_code, "snapshot show point --recovery-plan" in str(raised.value.hint)) == (3, True)
     with pytest.raises(OnlyCutError, match="has a cut and no rows"):
-        create_increment(fleet, CreateRequest("point"), NoSpark(), Silent())
+        take_increment(fleet, "point")
 
 
 def test_it_is_neither_a_backup_for_retention_nor_garbage(fleet: Fleet) -> None:

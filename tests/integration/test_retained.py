@@ -25,7 +25,7 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from snapshots.create.full import create_full
 from snapshots.create.full_plan import preview_full
-from snapshots.create.increment import create_increment, preview_increment
+from snapshots.create.increment import preview_increment
 from snapshots.create.request import CreateRequest
 from snapshots.listing.listing import Listing, list_store
 from snapshots.operations.slot_guard import guard_nodes
@@ -34,7 +34,7 @@ from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready, configure_fleet, dropping_slots, sorted_copies
 from tests.faults.ports import HOST, free_ports
 from tests.held.retained_wal import FILLER_BYTES, GuardedFleet, Notes
-from tests.integration.refusing import NoSpark, execute
+from tests.integration.refusing import NoSpark, execute, take_increment
 from tests.stores.documents import check_documents
 from wal.slots.slots import create_exported_slot, drop_slot, slot_name
 
@@ -135,7 +135,7 @@ def assert_another_chain_is_lost(
     assert (lost.after_increment, lost.limit_bytes) == (0, limit)
     assert lost.retained_bytes >= kept["first"][lost.node] > limit
     with pytest.raises(ChainLostError) as error:
-        create_increment(limited.fleet, CreateRequest("first"), NoSpark(), Silent())
+        take_increment(limited.fleet, "first")
     assert (error.value.exit_code, error.value.slug) == (3, "chain-lost")
     amount = f"{lost.retained_bytes / (1 << 20):.1f} MiB"
     assert all(word in error.value.message for word in (f"node {lost.node}", amount, lost.at))
@@ -163,7 +163,7 @@ def assert_the_continued_chain_is_lost(guarded: GuardedFleet, chain: str) -> Non
     assert guarded.slots() == slots
     assert limited.list_states()["second"] == "complete"
     with pytest.raises(ChainLostError) as error:
-        create_increment(limited.fleet, CreateRequest("second"), NoSpark(), Silent())
+        take_increment(limited.fleet, "second")
     assert "after increment 3" in error.value.message
     assert guarded.slots() == [set(), set()]
     code, document = run_here(guarded.fleet, "list")
@@ -217,7 +217,7 @@ def test_the_next_create_finishes_a_guard_that_died(
     if marked:
         assert any("the next create drops its slots" in text for text in list_store(limited.fleet).warnings)
     with pytest.raises(ChainLostError, match="node s1-b1 kept"):
-        create_increment(after.fleet, CreateRequest("first"), NoSpark(), Silent())
+        take_increment(after.fleet, "first")
     assert guarded.slots() == [set(), set()]
     assert guarded.list_states() == {"first": "lost"}
     assert guarded.runs.check_one("first").result == "valid"

@@ -43,6 +43,7 @@ from tests.commands.snapshot_runs import (
     sorted_copies,
 )
 from tests.faults.pg_proxy import Mode, PgProxy, pg_proxy, route_through
+from tests.run.archiving import archiving_by_spark
 from tests.run.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
@@ -174,12 +175,16 @@ def test_a_stalled_full_create_ends_and_the_next_create_settles_it(network: Netw
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("by_spark", [False, True], ids=["by_itself", "by_spark"])
 @pytest.mark.parametrize(("node", "trigger"), choose_steps(INCREMENT_STEPS))
-def test_a_stalled_increment_ends_and_the_next_one_succeeds(network: Network, node: str, trigger: bytes) -> None:
+def test_a_stalled_increment_ends_and_the_next_one_succeeds(
+    network: Network, node: str, trigger: bytes, *, by_spark: bool
+) -> None:
     before = network.numbers("chain")
     slots = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
     execute(network.direct.node(PRIMARY).dsn, "UPDATE account SET balance = balance WHERE id % 100 = 0")
-    assert_ends_in_time(network, node, trigger, lambda: network.create("chain", full=False))
+    with archiving_by_spark(wanted=by_spark):
+        assert_ends_in_time(network, node, trigger, lambda: network.create("chain", full=False))
     assert network.numbers("chain") == before
     commit, _ = network.create("chain", full=False)
     assert commit.increment == before[-1] + 1

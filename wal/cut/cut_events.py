@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from columns.arrow_numbers import to_numpy
-from columns.bytes_column import Flags, Ints, from_list
+from columns.arrow_numbers import to_arrow, to_numpy
+from columns.bytes_column import Flags, Ints, texts_array
 from fleet.lsn import Lsn
 from fleet.record import Time
 from wal.cut.cut_values import InDoubt, Undecided
@@ -117,10 +117,11 @@ def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
 def _number(carried: list[str], names: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:
     """Number the global ids, those carried over first; NO_GLOBAL_ID if there is none. Also return the names."""
     if carried:
-        first = from_list([name.encode() for name in carried]).to_arrow().cast(pa.string())
-        names = pa.concat_arrays([first, names])
+        names = pa.concat_arrays([texts_array(carried), names])
     codes = names.dictionary_encode()
-    return to_numpy(codes.indices.fill_null(NO_GLOBAL_ID)).astype(np.int64), codes.dictionary
+    # A number of Python's would import pandas (columns/arrow_numbers.py).
+    absent = to_arrow(np.array([NO_GLOBAL_ID], np.int32))[0]
+    return to_numpy(codes.indices.fill_null(absent)).astype(np.int64), codes.dictionary
 
 
 def _are_among(values: Ints, members: Ints) -> Flags:

@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from columns.bytes_column import texts_array
+
 # The JDBC driver's gids (RecoveredXid.xidToString): format id, which is a signed integer, global transaction id,
 # branch qualifier, the last two in base64.
 XA = r"^(?P<global>-?\d+_[A-Za-z0-9+/=]+)_[A-Za-z0-9+/=]*$"
@@ -30,7 +32,7 @@ def global_ids(gids: pa.Array[Any], form: str) -> pa.Array[Any]:
     # Python regular expression, so Python matches it, once per distinct gid.
     encoded = gids.dictionary_encode()
     pattern = re.compile(form)
-    names = pa.array([_global_id(pattern, gid) for gid in encoded.dictionary.to_pylist()], pa.string())
+    names = texts_array(_global_id(pattern, gid) for gid in encoded.dictionary.to_pylist())
     return names.take(encoded.indices)
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from msgspec import UNSET, structs
 
 from columns.arrow_numbers import to_mask, to_numpy
-from columns.bytes_column import Flags, Ints
+from columns.bytes_column import Flags, Ints, texts_array
 from fleet.lsn import Lsn
 from wal.cut.cut_events import NodeWindow
 from wal.cut.cut_values import Cut, InDoubt, NodeCut
@@ -80,7 +80,7 @@ def _read(events: pa.Table, node: Ints, chosen: Flags, *, is_prepared: bool) -> 
 
 
 def _is_among(names: Any, wanted: set[str]) -> Flags:
-    found = pc.is_in(names, pa.array(sorted(wanted), pa.string()))
+    found = pc.is_in(names, texts_array(sorted(wanted)))
     flags: Flags = to_numpy(found.cast(pa.int8())) == 1
     return flags
 

@@ -26,6 +26,8 @@ from wal.segments.segment_schema import (
     SEGMENT_SCHEMA,
 )
 
+NO_GID = from_list([b""]).to_arrow()[0]
+
 
 def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
     """The events of a batch, ordered by their end positions; `form` is the rule for global ids."""
@@ -58,7 +60,7 @@ def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.T
     names = global_ids(gids, form)
     # The position of its changes: where the PREPARE record begins.
     lsn = transactions.lsn[transactions.of_message[numbers]]
-    other_gids = pc.if_else(pc.equal(gids, names), "", gids).cast(pa.binary())
+    other_gids = pc.if_else(pc.equal(gids, names), NO_GID, gids.cast(pa.binary()))
     of_records = _Numbers(lsn, messages.u64(at + 10), messages.u64(at + 18), messages.u32(at + 26))
     return _event_table(PREPARE, of_records, names, other_gids)
 

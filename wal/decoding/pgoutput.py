@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather
+from columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, texts_array
 from columns.lines import Values, with_constants
 from fleet.nodes.encodings import Texts
 from storage.errors import SnapshotError
@@ -136,7 +136,7 @@ def is_text(name: bytes) -> bool:
 def convert_texts(names: pa.Array[Any], convert: Texts) -> pa.Array[Any]:
     """Decode these bytes; `convert` gets each distinct value once."""
     encoded = names.dictionary_encode()
-    return pa.array(convert(encoded.dictionary.to_pylist()), pa.string()).take(encoded.indices)
+    return texts_array(convert(encoded.dictionary.to_pylist())).take(encoded.indices)
 
 
 def messages_of(column: BytesColumn, convert: Texts | None = None) -> Messages:

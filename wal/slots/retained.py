@@ -12,10 +12,13 @@ import psycopg
 
 from fleet.config import Node
 from fleet.nodes.beside import OldDatabase, read_old
-from fleet.nodes.connections import connect, unreachable_error
+from fleet.nodes.connections import connect, raising_unreachable, unreachable_error
+from fleet.nodes.sessions import Sessions, in_parallel
 from storage.errors import SnapshotError
 
 ASKING_SECONDS_MAX = 2.0
+# Little WAL, of a node and of all nodes together (docs/architecture.md, "Draining").
+LITTLE_BYTES, LITTLE_BYTES_TOTAL = 64 << 20, 256 << 20
 # A slot that the server has invalidated has no restart_lsn, and retains nothing.
 RETAINED_QUERY = r"""
 SELECT slot_name,
@@ -24,6 +27,11 @@ SELECT slot_name,
   FROM pg_replication_slots
  WHERE slot_name LIKE 'cutline\_%' AND database = current_database() AND restart_lsn IS NOT NULL
  ORDER BY 1
+"""
+WAITING_QUERY = """
+SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
+                       confirmed_flush_lsn)::bigint
+  FROM pg_replication_slots WHERE slot_name = %s
 """
 
 
@@ -70,6 +78,26 @@ def read_retained(node: Node, connection: psycopg.Connection[Any]) -> list[Retai
     except psycopg.OperationalError as error:
         raise unreachable_error(node, error) from error
     return [Retained(node.id, slot, size_bytes, node.retained_wal_bytes_max) for slot, size_bytes in rows]
+
+
+def read_waiting(sessions: Sessions, slot: str) -> dict[str, int]:
+    """The bytes of WAL, by node, that the slot has not been advanced past. Raises NodeUnreachableError."""
+
+    def read(node: Node) -> int:
+        with raising_unreachable(node):
+            (waiting,) = sessions.connections[node.id].execute(WAITING_QUERY, (slot,)).fetchone() or (0,)
+        return max(int(waiting), 0)
+
+    return dict(zip((node.id for node in sessions.nodes), in_parallel(read, sessions.nodes), strict=True))
+
+
+def is_little(waiting: Mapping[str, int]) -> bool:
+    """Whether so much WAL, by node, is archived in less time than Spark takes to start.
+
+    A transaction that began before the slot's position and ends after it adds to what is decoded.
+    """
+    sizes = waiting.values()
+    return max(sizes, default=0) <= LITTLE_BYTES and sum(sizes) <= LITTLE_BYTES_TOTAL
 
 
 @dataclass(slots=True)

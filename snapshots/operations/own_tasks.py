@@ -1,0 +1,43 @@
+"""Run plain tasks in threads of this process: what is so little that starting Spark would take longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from typing import TypeVar
+
+from fleet.nodes.sessions import Sessions
+from fleet.nodes.shut_down import shut_down_sessions
+from fleet.progress import Progress
+
+Task = TypeVar("Task")
+Report = TypeVar("Report")
+# Each task may hold as much memory as one in an executor.
+THREADS_MAX = 8
+END_POLL_SECONDS = 0.1
+
+
+def run_own_tasks(
+    work: Callable[[Task], Report], tasks: Sequence[Task], sessions: Sessions, progress: Progress
+) -> list[Report]:
+    """Run `work` on every task; return the reports in the order of the tasks.
+
+    If this thread is interrupted, all connections of this process to the nodes but `sessions` are ended until the tasks
+    have: they must release their slots before the caller cleans up the nodes. The sessions' watch does the same if a
+    node falls silent.
+    """
+    if not tasks:
+        return []
+    with ThreadPoolExecutor(max_workers=min(len(tasks), THREADS_MAX)) as threads:
+        futures = [threads.submit(work, task) for task in tasks]
+        try:
+            for _ in as_completed(futures):
+                progress.advance(1)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            while wait(futures, END_POLL_SECONDS).not_done:
+                for node in sessions.nodes:
+                    shut_down_sessions(node, sessions.connections.values())
+            raise
+        return [future.result() for future in futures]

@@ -1,0 +1,25 @@
+"""Let Spark archive the WAL of every cut, as if there were much of it: else the command does so by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import wal.slots.retained
+
+
+def archive_by_spark() -> None:
+    """Let no WAL be little, in this process."""
+    wal.slots.retained.LITTLE_BYTES = -1
+
+
+@contextmanager
+def archiving_by_spark(*, wanted: bool = True) -> Iterator[None]:
+    """Let no WAL be little while the block runs, if that is wanted."""
+    before = wal.slots.retained.LITTLE_BYTES
+    try:
+        if wanted:
+            archive_by_spark()
+        yield
+    finally:
+        wal.slots.retained.LITTLE_BYTES = before

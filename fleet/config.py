@@ -22,6 +22,7 @@ from fleet.fleet_file import (
     NodeTable,
     ToolsTable,
     WalTable,
+    WatchTable,
     decode_fleet_file,
     toml_problem,
 )
@@ -37,6 +38,8 @@ NO_FILE_HINT = "name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot d
 DEPLOY_MODE = "spark.submit.deployMode"
 # Spark looks for the image only when it makes the first executor, and then goes on without one.
 IMAGES = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
+# An increment of an idle fleet takes about half a second.
+EVERY_SECONDS_MIN = 10
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
 
@@ -105,6 +108,9 @@ class Fleet:
     encryption: FleetEncryption | None = None
     # What a drill asserts of the restored databases.
     drill: tuple[DrillTable, ...] = ()
+    # What `snapshot watch` does, and the command that it tells of failures.
+    watch: WatchTable | None = None
+    notify: tuple[str, ...] = ()
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -168,8 +174,21 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         spark_settings=settings,
         encryption=encryption,
         drill=file.drill,
+        watch=_watch(file.watch),
+        notify=file.notify.command if file.notify else (),
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
+
+
+def _watch(table: WatchTable | None) -> WatchTable | None:
+    if table is None:
+        return None
+    if table.every < EVERY_SECONDS_MIN:
+        raise ValueError(f"`watch.every` is less than {EVERY_SECONDS_MIN} s")
+    for name, interval in (("full", table.full), ("check", table.check), ("drill", table.drill)):
+        if 0 < interval < table.every:
+            raise ValueError(f"`watch.{name}` is more often than `watch.every`")
+    return table
 
 
 def _check_spark(master: str, settings: Mapping[str, str]) -> None:

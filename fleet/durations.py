@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+WORD_SECONDS = {"never": 0, "hourly": 3600, "daily": 86400, "weekly": 7 * 86400, "monthly": 30 * 86400}
 UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
@@ -29,3 +30,17 @@ class Duration(float):
         if not isinstance(value, str):
             raise ValueError('a length of time is a string such as "24h"')
         return cls.parse(value)
+
+
+class Interval(Duration):
+    """How often something is done, in seconds: a length of time, or `hourly`, `daily`, `weekly`, `monthly` (30 days).
+
+    0 is `never`.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Interval:
+        """Parse a word or a length of time; raise ValueError for anything else."""
+        return cls(WORD_SECONDS[text] if text in WORD_SECONDS else Duration.parse(text))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from fleet.durations import Duration
+from fleet.durations import Duration, Interval
 from fleet.record import END, Record
 from fleet.sizes import Size
 
@@ -17,6 +17,7 @@ RETAINED_WAL_MAX = Size(16 * 1024**3)
 # A command has up to five sessions of its own on a node, and needs one for a task.
 CONNECTIONS_MIN = 6
 GC_GRACE = Duration.parse("24h")
+NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
 TOML_WORDS = {
     "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",
 }  # fmt: skip
@@ -51,6 +52,22 @@ class GroupsTable(Record, frozen=True):
     include: tuple[Text, ...] = ("*",)
     exclude: tuple[Text, ...] = ()
     append_only: tuple[Text, ...] = ()
+
+
+class WatchTable(Record, frozen=True):
+    """`[watch]` of fleet.toml."""
+
+    every: Interval
+    full: Interval = WEEKLY
+    name: Text = "watch-{date}-{time}"
+    check: Interval = DAILY
+    drill: Interval = NEVER
+
+
+class NotifyTable(Record, frozen=True):
+    """`[notify]` of fleet.toml."""
+
+    command: Annotated[tuple[Text, ...], Meta(min_length=1)]
 
 
 class ToolsTable(Record, frozen=True):
@@ -105,6 +122,8 @@ class FleetFile(Record, frozen=True):
     tools: ToolsTable = ToolsTable()
     encryption: EncryptionTable | None = None
     drill: tuple[DrillTable, ...] = ()
+    watch: WatchTable | None = None
+    notify: NotifyTable | None = None
 
 
 def decode_fleet_file(text: str) -> FleetFile:
@@ -137,6 +156,6 @@ def _missing_key(found: re.Match[str]) -> str:
 def _decode(kind: type[Any], value: Any) -> Any:
     if kind is Size:
         return Size.from_document(value)
-    if kind is Duration:
-        return Duration.from_document(value)
+    if kind in (Duration, Interval):
+        return kind.from_document(value)
     raise NotImplementedError(kind.__name__)

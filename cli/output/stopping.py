@@ -32,6 +32,12 @@ def cancel_request() -> CancelRequest | None:
     return _requests[0] if _requests else None
 
 
+def forget_request() -> None:
+    """Go on after a request has stopped one of several operations of this process."""
+    _requests.clear()
+    _is_stopping.clear()
+
+
 def owner_text(label: str) -> str:
     """`user@host` of a label."""
     # Imported here: `snapshot --help` imports this module.

@@ -88,7 +88,7 @@ def take_cut(
             archiving.begin(context.executor_needs, progress)
         if ends is None:
             ends = end_writes(archiving) if end_writes else {}
-        plan = _plan_cut(context, state, prepared)
+        plan = plan_cut(context, state, prepared)
         before = sessions.ask_named_primaries(read_sequences)
         cut = _make_cut(context.lock, plan, archiving, context.store, progress)
         _check_copies(context.fleet, context.store, state.known, prepared, cut)
@@ -117,7 +117,8 @@ def _groups_at_cut(tables: DdlPlan) -> dict[str, tuple[Group, ...]]:
     return {shard: plan.groups for shard, plan in tables.shards.items()}
 
 
-def _plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables) -> CutPlan:
+def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables) -> CutPlan:
+    """The plan of a cut of these tables: a drain task for every node."""
     tasks = {
         node.id: DrainTask(
             node=node,

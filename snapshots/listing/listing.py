@@ -43,7 +43,7 @@ class Entry:
     def state(self) -> str:
         """Broken: a commit is missing, or one that was read is damaged. Lost, ended, only-full: no increment follows.
 
-        Because a node kept too much WAL for it, a restore put its database aside, or its increments were pruned. The
+        Because a node kept too much WAL for it, a command ended it, or its increments were pruned. The
         objects that the commits list are read by `check` alone.
         """
         if self.problem:
@@ -51,7 +51,7 @@ class Entry:
         if self.is_only_full:
             return ONLY_FULL
         if self.lost:
-            return ENDED if self.lost.restore else LOST
+            return ENDED if self.lost.is_planned else LOST
         return COMPLETE
 
     @property

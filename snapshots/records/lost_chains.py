@@ -21,13 +21,14 @@ from storage.storing import create_or_find
 
 
 class ChainLostError(RefusedError):
-    """The chain has ended: a node retained more WAL for it than its limit, or a restore put a database aside."""
+    """The chain has ended: a node retained too much WAL for it, a restore put a database aside, or another follows."""
 
 
 class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     """The mark of a lost chain: why, and since when, no increment can follow.
 
-    `restore` is the operation that put the chain's database on `node` aside; else the node retained too much WAL.
+    `restore` is the operation that put the chain's database on `node` aside, `successor` the snapshot that `watch` has
+    begun in the place of this one; else the node retained too much WAL.
     """
 
     snapshot: str
@@ -38,6 +39,12 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     limit_bytes: Count
     at: Time
     restore: str = ""
+    successor: str = ""
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a command ended the chain, not its WAL."""
+        return bool(self.restore or self.successor)
 
     @property
     def text(self) -> str:
@@ -47,6 +54,8 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
             return (
                 f"can't be continued after {after}: restore {self.restore} put its database on node {self.node} aside"
             )
+        if self.successor:
+            return f"can't be continued after {after}: snapshot {self.successor} has taken its place"
         kept, limit = size_text(self.retained_bytes), size_text(self.limit_bytes)
         return f"can't be continued after {after}: node {self.node} kept {kept} of WAL (limit {limit})"
 

@@ -1,0 +1,96 @@
+"""`snapshot watch`."""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import UTC, datetime
+from functools import partial
+from typing import NoReturn
+
+import typer
+
+from cli.output.context import command_context
+from cli.output.results import emit
+from cli.output.stopping import cancel_request, stop_process
+from cli.watch.fleet_source import FleetSource
+from cli.watch.log import log
+from cli.watch.turn import take_turn
+from cli.watch.watcher import Watcher
+from fleet.label import own_label
+from fleet.progress import Silent
+from snapshots.activity.activity import Activity
+from snapshots.activity.command import Command
+from snapshots.activity.history import Ending, record_without_intent
+from snapshots.operations.operation import code_of, reason_of
+from snapshots.records.store_identity import open_own_store
+from storage.errors import BusyError, SnapshotError, find_behind
+from storage.ids import new_operation_id
+
+SCHEMA = "cutline/watch/1"
+STAND_BY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
+
+
+def watch(context: typer.Context) -> None:
+    """Take increments on the schedule of fleet.toml, and full snapshots, checks, drills and prunings; until SIGTERM.
+
+    One watch works for a fleet at a time; others stand by. Each thing it does is a line on stderr.
+    """
+    options = command_context(context)
+    source = FleetSource.read(options.load_fleet().path)
+    say = partial(log, json_lines=options.json)
+    command = Command("watch", "", new_operation_id(datetime.now(UTC)))
+    with Activity(Silent(), command, lambda: open_own_store(source.fleet), stop_process) as activity:
+        watcher = Watcher(source, activity, command.operation, say)
+        try:
+            say(f"the watch of fleet {source.fleet.name} begins, operation {command.operation}")
+            run_watch(watcher)
+        except BaseException as error:
+            activity.ending()
+            watcher.end()
+            _record(watcher, command, activity, error)
+            if not _is_terminated(error):
+                raise
+    say("stopped by SIGTERM")
+    emit(context, {"schema": SCHEMA, "operation": command.operation, "tasks": watcher.counts}, [])
+
+
+def run_watch(watcher: Watcher) -> NoReturn:
+    """Work while it is this process's turn, and stand by while it is another's."""
+    said, seconds = "", STAND_BY_SECONDS
+    while True:
+        try:
+            with take_turn(watcher.fleet, watcher.log) as turn:
+                watcher.begin()
+                said, seconds = "", STAND_BY_SECONDS
+                nodes = watcher.fleet.nodes
+                while turn.keep() and watcher.fleet.nodes == nodes:
+                    watcher.step()
+        except SnapshotError as error:
+            if find_behind(error, KeyboardInterrupt) is not None:
+                raise
+            is_busy = isinstance(error, BusyError)
+            text = f"standing by: {error.message}" if is_busy else f"waiting: {error.message}"
+            if text != said:
+                watcher.log(text)
+            watcher.activity.step(text)
+            said = text
+            time.sleep(seconds)
+            seconds = STAND_BY_SECONDS if is_busy else min(seconds * 2, RETRY_SECONDS_MAX)
+
+
+def _is_terminated(error: BaseException) -> bool:
+    """Whether SIGTERM has ended the watch, as whoever runs it ends a service; not a request, nor Ctrl-C."""
+    interrupt = find_behind(error, KeyboardInterrupt)
+    return interrupt is not None and interrupt.args == (signal.SIGTERM,) and cancel_request() is None
+
+
+def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseException) -> None:
+    """Record how it ended, if the store lets us."""
+    ending = Ending("done", "", 0, watcher.counts)
+    if not _is_terminated(error):
+        ending = Ending("failed", reason_of(error), code_of(error), watcher.counts)
+    try:
+        record_without_intent(open_own_store(watcher.fleet), command, activity.began_at, own_label("watch"), ending)
+    except SnapshotError as problem:
+        watcher.log(problem.message)

@@ -1,0 +1,6 @@
+"""`snapshot watch`: one process takes increments on a schedule, and has the rest done by other commands.
+
+A *task* is what it does again and again (TaskKind). Increments are taken in this process, which stays warm; full
+snapshots, checks, drills and prunings run as commands of their own, each in a process that ends with it. Imports
+`cli.output`, `cli.monitoring`, `cli.spark` and what is below `cli`.
+"""

@@ -1,0 +1,96 @@
+"""Run another `snapshot` command in a process of its own, and end it when this one is interrupted.
+
+Its process ends with its memory and its JVM, and it is the command that a user would type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+PROGRAM = "from cli.main import main; main()"
+# As long as undoing takes: a slot that is waited for, databases that are dropped.
+CLEAN_UP_SECONDS_MAX = 90.0
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ChildResult:
+    """The exit code of a command and its JSON document, {} if it has written none."""
+
+    code: int
+    document: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """Why it failed: the message of its error, or its result."""
+        return str(self.document.get("message") or self.document.get("result") or f"exit code {self.code}")
+
+    @property
+    def hint(self) -> str:
+        """The hint of its error."""
+        return str(self.document.get("hint") or "")
+
+
+@dataclass(slots=True)
+class RunningCommand:
+    """A command that runs. What it writes to stdout goes to a file that has no name any more."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+
+    def result(self) -> ChildResult | None:
+        """Its result, None while it runs."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        self.output.seek(0)
+        try:
+            document = json.loads(self.output.read() or b"{}")
+        except ValueError:
+            document = {}
+        return ChildResult(code, document if isinstance(document, dict) else {})
+
+    def stop(self) -> None:
+        """Stop it as SIGTERM does, and wait until it has cleaned up; end it if that takes too long."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(CLEAN_UP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            # Its process group: its JVM, too.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
+    """Start `snapshot` with these words; a signal to this process group does not reach it."""
+    program = [sys.executable, "-c", PROGRAM, "--fleet", str(fleet_file), "--json", "--quiet", *words]
+    output = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the command
+    process = subprocess.Popen(
+        program, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    return RunningCommand(process, output)
+
+
+def run_command(fleet_file: Path, words: Sequence[str]) -> ChildResult:
+    """Run `snapshot` with these words to its end; stop it if this process is interrupted."""
+    running = start_command(fleet_file, words)
+    try:
+        while (result := running.result()) is None:
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        running.stop()
+        raise
+    return result

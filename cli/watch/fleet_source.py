@@ -1,0 +1,75 @@
+"""fleet.toml as `watch` has it: read again whenever the file changes, and kept as it was while it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet.config import Fleet, load_fleet
+from fleet.fleet_file import WatchTable
+from snapshots.listing.name_templates import NUMBER, TIME, read_template
+from storage.errors import SnapshotError, UsageError
+
+
+@dataclass(slots=True)
+class FleetSource:
+    """The file and what was last read of it."""
+
+    path: Path
+    fleet: Fleet
+    body: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> FleetSource:
+        """Read the file; raises FleetFileError, and UsageError if it has no `[watch]`."""
+        fleet = load_fleet(path)
+        rules_of(fleet)
+        return cls(path, fleet, _body(path))
+
+    @property
+    def rules(self) -> WatchTable:
+        """`[watch]` of the file."""
+        return rules_of(self.fleet)
+
+    def reload(self, log: Callable[..., None]) -> bool:
+        """Read the file if it has changed; return whether the fleet is another one now."""
+        body = _body(self.path)
+        if body == self.body or not body:
+            return False
+        self.body = body
+        try:
+            fleet = load_fleet(self.path)
+            rules_of(fleet)
+            if (fleet.name, fleet.store.url) != (self.fleet.name, self.fleet.store.url):
+                raise UsageError(f"{self.path}: another fleet or another store needs another watch")
+        except SnapshotError as error:
+            log(f"{error.message}; the watch goes on with the file as it was")
+            return False
+        self.fleet = fleet
+        log(f"{self.path} was read again")
+        return True
+
+
+def rules_of(fleet: Fleet) -> WatchTable:
+    """`[watch]` of the fleet's file; raise UsageError if it has none."""
+    if fleet.watch is None:
+        raise UsageError(
+            f"{fleet.path} has no [watch]",
+            hint='add what to do, such as:\n[watch]\nevery = "5min"   (docs/operations.md has all keys)',
+        )
+    template = read_template(fleet.watch.name)
+    if not template.fields & {TIME, NUMBER}:
+        raise UsageError(
+            f"{fleet.path}: [watch] name {fleet.watch.name!r} makes one name a day",
+            hint="a full snapshot may follow on the same day: add {time} or {n}",
+        )
+    return fleet.watch
+
+
+def _body(path: Path) -> bytes:
+    """The file's bytes; b"" while it can't be read, as while an editor replaces it."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

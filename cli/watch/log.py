@@ -1,0 +1,23 @@
+"""What `watch` says: a line with its time on stderr for each thing that happened, or a JSON line with `--json`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+
+from cli.output.format import printable
+from fleet.record import Time
+
+EVENT_SCHEMA = "cutline/watch-event/1"
+
+
+def log(text: str, *, json_lines: bool, **details: object) -> None:
+    """Write one event; `details` are in its JSON only."""
+    at = Time.of(datetime.now(UTC))
+    if json_lines:
+        line = json.dumps({"schema": EVENT_SCHEMA, "at": at, "text": text, **details})
+    else:
+        line = f"{at[:19]}Z {printable(text)}"
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,107 @@
+"""How each task of `watch` is done: increments in this process, the rest by commands of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cli.output.exit_codes import CONFLICTS, INCONCLUSIVE
+from cli.output.failure import CommandFailure
+from cli.output.format import count_text, seconds_text, size_text
+from cli.output.stopping import stop_process
+from cli.spark.on_demand import SparkOnDemand
+from cli.watch.child import ChildResult, RunningCommand, run_command, start_command
+from fleet.config import Fleet
+from fleet.progress import Noting, Silent
+from snapshots.activity.activity import Activity
+from snapshots.activity.command import Command
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.listing.name_templates import new_name
+from snapshots.records.commit import Commit
+from snapshots.records.store_identity import open_own_store
+from storage.errors import SnapshotError
+
+# The exit codes of checks and drills that have found something. That is no failure, and no reason to repeat them soon.
+VERDICTS = (CONFLICTS, INCONCLUSIVE)
+
+
+class CommandFailedError(SnapshotError):
+    """A command that `watch` has run has ended with an error, whose exit code and hint this error has."""
+
+    def __init__(self, failure: CommandFailure) -> None:
+        super().__init__(failure.message, hint=failure.hint, details=failure.details)
+        self.exit_code = failure.code
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What was done, for the log; `finding` is what is wrong although the task was done, "" if nothing is."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+    finding: str = ""
+
+
+def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
+    """Take the next increment in this process; others may see and stop it as any create."""
+    with (
+        SparkOnDemand(fleet, f"create {name}") as spark,
+        Activity(Silent(), Command("create"), partial(open_own_store, fleet), stop_process) as shown,
+    ):
+        noting = Noting(shown)
+        commit = create_increment(fleet, CreateRequest(name), spark, noting)
+    counts = commit.counts
+    text = (
+        f"increment {commit.increment} of {name}: {count_text(counts['changes'])} changes,"
+        f" {size_text(counts['bytes'])}, {seconds_text(commit.seconds)}"
+    )
+    return commit, TaskResult(text, tuple(noting.notes))
+
+
+def take_full(fleet: Fleet, template: str) -> tuple[str, TaskResult]:
+    """Repair the publications, take a full snapshot under a new name, and return the name."""
+    _run(fleet, ["init"])
+    name = new_name(fleet, template)
+    document = _run(fleet, ["create", name])
+    text = f"full snapshot {name}: {size_text(document['bytes'])}, {seconds_text(document['seconds'])}"
+    return name, TaskResult(text, tuple(document["warnings"]))
+
+
+def start_check(fleet: Fleet, name: str) -> RunningCommand:
+    """Begin to check the snapshot with all its increments."""
+    return start_command(fleet.path, ["check", name])
+
+
+def start_drill(fleet: Fleet, name: str) -> RunningCommand:
+    """Begin to restore the snapshot into servers made for it, and to ask the assertions."""
+    return start_command(fleet.path, ["restore", name, "--drill"])
+
+
+def verdict_of(what: str, ended: ChildResult) -> TaskResult:
+    """What a check or a drill has found; raise CommandFailedError if it has no verdict."""
+    document = _document(ended, VERDICTS)
+    text = f"{what}: {document.get('result')}"
+    return TaskResult(text, finding=text if ended.code else "")
+
+
+def prune(fleet: Fleet) -> TaskResult:
+    """Delete what no retention rule keeps."""
+    document = _run(fleet, ["prune", "--yes"])
+    gone = [one["snapshot"] for one in document["done"]]
+    return TaskResult(f"pruned {', '.join(gone)}" if gone else "nothing to prune")
+
+
+def _run(fleet: Fleet, words: Sequence[str]) -> dict[str, Any]:
+    return _document(run_command(fleet.path, words))
+
+
+def _document(ended: ChildResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:
+    """The JSON of a command; raise CommandFailedError if it has failed."""
+    if ended.code and ended.code not in verdicts:
+        slug = str(ended.document.get("error") or "command-failed")
+        details = ended.document.get("details", {})
+        raise CommandFailedError(CommandFailure(ended.code, slug, ended.text, ended.hint, details))
+    return ended.document

@@ -1,0 +1,59 @@
+"""At most one `watch` of a fleet works: it holds a lock on all primaries; others stand by until it is gone.
+
+The lock is not the fleet's: between two tasks of the watch others may do theirs. It ends with the sessions of its
+process, however that ends. Two watches at once would harm nothing, as every task takes the fleet's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fleet.config import Fleet
+from fleet.label import own_label
+from fleet.nodes.connections import NodeUnreachableError
+from fleet.nodes.lock import FleetLock, lock_fleet
+from fleet.nodes.sessions import open_sessions
+from storage.errors import SnapshotError
+
+RENEW_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Turn:
+    """The turn of this process to work for the fleet."""
+
+    lock: FleetLock
+    log: Callable[..., None]
+    _renewed_at: float = 0.0
+    _problem: str = ""
+
+    def keep(self) -> bool:
+        """Whether this process still has its turn. A node that is away does not end it."""
+        if time.monotonic() < self._renewed_at + RENEW_SECONDS:
+            return True
+        self._renewed_at = time.monotonic()
+        try:
+            self.lock.renew()
+        except NodeUnreachableError as error:
+            if error.message != self._problem:
+                self.log(error.message)
+            self._problem = error.message
+        except SnapshotError as error:
+            self.log(f"{error.message}; the watch begins anew")
+            return False
+        else:
+            self._problem = ""
+        return True
+
+
+@contextmanager
+def take_turn(fleet: Fleet, log: Callable[..., None]) -> Iterator[Turn]:
+    """Hold the lock of the fleet's watch; raise FleetBusyError naming the one that has it, NodeUnreachableError."""
+    with (
+        open_sessions(fleet, fleet.primaries) as sessions,
+        lock_fleet(sessions, f"{fleet.name} watch", own_label("watch")) as lock,
+    ):
+        yield Turn(lock, log, time.monotonic())

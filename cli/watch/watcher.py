@@ -1,0 +1,312 @@
+"""The loop of `watch`: does each task when it is due, waits longer after each failure, and says what it does.
+
+Whatever ends a task leaves what the same command would leave if it ended there; the next attempt settles it. So the
+loop needs no memory of its own: what it knows at its start is what the store says. A failure never ends it; a signal
+does, between two tasks at once, within one as soon as that has cleaned up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from cli.output.failure import CommandFailure, failure_of
+from cli.output.stopping import cancel_request, forget_request
+from cli.watch import tasks as work
+from cli.watch.chain import WatchedChain, find_chain
+from cli.watch.child import RunningCommand
+from cli.watch.fleet_source import FleetSource
+from cli.watch.notify import notify
+from cli.watch.schedule import Task, TaskKind, next_task
+from cli.watch.tasks import TaskResult
+from fleet.config import Fleet
+from fleet.fleet_file import WatchTable
+from fleet.hints import NEW_CHAIN
+from fleet.progress import Silent
+from fleet.record import Time
+from snapshots.activity.activity import Activity
+from snapshots.create.archive_ahead import archive_ahead
+from snapshots.create.supersede import supersede
+from snapshots.records.cut_times import cut_time
+from storage.errors import BusyError, find_behind
+
+TICK_SECONDS = 1.0
+# Another operation holds the fleet.
+BUSY_SECONDS = 15.0
+ARCHIVE_SECONDS = 60.0
+DAY_SECONDS = 86400.0
+# If one chain after the other ends this soon after it began, full snapshots follow each other more and more slowly.
+YOUNG_SECONDS = 3600.0
+FULL_AGAIN_SECONDS_FIRST, FULL_AGAIN_SECONDS_MAX = 60.0, 3600.0
+
+BESIDE = (TaskKind.CHECK, TaskKind.DRILL)
+
+Log = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A check or a drill that runs while increments are taken; `what` names it."""
+
+    task: Task
+    what: str
+    running: RunningCommand
+
+
+@dataclass(slots=True)
+class Watcher:
+    """What `watch` knows between two tasks."""
+
+    source: FleetSource
+    activity: Activity
+    operation: str
+    log: Log
+    begun_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    chain: WatchedChain | None = None
+    tasks: dict[TaskKind, Task] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
+    _beside: Beside | None = None
+    _busy_text: str = ""
+    _phase: str = ""
+    _young_ends: int = 0
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet, as its file was last read."""
+        return self.source.fleet
+
+    @property
+    def rules(self) -> WatchTable:
+        """`[watch]` of it."""
+        return self.source.rules
+
+    def begin(self) -> None:
+        """Find the chain, and when each task was last done; raises what reading the store raises."""
+        self.chain = find_chain(self.fleet, self.rules.name)
+        self.plan()
+        if self.chain is None or self.chain.ended:
+            self._ask_for_full("" if self.chain is None else f"snapshot {self.chain.name}: {self.chain.ended}")
+        else:
+            self._done_at(TaskKind.FULL, self.chain.began_at)
+            self._done_at(TaskKind.INCREMENT, self.chain.last_at)
+
+    def plan(self) -> None:
+        """Take the intervals from the rules; what was done stays done."""
+        rules, retention = self.rules, self.fleet.retention
+        is_pruned = any(
+            one is not None for one in (retention.keep_full, retention.keep_days, retention.keep_increments)
+        )
+        intervals = {
+            TaskKind.FULL: float(rules.full),
+            TaskKind.INCREMENT: float(rules.every),
+            TaskKind.ARCHIVE: ARCHIVE_SECONDS if rules.every > ARCHIVE_SECONDS else 0.0,
+            TaskKind.CHECK: float(rules.check),
+            TaskKind.PRUNE: DAY_SECONDS if is_pruned else 0.0,
+            TaskKind.DRILL: float(rules.drill),
+        }
+        for kind, seconds in intervals.items():
+            self.tasks[kind] = replace(self.tasks.get(kind, Task(kind, seconds)), interval_seconds=seconds)
+
+    def step(self) -> None:
+        """Do the task that is due, or wait for a moment."""
+        if self.source.reload(self.log):
+            self.plan()
+        self._look_beside()
+        now = datetime.now(UTC)
+        task, next_at = next_task(self._possible(), self.begun_at, now)
+        if task is None:
+            self._say_idle(next_at)
+            time.sleep(TICK_SECONDS)
+            return
+        self._say(f"{task.kind}" + (f" of {self.chain.name}" if self.chain else ""))
+        self._do(task)
+
+    def _possible(self) -> dict[TaskKind, Task]:
+        """The tasks that can be done: without a chain that goes on, only a full snapshot can."""
+        goes_on = self.chain is not None and not self.chain.ended
+        needs_chain = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
+        with_snapshot = self.tasks if self.chain else {TaskKind.FULL: self.tasks[TaskKind.FULL]}
+        waiting = BESIDE if self._beside else ()
+        return {
+            kind: one
+            for kind, one in with_snapshot.items()
+            if kind not in waiting and (goes_on or kind not in needs_chain)
+        }
+
+    def _look_beside(self) -> None:
+        """See whether the check or the drill has ended."""
+        if self._beside is None:
+            return
+        beside, ended = self._beside, self._beside.running.result()
+        if ended is not None:
+            self._beside = None
+            self._settle(beside.task, lambda: work.verdict_of(beside.what, ended))
+
+    def end(self) -> None:
+        """Stop the check or the drill that runs."""
+        if self._beside is not None:
+            self._beside.running.stop()
+
+    def _do(self, task: Task) -> None:
+        name = self.chain.name if self.chain else ""
+        if task.kind in BESIDE:
+            start = work.start_check if task.kind is TaskKind.CHECK else work.start_drill
+            self._beside = Beside(task, f"{task.kind} of {name}", start(self.fleet, name))
+        else:
+            self._settle(task, lambda: self._run(task.kind, name))
+
+    def _settle(self, task: Task, run: Callable[[], TaskResult]) -> None:
+        """Do the task, and note how it has ended."""
+        try:
+            result = run()
+        except BusyError as error:
+            self._put_off(task, error.message)
+        # Whatever a task ends with, the next one has its turn: only a signal ends the loop.
+        except BaseException as error:  # noqa: BLE001  # raised again if it is a signal
+            self._after_error(task, error)
+        else:
+            self._busy_text = ""
+            self._after_success(task, result)
+
+    def _run(self, kind: TaskKind, name: str) -> TaskResult:
+        if kind is TaskKind.FULL:
+            return self._take_full()
+        if kind is TaskKind.INCREMENT:
+            commit, result = work.take_increment(self.fleet, name)
+            if self.chain is not None:
+                self.chain = replace(self.chain, last_at=cut_time(commit))
+            return result
+        if kind is TaskKind.ARCHIVE:
+            archived = archive_ahead(self.fleet, name, Silent())
+            return TaskResult(f"archived {archived:,} bytes of WAL of {name}" if archived else "")
+        return work.prune(self.fleet)
+
+    def _take_full(self) -> TaskResult:
+        """Take a full snapshot, and end the chain before, for which the nodes would keep WAL in vain."""
+        before, self.chain = self.chain, find_chain(self.fleet, self.rules.name)
+        is_new = self.chain is not None and (before is None or self.chain.name != before.name)
+        if self.chain is not None and is_new and not self.chain.ended:
+            # An attempt whose answer was lost, or somebody else.
+            return TaskResult(f"snapshot {self.chain.name} is continued")
+        name, result = work.take_full(self.fleet, self.rules.name)
+        self.chain = find_chain(self.fleet, self.rules.name)
+        if self.chain is None or self.chain.name != name:
+            raise RuntimeError(f"snapshot {name} was committed, but is not the newest")
+        self._done_at(TaskKind.INCREMENT, self.chain.last_at)
+        if before is not None and not before.ended:
+            supersede(self.fleet, before.name, name, Silent())
+            self.log(f"snapshot {before.name} gets no more increments: {name} has taken its place")
+        return result
+
+    def _after_success(self, task: Task, result: TaskResult) -> None:
+        now = datetime.now(UTC)
+        self.counts["done"] += 1
+        for note in result.notes:
+            self.log(f"note: {note}", task=task.kind)
+        if result.text:
+            self.log(result.text, task=task.kind, snapshot=self.chain.name if self.chain else None)
+        done = task.done(now)
+        if task.kind is TaskKind.INCREMENT and self.chain is not None:
+            done = task.done(self.chain.last_at)
+        if result.finding:
+            done = replace(done, failing_since=task.failing_since or now, problem=result.finding)
+            if task.problem != result.finding:
+                self._notify("failed", done, CommandFailure(1, "finding", result.finding))
+        elif task.failing_since is not None:
+            self.log(f"{task.kind} works again, after {task.failures} failures", task=task.kind)
+            self._notify("recovered", task, CommandFailure(0, "", task.problem))
+        self.tasks[task.kind] = done
+
+    def _after_error(self, task: Task, error: BaseException) -> None:
+        interrupt = find_behind(error, KeyboardInterrupt)
+        if interrupt is not None:
+            request = cancel_request()
+            if request is None or request.operation == self.operation:
+                raise error
+            # Somebody has stopped this task, and not the watch.
+        failure = failure_of(error)
+        forget_request()
+        now = datetime.now(UTC)
+        failed = task.done(now) if interrupt is not None else task.failed(now, failure.message)
+        self.counts["failed"] += 1
+        self.tasks[task.kind] = failed
+        if NEW_CHAIN in failure.hint and task.kind in (TaskKind.INCREMENT, TaskKind.ARCHIVE):
+            self._end_chain(failure)
+            return
+        again = f"; again at {_clock(failed.retry_at)}" if failed.retry_at else ""
+        self.log(f"{task.kind}: {failure.message}{again}", task=task.kind, code=failure.code, error=failure.slug)
+        if failed.failures <= 1:
+            self._notify("failed", failed, failure)
+
+    def _end_chain(self, failure: CommandFailure) -> None:
+        """The chain can't go on: a new full snapshot begins another one, if the rules say so."""
+        assert self.chain is not None  # an increment of it has failed
+        self.chain = replace(self.chain, ended=failure.message)
+        increment = self.tasks[TaskKind.INCREMENT]
+        self._notify("failed", increment, failure)
+        self._ask_for_full(f"snapshot {self.chain.name} can't go on: {failure.message}")
+
+    def _ask_for_full(self, reason: str) -> None:
+        """Make a full snapshot due: at once, unless the chain before was young; never, if the rules say so."""
+        if self.rules.full <= 0:
+            text = f"{reason or 'there is no snapshot'}; [watch] full is never: take one by: snapshot create NAME"
+            self.log(text)
+            return
+        now = datetime.now(UTC)
+        is_young = self.chain is not None and (now - self.chain.began_at).total_seconds() < YOUNG_SECONDS
+        self._young_ends = self._young_ends + 1 if is_young else 0
+        seconds = 0.0
+        if self._young_ends > 1:
+            seconds = min(FULL_AGAIN_SECONDS_FIRST * 2.0 ** (self._young_ends - 2), FULL_AGAIN_SECONDS_MAX)
+        self.tasks[TaskKind.FULL] = Task(TaskKind.FULL, float(self.rules.full)).put_off(now, seconds)
+        if reason:
+            self.log(f"{reason}; a full snapshot follows" + (f" in {seconds:.0f} s" if seconds else ""))
+
+    def _put_off(self, task: Task, text: str) -> None:
+        self.tasks[task.kind] = task.put_off(datetime.now(UTC), BUSY_SECONDS)
+        if text != self._busy_text:
+            self.log(f"{task.kind} waits: {text}", task=task.kind)
+        self._busy_text = text
+        self._say(f"{task.kind} waits: another operation is running")
+
+    def _say_idle(self, next_at: datetime | None) -> None:
+        failing = [f"{one.kind} fails: {one.problem}" for one in self.tasks.values() if one.problem]
+        if self.chain is None or self.chain.ended:
+            failing.append("no snapshot gets increments")
+        until = f"idle until {_clock(next_at)}" if next_at else "idle"
+        self._say("; ".join([until, *failing]))
+
+    def _say(self, phase: str) -> None:
+        """Show what is done now, or what fails, in `status`."""
+        if phase != self._phase:
+            self.activity.step(phase)
+        self._phase = phase
+
+    def _done_at(self, kind: TaskKind, moment: datetime) -> None:
+        self.tasks[kind] = self.tasks[kind].done(moment)
+
+    def _notify(self, event: str, task: Task, failure: CommandFailure) -> None:
+        since = task.failing_since
+        problem = notify(
+            self.fleet.notify,
+            {
+                "event": event,
+                "at": Time.of(datetime.now(UTC)),
+                "fleet": self.fleet.name,
+                "task": task.kind.value,
+                "snapshot": self.chain.name if self.chain else None,
+                "since": Time.of(since) if since else None,
+                "code": failure.code,
+                "error": failure.slug,
+                "message": failure.message,
+                "hint": failure.hint,
+            },
+        )
+        if problem:
+            self.log(problem)
+
+
+def _clock(moment: datetime | None) -> str:
+    return f"{moment + timedelta(milliseconds=500):%H:%M:%SZ}" if moment else ""

@@ -21,7 +21,7 @@ from snapshots.activity.checks import VALID, EndedCheck, NewestChecks
 from snapshots.listing.listing import Entry, Listing, list_store
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import CommitSummary
-from snapshots.records.cut_times import cut_time
+from snapshots.records.cut_times import cut_time, safe_time
 from snapshots.records.documents import shortened
 from storage.errors import UsageError
 
@@ -82,6 +82,7 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "name": entry.name,
         "created_at": chain.full.created_at,
         "cut_at": time_text(cut_time(chain.full)),
+        "safe_at": safe_time(chain.full),
         "state": entry.state,
         "problem": entry.problem,
         "lost": entry.lost.details() if entry.lost else None,
@@ -105,6 +106,7 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
         "number": summary.increment,
         "created_at": summary.created_at,
         "cut_at": time_text(cut_time(summary)),
+        "safe_at": safe_time(summary),
         "bytes": summary.bytes,
         "changes": summary.changes,
         "transactions": summary.transactions,

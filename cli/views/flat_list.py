@@ -15,14 +15,14 @@ from snapshots.activity.checks import VALID, NewestChecks
 from snapshots.listing.listing import Entry, Listing
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import Commit, FullSnapshot
-from snapshots.records.cut_times import cut_time
+from snapshots.records.cut_times import cut_time, safe_time
 from snapshots.records.documents import shortened
 
 FULL, INCREMENTAL, ONLY_CUT = "full", "incremental", "only-cut"
 COLUMNS = (
-    "snapshot", "increment", "type", "base_snapshot", "state", "cut_at", "created_at", "seconds", "bytes", "changes",
-    "transactions", "nodes", "baseline_nodes", "groups", "cut", "operation", "terminal", "checked_at", "check_result",
-    "valid_at", "problem", "comment",
+    "snapshot", "increment", "type", "base_snapshot", "state", "cut_at", "safe_at", "created_at", "seconds", "bytes",
+    "changes", "transactions", "nodes", "baseline_nodes", "groups", "cut", "operation", "terminal", "checked_at",
+    "check_result", "valid_at", "problem", "comment",
 )  # fmt: skip
 # What makes a spreadsheet take a text for a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@")
@@ -62,6 +62,7 @@ def _rows_of(entry: Entry, of: Chain, checks: NewestChecks) -> Iterator[dict[str
             "base_snapshot": entry.name if one.increment else None,
             "state": entry.state,
             "cut_at": time_text(cut_time(one)),
+            "safe_at": safe_time(one),
             "created_at": one.created_at,
             "seconds": round(one.seconds, 3),
             "bytes": one.bytes,

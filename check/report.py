@@ -6,16 +6,20 @@ compare (docs/architecture.md, invariant 7).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from fleet.record import to_builtins
 from fleet.tables.left_out import LeftOut
 from snapshots.operations.open_operations import OpenOperation
+from snapshots.records.operation_records import CheckResult
 
 SCHEMA = "cutline/check/1"
-VALID, CONFLICTS, INCONCLUSIVE = "valid", "conflicts", "inconclusive"
-EXIT_CODES = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
+VALID: Final = "valid"
+CONFLICTS: Final = "conflicts"
+INCONCLUSIVE: Final = "inconclusive"
+EXIT_CODES: Mapping[CheckResult, int] = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class SnapshotReport:
     large_objects: int = 0
 
     @property
-    def result(self) -> str:
+    def result(self) -> CheckResult:
         """Valid only if something was compared and nothing was skipped."""
         if self.conflicts:
             return CONFLICTS
@@ -106,7 +110,7 @@ class CheckReport:
     open_operations: tuple[OpenOperation, ...] = ()
 
     @property
-    def result(self) -> str:
+    def result(self) -> CheckResult:
         """The worst of the snapshots' results; inconclusive if there are no snapshots."""
         results = {one.result for one in self.snapshots}
         if CONFLICTS in results:

@@ -85,6 +85,18 @@ def _in_session(callback: Callable[..., Any]) -> Callable[..., Any]:
     return run_command
 
 
+def _with_shared_options(complete: Callable[[Any, str], list[Any]]) -> Callable[[Any, str], list[Any]]:
+    """Let a shell complete the shared options, too: they may stand after the command."""
+
+    def complete_all(context: Any, incomplete: str) -> list[Any]:
+        root = context.find_root()
+        shared = root.command.shell_complete(root, incomplete) if incomplete.startswith("-") else []
+        own = complete(context, incomplete)
+        return [*own, *(one for one in shared if one.value in (*SHARED_FLAGS, FLEET_OPTION))]
+
+    return complete_all
+
+
 class LazyCommand(typer.core.TyperCommand):
     """A row of COMMANDS, which imports the command only when it runs."""
 
@@ -102,8 +114,11 @@ class LazyCommand(typer.core.TyperCommand):
             wrapper.command(self.name)(imported)
             command = typer.main.get_command(wrapper)
         command.name = self.name
-        for each in getattr(command, "commands", {"": command}).values():
+        commands = getattr(command, "commands", {"": command}).values()
+        for each in commands:
             each.callback = _in_session(each.callback)
+        for each in {command, *commands}:
+            each.shell_complete = _with_shared_options(each.shell_complete)
         return command.make_context(info_name, args, parent=parent, **extra)
 
 

@@ -31,7 +31,7 @@ from snapshots.records.chain import Chain
 from snapshots.records.chains import check_has_rows, read_chain
 from snapshots.records.commit import Sequence
 from snapshots.records.commits import SnapshotMissingError, increment_label
-from snapshots.records.cut_times import chain_at, cut_time, next_cut_time
+from snapshots.records.cut_times import chain_at, cut_time, next_cut_time, safe_time
 from snapshots.records.operation_records import Intent
 from snapshots.records.store_identity import check_of_fleet, read_identity
 from snapshots.records.tombstones import SnapshotDeletedError
@@ -137,6 +137,7 @@ class RestorePlan:
             scope=self.request.scope,
             remarks=self.topology.remarks(self.chain, self.groups[self.targets[0].shard]) if self.topology else [],
             cut_at=cut_time(self.chain.last),
+            safe_at=safe_time(self.chain.last),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from fleet.record import Time
 from fleet.tables.left_out import LeftOut
 from restore.copies.stored import Damage
 from restore.parts.scope import WHOLE, RestoreScope
@@ -46,7 +47,7 @@ class RestoreReport:
     objects in `damaged`; a resumed restore does not look for these again. `warnings`: what the restored databases are
     not. `moved`: tables that got other names, as `node: name=other`. `routes`: how the rows of each table were divided,
     if the targets are not the snapshot's shards; `remarks`: what that means for other things. `scope`: what was asked.
-    `cut_at`: when the cut was made, None if the snapshot could not be read.
+    `cut_at`: when the cut was made, `safe_at` its safe time; None if the snapshot could not be read.
     """
 
     snapshot: str
@@ -74,3 +75,4 @@ class RestoreReport:
     remarks: list[str] = field(default_factory=list)
     scope: RestoreScope = WHOLE
     cut_at: datetime | None = None
+    safe_at: Time | None = None

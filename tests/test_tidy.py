@@ -43,6 +43,7 @@ FLOORS = (
     ("restore/drill", "restore/undoing"),
     ("cli/folders",),
     ("cli/output", "cli/spark"),
+    ("cli/views",),
     ("cli/commands", "cli"),
     ("cli/demo",),
 )

@@ -20,6 +20,7 @@ from cli.output.left_out import warning_lines
 from cli.output.results import emit
 from cli.spark.on_demand import SparkOnDemand
 from snapshots.listing.name_templates import newest_name
+from snapshots.records.operation_records import CheckedPoint
 from storage.errors import UsageError
 
 CONFLICTS_SHOWN_MAX = 20
@@ -54,6 +55,7 @@ def check(
         ):
             report = check_snapshots(fleet, request, spark, recorded.activity)
             recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, volumes_of(report)
+            recorded.checked = checked_points(report, request)
     write_report(junit, junit_of(report))
     emit(context, report.to_json(), lines_of(report))
     raise typer.Exit(report.exit_code)
@@ -62,6 +64,12 @@ def check(
 def volumes_of(report: CheckReport) -> dict[str, int]:
     """What was compared, in all snapshots together."""
     return dict(sum((Counter(asdict(one.compared)) for one in report.snapshots), Counter()))
+
+
+def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedPoint, ...]:
+    """What the outcome says of each restore point."""
+    is_full = request.increment is None and not request.metadata_only
+    return tuple(CheckedPoint(one.name, one.increment, one.result, is_full) for one in report.snapshots)
 
 
 def lines_of(report: CheckReport) -> list[str]:

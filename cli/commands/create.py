@@ -25,7 +25,7 @@ from snapshots.create.increment import create_increment, preview_increment
 from snapshots.create.request import CreateRequest
 from snapshots.listing.name_templates import new_name, newest_name
 from snapshots.records.commit import Commit
-from snapshots.records.cut_times import cut_time
+from snapshots.records.cut_times import cut_time, safe_time
 from snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
 from storage.errors import IndeterminateError, UsageError
 
@@ -166,6 +166,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
         "operation": commit.operation,
         "created_at": commit.created_at,
         "cut_at": time_text(cut_time(commit)),
+        "safe_at": safe_time(commit),
         "terminal": commit.terminal,
         "seconds": round(commit.seconds, 3),
         **{name: commit.counts[name] for name in ("bytes", "objects", "rows", "changes", "transactions")},

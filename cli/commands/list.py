@@ -5,36 +5,63 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.output.context import command_context
 from cli.output.format import age_text, count_text, moment_text, name_fleet, size_text, time_text
 from cli.output.left_out import warnings_of_several
-from cli.output.results import emit
+from cli.output.results import emit, emit_csv, emit_items
+from cli.views.flat_list import csv_rows, flat_lines, flat_rows
+from cli.views.sparkline import sparkline, stdout_levels
 from fleet.record import to_builtins
 from fleet.tables.left_out import select_warnings
+from snapshots.activity.checks import VALID, EndedCheck, NewestChecks
 from snapshots.listing.listing import Entry, Listing, list_store
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import CommitSummary
-from snapshots.records.cut_times import cut_time
+from snapshots.records.cut_times import cut_time, safe_time
 from snapshots.records.documents import shortened
+from storage.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SCHEMA = "cutline/list/1"
+SCHEMA, FLAT_SCHEMA = "cutline/list/1", "cutline/list-flat/1"
+Flat = Annotated[bool, typer.Option("--flat", help="One row per restore point, with all columns.")]
+Csv = Annotated[bool, typer.Option("--csv", help="The same as CSV, for spreadsheets and scripts.")]
+COLUMNS = (
+    "snapshot", "increment", "cut made", "state", "changes", "transactions", "size", "sizes", "checked", "comment",
+)  # fmt: skip
 
 
-def list_snapshots(context: typer.Context) -> None:
-    """List the snapshots in the store with their increments."""
+def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = False) -> None:
+    """List the snapshots in the store with their increments.
+
+    checked: how long ago the last full check ended, and its result unless it was valid. sizes: of the newest
+    increments.
+    """
     options = command_context(context)
-    listing = list_store(options.load_fleet())
+    if csv and options.json:
+        raise UsageError("--csv and --json exclude each other", hint="give one of the two: snapshot list --flat --json")
+    fleet = options.load_fleet()
+    if flat or csv:
+        rows = flat_rows(list_store(fleet, all_checks=True))
+        if csv:
+            emit_csv(csv_rows(rows))
+        elif options.json:
+            emit_items(context, {"schema": FLAT_SCHEMA}, "restore_points", rows)
+        else:
+            emit(context, {}, flat_lines(rows, datetime.now(UTC)))
+        return
+    listing = list_store(fleet)
     document = {
         "schema": SCHEMA,
         "snapshots": [
-            entry_document(entry) | {"retained_wal": {one.node: one.size_bytes for one in entry.retained}}
+            entry_document(entry)
+            | {"retained_wal": {one.node: one.size_bytes for one in entry.retained}}
+            | checks_document(listing.checks, entry.name)
             for entry in listing.entries
         ],
         "warnings": listing.warnings,
@@ -55,6 +82,7 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "name": entry.name,
         "created_at": chain.full.created_at,
         "cut_at": time_text(cut_time(chain.full)),
+        "safe_at": safe_time(chain.full),
         "state": entry.state,
         "problem": entry.problem,
         "lost": entry.lost.details() if entry.lost else None,
@@ -78,6 +106,7 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
         "number": summary.increment,
         "created_at": summary.created_at,
         "cut_at": time_text(cut_time(summary)),
+        "safe_at": safe_time(summary),
         "bytes": summary.bytes,
         "changes": summary.changes,
         "transactions": summary.transactions,
@@ -86,6 +115,12 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
         "comment": summary.comment,
         "terminal": summary.terminal,
     }
+
+
+def checks_document(checks: NewestChecks, name: str) -> dict[str, Any]:
+    """The newest check of a snapshot, and the newest full one that found it valid; null if none is known."""
+    last, valid = checks.last.get(name), checks.valid.get(name)
+    return {"last_check": last.to_json() if last else None, "last_full_check": valid.to_json() if valid else None}
 
 
 def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:
@@ -110,18 +145,17 @@ def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
     if not listing.entries:
         return ["the store has no snapshot; take one: snapshot create NAME", *lines]
     remarks = [f"snapshot {one.name}: {one.remark}" for one in listing.entries if one.chain and one.remark]
-    return [_table(listing.entries, now), *remarks, *lines]
+    return [_table(listing, now), *remarks, *lines]
 
 
-def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
+def _table(listing: Listing, now: datetime) -> RenderableType:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("snapshot", "increment", "cut made", "state", "changes", "transactions", "size", "comment"):
-        table.add_column(
-            title, justify="right" if title in ("increment", "changes", "transactions", "size") else "left"
-        )
-    for entry in entries:
+    table, levels = Table(box=None, pad_edge=False), stdout_levels()
+    for title in COLUMNS:
+        is_number = title in ("increment", "changes", "transactions", "size")
+        table.add_column(title, justify="right" if is_number else "left")
+    for entry in listing.entries:
         if entry.chain is None:
             table.add_row(entry.name, "", "", f"{entry.state}: {entry.problem}")
             continue
@@ -135,9 +169,19 @@ def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
                 count_text(one.changes),
                 count_text(one.transactions),
                 size_text(one.bytes),
+                "" if one.increment else sparkline([increment.bytes for increment in entry.summaries], levels),
+                "" if one.increment else _checked(listing.checks.full.get(entry.name), now),
                 shortened(one.comment),
             )
     return table
+
+
+def _checked(check: EndedCheck | None, now: datetime) -> str:
+    """How long ago it ended, and its result unless it was valid."""
+    if check is None:
+        return ""
+    age = age_text(check.moment, now=now)
+    return age if check.point.result == VALID else f"{check.point.result} {age}"
 
 
 def _state(entry: Entry, summary: CommitSummary) -> str:

@@ -18,6 +18,7 @@ from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
 from snapshots.activity.history import Ending, record_without_intent
 from snapshots.operations.operation import code_of, reason_of
+from snapshots.records.operation_records import CheckedPoint
 from snapshots.records.store_identity import open_own_store
 from storage.errors import SnapshotError
 from storage.ids import new_operation_id
@@ -41,6 +42,7 @@ class RecordedCommand:
     code: int = 0
     reason: str = ""
     volumes: Mapping[str, int] = field(default_factory=dict)
+    checked: tuple[CheckedPoint, ...] = ()
 
 
 @contextmanager
@@ -64,4 +66,4 @@ def recorded_activity(context: typer.Context, fleet: Fleet, kind: str, snapshot:
         except BaseException as error:
             record(Ending("failed", reason_of(error), code_of(error)))
             raise
-        record(Ending("done", run.reason, run.code, run.volumes))
+        record(Ending("done", run.reason, run.code, run.volumes, run.checked))

@@ -32,6 +32,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "snapshot": report.snapshot,
         "increment": report.increment,
         "cut_at": time_text(report.cut_at) if report.cut_at else None,
+        "safe_at": report.safe_at,
         "operation": report.operation,
         "seconds": round(report.seconds, 3),
         "rows": report.rows,

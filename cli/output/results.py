@@ -38,13 +38,40 @@ def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable
     any other value without a JSON form raises TypeError. If the reader closes the pipe, the rest of the output is
     discarded and the command continues: its exit code still says what was done.
     """
-    try:
-        options = command_context(context)
+    options = command_context(context)
+    with _open_stdout():
         if options.json:
             own = document.get("warnings", ())
             write_document({**document, "warnings": [*options.warnings, *(own if isinstance(own, Iterable) else ())]})
         else:
             _write_lines(lines)
+
+
+def emit_items(
+    context: typer.Context, document: Mapping[str, object], name: str, items: Iterable[Mapping[str, object]]
+) -> None:
+    """As `emit` with `--json`, with a last field `name` whose items are written one at a time: they may be many."""
+    head = json.dumps({**document, "warnings": command_context(context).warnings}, default=_json_value)
+    with _open_stdout():
+        sys.stdout.write(f"{head[:-1]}, {json.dumps(name)}: [")
+        for number, item in enumerate(items):
+            sys.stdout.write(", " * (number > 0) + json.dumps(item, default=_json_value, allow_nan=False))
+        sys.stdout.write("]}\n")
+
+
+def emit_csv(rows: Iterable[Iterable[object]]) -> None:
+    """Write rows to stdout as RFC 4180 has it; None is an empty cell."""
+    import csv
+
+    with _open_stdout():
+        csv.writer(sys.stdout).writerows(rows)
+
+
+@contextmanager
+def _open_stdout() -> Iterator[None]:
+    """Flush at the end; if the reader has closed the pipe, discard what it does not read."""
+    try:
+        yield
         sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()

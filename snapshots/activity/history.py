@@ -15,11 +15,12 @@ from typing import Any, Literal, TypeVar
 from msgspec import UNSET, UnsetType
 
 from fleet.label import read_label
-from fleet.record import Time
+from fleet.record import Time, to_builtins
 from snapshots.activity.command import Command
 from snapshots.operations.operation import current_time, document_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import (
+    CheckedPoint,
     Intent,
     Outcome,
     read_intent,
@@ -39,6 +40,7 @@ class Ending:
     reason: str = ""
     code: int | None = None
     volumes: Mapping[str, int] = field(default_factory=dict)
+    checked: tuple[CheckedPoint, ...] = ()
 
 
 def record_without_intent(store: ObjectStore, command: Command, began_at: Time, by: str, ending: Ending) -> None:
@@ -55,6 +57,7 @@ def record_without_intent(store: ObjectStore, command: Command, began_at: Time, 
         began_at=began_at,
         code=UNSET if ending.code is None else ending.code,
         volumes=dict(ending.volumes),
+        checked=ending.checked or UNSET,
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)
@@ -146,6 +149,7 @@ class Ended:
             "seconds": None if self.seconds is None else round(self.seconds, 3),
             "volumes": self.volumes,
             "causes": list(self.causes),
+            "checked": to_builtins(_or(outcome.checked, ())) if outcome else [],
             "problem": self.problem or None,
         }
 

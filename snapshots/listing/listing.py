@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fleet.config import Fleet
+from snapshots.activity.checks import NewestChecks, read_checks
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
+from snapshots.operations.operation import document_names
 from snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain, read_newest_part, read_summaries
@@ -63,11 +65,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The snapshots of a store by name, the WAL that the nodes keep, and the operations without an outcome."""
+    """The snapshots of a store by name, the WAL that the nodes keep, operations without an outcome, and checks."""
 
     entries: tuple[Entry, ...]
     answers: RetainedAnswers
     open_operations: tuple[OpenOperation, ...] = ()
+    checks: NewestChecks = field(default_factory=NewestChecks)
 
     @property
     def warnings(self) -> list[str]:
@@ -86,16 +89,21 @@ class Listing:
         return warnings
 
 
-def list_store(fleet: Fleet) -> Listing:
-    """Every snapshot in the fleet's store. The nodes are asked at the same time, and need not answer."""
+def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
+    """Every snapshot in the fleet's store. The nodes are asked at the same time, and need not answer.
+
+    With `all_checks`, also those before the newest full ones are looked for.
+    """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     query = RetainedQuery(fleet.nodes)
-    open_operations = read_open_operations(store)
-    entries = [read_entry(store, identity, name) for name in snapshot_names(store)]
+    documents = document_names(store)
+    open_operations = read_open_operations(store, documents=documents)
+    read = (read_entry(store, identity, name) for name in snapshot_names(store))
+    entries = [entry for entry in read if entry is not None]
+    checks = read_checks(store, documents, None if all_checks else {entry.name for entry in entries})
     answers = query.answers()
-    found = tuple(_with_retained(entry, answers) for entry in entries if entry is not None)
-    return Listing(found, answers, open_operations)
+    return Listing(tuple(_with_retained(entry, answers) for entry in entries), answers, open_operations, checks)
 
 
 def read_entry(store: ObjectStore, identity: StoreIdentity, name: str) -> Entry | None:

@@ -6,7 +6,7 @@ which. Only its commit counts; the next operation that holds the fleet's lock se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -115,12 +115,14 @@ def _servers_of(intent: Intent) -> list[str]:
     return sorted(set(intent.servers)) if isinstance(intent.servers, tuple) else []
 
 
-def read_open_operations(store: ObjectStore, name: str | None = None) -> tuple[OpenOperation, ...]:
+def read_open_operations(
+    store: ObjectStore, name: str | None = None, documents: Mapping[str, Set[str]] | None = None
+) -> tuple[OpenOperation, ...]:
     """The operations without an outcome, of the snapshot `name` or of all, oldest first.
 
-    It takes one listing, and a few reads per operation.
+    It takes one listing, if it is not given the `documents` of document_names, and a few reads per operation.
     """
-    operations = (read_open_operation(store, operation_id) for operation_id in open_operation_ids(store))
+    operations = (read_open_operation(store, operation_id) for operation_id in open_operation_ids(store, documents))
     return tuple(one for one in operations if one is not None and (name is None or one.concerns(name)))
 
 

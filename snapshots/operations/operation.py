@@ -221,12 +221,14 @@ def read_open_intents(store: ObjectStore, *, skips_unreadable: bool = False) -> 
     return intents
 
 
-def open_operation_ids(store: ObjectStore) -> list[str]:
+def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | None = None) -> list[str]:
     """The ids of all operations without an outcome, oldest first: one listing, and one read for each.
 
-    An outcome is read only by those who need what it says: reading them all would take long.
+    `documents` are those of document_names, if they have been listed. An outcome is read only by those who need what it
+    says: reading them all would take long.
     """
-    ids = [one for one, names in document_names(store).items() if seems_open(names)]
+    listed = document_names(store) if documents is None else documents
+    ids = [one for one, names in listed.items() if seems_open(names)]
     # A listing may be out of date.
     return [one for one in ids if is_open(store, one)]
 

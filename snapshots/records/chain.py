@@ -252,7 +252,7 @@ def summary_of(commit: Commit) -> CommitSummary:
     return CommitSummary(
         commit.increment, commit.operation, commit.digest, commit.created_at, commit.seconds, counts["changes"],
         counts["transactions"], counts["bytes"], commit.cut.id, commit.comment, commit.terminal,
-        commit.cut.made_at,
+        commit.cut.made_at, commit.cut.safe_at,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from wal.cut.cut_values import NodeCut
 from wal.segments.archive import Segment
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
-# A commit summarizes at most so many increments before it: 22 KB without their comments. `list` reads one in so many.
+# A commit summarizes at most so many increments before it: 25 KB without their comments. `list` reads one in so many.
 SUMMARIZED_MAX = 64
 # Of a comment in a summary, in characters.
 COMMENT_MAX = 1000
@@ -84,7 +84,7 @@ class Previous(Record, frozen=True):
 class CommitSummary(Record, frozen=True, omit_defaults=True):
     """What `list` shows of a commit, and the digest of its file; `cut` is the id of its cut, made at `cut_at`.
 
-    Early versions did not summarize `cut_at`, nor has the summary of an early commit one.
+    `safe_at` is the safe time of the cut. Early versions summarized neither, nor do early commits have them.
     """
 
     increment: Count
@@ -99,6 +99,7 @@ class CommitSummary(Record, frozen=True, omit_defaults=True):
     comment: str = ""
     terminal: bool = False
     cut_at: Time | UnsetType = UNSET
+    safe_at: Time | UnsetType = UNSET
 
 
 class ChainHistory(Record, frozen=True, omit_defaults=True):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from msgspec import UNSET, UnsetType, structs
 
 from snapshots.records.chain import Chain, first_summarized
-from snapshots.records.commit import ChainHistory, Commit, DefinitionChanges, FullSnapshot, Increment
+from snapshots.records.commit import ChainHistory, Commit, CommitSummary, DefinitionChanges, FullSnapshot, Increment
 from snapshots.records.definition_rules import (
     check_definition_counts,
     check_definitions,
@@ -80,12 +80,16 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
 def _is_of(chain: Chain, history: ChainHistory) -> bool:
     """Whether it is the history of the increment that follows the chain, as this version or an earlier one writes it.
 
-    Earlier versions did not summarize when a cut was made.
+    Earlier versions did not summarize the times of cuts.
     """
-    expected = chain.next_history
-    lacking = {one.increment for one in history.recent if isinstance(one.cut_at, UnsetType)}
-    recent = (structs.replace(one, cut_at=UNSET) if one.increment in lacking else one for one in expected.recent)
+    expected, found = chain.next_history, {one.increment: one for one in history.recent}
+    recent = (_without_lacking(one, found.get(one.increment, one)) for one in expected.recent)
     return history == structs.replace(expected, recent=tuple(recent))
+
+
+def _without_lacking(expected: CommitSummary, found: CommitSummary) -> CommitSummary:
+    lacking = {name: UNSET for name in ("cut_at", "safe_at") if isinstance(getattr(found, name), UnsetType)}
+    return structs.replace(expected, **lacking)
 
 
 def _check_history(commit: Increment, history: ChainHistory) -> None:

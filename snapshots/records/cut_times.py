@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from msgspec import UnsetType
+
 from fleet.record import Time
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit, CommitSummary
@@ -17,6 +19,12 @@ def cut_time(commit: Commit | CommitSummary) -> datetime:
     if isinstance(made_at, str):
         return datetime.fromisoformat(made_at)
     return datetime.fromisoformat(commit.created_at) + timedelta(seconds=commit.seconds)
+
+
+def safe_time(commit: Commit | CommitSummary) -> Time | None:
+    """The safe time of the commit's cut; None if it is not recorded."""
+    safe_at = commit.safe_at if isinstance(commit, CommitSummary) else commit.cut.safe_at
+    return None if isinstance(safe_at, UnsetType) else safe_at
 
 
 def chain_at(chain: Chain, moment: datetime) -> Chain:

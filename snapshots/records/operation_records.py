@@ -28,6 +28,7 @@ DRILL = "drill"
 
 
 ExitCode: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
+CheckResult: TypeAlias = Literal["valid", "conflicts", "inconclusive"]
 # Units per second, bytes among them.
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 
@@ -77,12 +78,21 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
         return self.terminal is True
 
 
+class CheckedPoint(Record, frozen=True):
+    """What a check found of one restore point; `full`: of all that the newest restore point of its snapshot needs."""
+
+    snapshot: str
+    increment: Count
+    result: CheckResult
+    full: bool
+
+
 class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """How an operation ended. Early versions did not repeat kind, snapshot and increment of the intent.
 
     `code` is the exit code of the command, `volumes` counts what it worked on (bytes, objects, rows, …), and `causes`
-    says why it had to try again. A restore that loaded everything itself has `figures`. What has no intent has `by` and
-    `began_at` here; `snapshot` is "" for all.
+    says why it had to try again. A restore that loaded everything itself has `figures`, a check what it has `checked`.
+    What has no intent has `by` and `began_at` here; `snapshot` is "" for all.
     """
 
     operation: str
@@ -98,6 +108,7 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     code: ExitCode | UnsetType = UNSET
     volumes: dict[str, Count] | UnsetType = UNSET
     causes: tuple[str, ...] | UnsetType = UNSET
+    checked: tuple[CheckedPoint, ...] | UnsetType = UNSET
 
 
 class NodeSign(Record, frozen=True, kw_only=True):

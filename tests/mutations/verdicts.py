@@ -19,7 +19,7 @@ DESCRIPTIVE = (
     # The next create compares them with the server's, and copies a table again where they differ.
     r"(schema_changes\.)?groups\..*\.columns\[\d+\]\.(type|type_oid|type_modifier|number)",
 )
-LACKING = (r"counts\..*", r"history\.recent\[\d+\]\.cut_at")
+LACKING = (r"counts\..*", r"history\.recent\[\d+\]\.(cut|safe)_at")
 SOLE = (
     # All of a commit's, too: those of another commit have the same names.
     r"sequences(\..*)?",

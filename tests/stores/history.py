@@ -40,8 +40,8 @@ def _summary(commit: Document) -> Document:
     found = {name: commit[name] for name in ("increment", "operation", "digest", "created_at", "seconds")}
     found |= {name: commit["counts"][name] for name in ("changes", "transactions", "bytes")}
     found["cut"] = commit["cut"]["id"]
-    if "made_at" in commit["cut"]:
-        found["cut_at"] = commit["cut"]["made_at"]
+    times = {"cut_at": "made_at", "safe_at": "safe_at"}
+    found |= {name: commit["cut"][of] for name, of in times.items() if of in commit["cut"]}
     if comment:
         found["comment"] = comment if len(comment) <= COMMENT_MAX else comment[: COMMENT_MAX - 1] + "…"
     return found | ({"terminal": True} if commit.get("terminal") else {})

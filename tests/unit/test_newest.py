@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 
 import pytest
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from fleet.lsn import Lsn
 from fleet.record import Time
@@ -15,9 +14,8 @@ from snapshots.ddl.table_changes import known_tables
 from snapshots.operations.committing import put_commit
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.chains import read_chain, read_newest_part, read_summaries
-from snapshots.records.commit import COMMENT_MAX, ChainHistory, Commit, DefinitionChanges, Increment, Previous, Void
+from snapshots.records.commit import COMMENT_MAX, ChainHistory, DefinitionChanges, Increment, Previous, Void
 from snapshots.records.commits import SnapshotMissingError, commit_key, read_commit
-from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import ManifestError, seal
 from snapshots.records.stored_object import DDL_ARCHIVE, StoredObject
 from snapshots.records.tombstones import only_full_key
@@ -44,46 +42,6 @@ def new_ddl(number: int) -> DefinitionChanges:
     """The DDL of increment `number` was dumped again."""
     stored = StoredObject(f"snapshots/daily/schema/a/op-{number}/archive.dump.zst", DDL_ARCHIVE, "a", 5, "d", {})
     return DefinitionChanges(objects=(stored,), roles={"a": ()}, fingerprints={"a": f"{number}"})
-
-
-def made_at(number: int) -> Time:
-    """When the cut of commit `number` was made: a tenth of a second after the one before."""
-    return Time.of(datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=0.6 + number / 10))
-
-
-def store_timed_chain(increments: int, without: int) -> NotingStore:
-    """A chain of which every commit says when its cut was made; the first `without` increments summarize it nowhere."""
-    store = NotingStore(unused_url())
-    last: Commit | None = None
-    for number in range(increments + 1):
-        made = commit(number, position=100 * (number + 1))
-        made = structs.replace(made, cut=structs.replace(made.cut, made_at=made_at(number)))
-        if isinstance(made, Increment) and last:
-            history = read_chain(store, "daily").next_history
-            if number <= without:
-                recent = tuple(structs.replace(one, cut_at=UNSET) for one in history.recent)
-                history = structs.replace(history, recent=recent)
-            made = structs.replace(made, previous=Previous(last.operation, last.digest), history=history)
-        put_commit(store, counted(made))
-        last = read_commit(store, "daily", number)
-    return store
-
-
-@pytest.mark.parametrize("without", [0, 1, 5, 7, BLOCK, BLOCK + 2])
-def test_summaries_say_when_cuts_were_made_and_those_of_earlier_versions_still_count(without: int) -> None:
-    store = store_timed_chain(BLOCK + 2, without)
-    whole, newest = read_chain(store, "daily"), read_newest_part(store, "daily")
-    assert [cut_time(one) for one in whole.commits] == [
-        datetime.fromisoformat(made_at(number)) for number in range(BLOCK + 3)
-    ]
-    times = [cut_time(one) for one in read_summaries(store, newest)]
-    # Where no summary says it, the time at which the commit was put counts: it began at 00:00:00 and took a second.
-    put_at = datetime(2026, 11, 20, 0, 0, 1, tzinfo=UTC)
-    # The summaries of 1 to 63 are in increment 64, those of 64 and 65 in 66. Each is written with the commit after.
-    lacking = {number for number in range(1, BLOCK + 2) if number < without}
-    assert times == [
-        put_at if number in lacking else datetime.fromisoformat(made_at(number)) for number in range(1, BLOCK + 3)
-    ]
 
 
 def store_chain(increments: int, redefining: Iterable[int] = (), early: int = 0) -> NotingStore:
@@ -264,7 +222,7 @@ UNTRUE: list[Change] = [
         history, recent=(structs.replace(history.recent[0], changes=7), *history.recent[1:])
     ),
     lambda history: structs.replace(
-        history, recent=(structs.replace(history.recent[0], cut_at=made_at(7)), *history.recent[1:])
+        history, recent=(structs.replace(history.recent[0], cut_at=Time("2026-11-20T00:00:00Z")), *history.recent[1:])
     ),
 ]
 

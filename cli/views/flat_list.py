@@ -1,0 +1,142 @@
+"""`list --flat`: one row per restore point, as JSON, as CSV and for people.
+
+Rows are made one at a time from the listing: of 10,000 increments only the summaries are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import chain
+from typing import Any
+
+from cli.output.format import age_text, count_text, moment_text, printable, seconds_text, size_text, time_text
+from snapshots.activity.checks import VALID, NewestChecks
+from snapshots.listing.listing import Entry, Listing
+from snapshots.records.chain import Chain, summary_of
+from snapshots.records.commit import Commit, FullSnapshot
+from snapshots.records.cut_times import cut_time, safe_time
+from snapshots.records.documents import shortened
+
+FULL, INCREMENTAL, ONLY_CUT = "full", "incremental", "only-cut"
+COLUMNS = (
+    "snapshot", "increment", "type", "base_snapshot", "state", "cut_at", "safe_at", "created_at", "seconds", "bytes",
+    "changes", "transactions", "nodes", "baseline_nodes", "groups", "cut", "operation", "terminal", "checked_at",
+    "check_result", "valid_at", "problem", "comment",
+)  # fmt: skip
+# What makes a spreadsheet take a text for a formula.
+FORMULA_SIGNS = ("=", "+", "-", "@")
+TITLES = (
+    "snapshot", "increment", "type", "cut made", "began", "took", "size", "changes", "transactions", "nodes", "groups",
+    "state", "checked", "comment",
+)  # fmt: skip
+NUMBERS = {"increment", "took", "size", "changes", "transactions", "nodes", "groups"}
+
+
+def flat_rows(listing: Listing) -> Iterator[dict[str, Any]]:
+    """A row per restore point, with COLUMNS, by snapshot and increment; a snapshot that can't be read has one row.
+
+    Unknown values are None; the problem of a snapshot is in each of its rows.
+    """
+    for entry in listing.entries:
+        if entry.chain is None:
+            yield dict.fromkeys(COLUMNS) | {"snapshot": entry.name, "state": entry.state, "problem": entry.problem}
+        else:
+            yield from _rows_of(entry, entry.chain, listing.checks)
+
+
+def _rows_of(entry: Entry, of: Chain, checks: NewestChecks) -> Iterator[dict[str, Any]]:
+    nodes = [identity.node for identity in of.nodes]
+    commits = {commit.increment: commit for commit in of.commits}
+    groups, names = dict[tuple[str, int], str](), list[str]()
+    for one in chain((summary_of(of.full),), entry.summaries):
+        # Commits that are not here have changed no definition.
+        if (commit := commits.get(one.increment)) and _redefine(groups, commit):
+            names = sorted(set(groups.values()))
+        check = checks.of_points.get((entry.name, one.increment))
+        valid = checks.valid_points.get((entry.name, one.increment))
+        yield {
+            "snapshot": entry.name,
+            "increment": one.increment,
+            "type": INCREMENTAL if one.increment else ONLY_CUT if of.full.only_cut else FULL,
+            "base_snapshot": entry.name if one.increment else None,
+            "state": entry.state,
+            "cut_at": time_text(cut_time(one)),
+            "safe_at": safe_time(one),
+            "created_at": one.created_at,
+            "seconds": round(one.seconds, 3),
+            "bytes": one.bytes,
+            "changes": one.changes,
+            "transactions": one.transactions,
+            "nodes": list(of.full.primaries),
+            "baseline_nodes": nodes,
+            "groups": names,
+            "cut": one.cut,
+            "operation": one.operation,
+            "terminal": one.terminal,
+            "checked_at": check.ended_at if check else None,
+            "check_result": check.point.result if check else None,
+            "valid_at": valid.ended_at if valid else None,
+            "problem": entry.problem,
+            "comment": one.comment,
+        }
+
+
+def _redefine(groups: dict[tuple[str, int], str], commit: Commit) -> bool:
+    """Bring the names of groups, by shard and number, to those at the commit; return whether it has changed any."""
+    begun = commit.groups if isinstance(commit, FullSnapshot) else {}
+    changes = commit.definition_changes
+    for shard, found in chain(begun.items(), changes.groups.items() if changes else ()):
+        groups.update(((shard, group.number), group.name) for group in found)
+    for shard, gone in changes.gone.items() if changes else ():
+        for number in gone:
+            groups.pop((shard, number), None)
+    return bool(begun or changes)
+
+
+def csv_rows(rows: Iterable[dict[str, Any]]) -> Iterator[list[object]]:
+    """COLUMNS, then the values of each row as cells."""
+    yield list(COLUMNS)
+    for row in rows:
+        yield [_cell(row[name]) for name in COLUMNS]
+
+
+def _cell(value: object) -> object:
+    """The value as a cell. No cell has a control character, and none is a formula: an apostrophe precedes that."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = ", ".join(value) if isinstance(value, list) else value
+    if not isinstance(text, str):
+        return text
+    return f"'{printable(text)}" if text.startswith(FORMULA_SIGNS) else printable(text)
+
+
+def flat_lines(rows: Iterable[dict[str, Any]], now: datetime) -> Iterator[str]:
+    """The rows for people. rich would wrap them, and need half a minute for 10,000."""
+    table = [TITLES, *(_texts(row, now) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for texts in table:
+        cells = (
+            text.rjust(width) if title in NUMBERS else text.ljust(width)
+            for title, text, width in zip(TITLES, texts, widths, strict=True)
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def _texts(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
+    if row["type"] is None:
+        return (row["snapshot"], *[""] * 10, row["state"], "", shortened(row["problem"]))
+    state = row["state"] + ", terminal" * row["terminal"]
+    checks = {row["check_result"]: row["checked_at"], VALID: row["valid_at"]}
+    checked = ", ".join(f"{result} {_age(at, now)}" for result, at in checks.items() if at)
+    return (
+        row["snapshot"], str(row["increment"]), row["type"],
+        moment_text(datetime.fromisoformat(row["cut_at"])), moment_text(datetime.fromisoformat(row["created_at"])),
+        seconds_text(row["seconds"]), size_text(row["bytes"]), count_text(row["changes"]),
+        count_text(row["transactions"]), str(len(row["nodes"])), str(len(row["groups"])), state, checked,
+        shortened(row["comment"]),
+    )  # fmt: skip
+
+
+def _age(time: str, now: datetime) -> str:
+    return age_text(datetime.fromisoformat(time), now=now)

@@ -1,0 +1,116 @@
+"""What `list` knows of checks: the newest that have ended, how many records are read, and what can't be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+import snapshots.activity.checks as checks
+from fleet.record import Time
+from snapshots.activity.checks import EndedCheck, NewestChecks, read_checks
+from snapshots.operations.operation import begin, document_names, new_operation, record_outcome
+from snapshots.records.operation_records import (
+    CheckedPoint,
+    CheckResult,
+    Outcome,
+    operation_key,
+    write_operation_record,
+)
+from storage.memory import InMemoryStore
+from tests.unit.made_commits import unused_url
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingStore(InMemoryStore):
+    """A store that notes which keys are read."""
+
+    read_keys: list[str] = field(default_factory=list)
+
+    def read_range(self, key: str, start: int, size: int) -> bytes:
+        self.read_keys.append(key)
+        return InMemoryStore.read_range(self, key, start, size)
+
+
+def point(snapshot: str, increment: int, result: CheckResult = "valid", *, full: bool = True) -> CheckedPoint:
+    return CheckedPoint(snapshot, increment, result, full)
+
+
+def ended(store: InMemoryStore, minute: int, *points: CheckedPoint, kind: str = "check") -> str:
+    """Store the outcome of a check that ended so many minutes after ten; return its id."""
+    operation = f"20261124T10{minute:02}00Z-{minute:010x}"
+    at = Time(f"2026-11-24T10:{minute:02}:30.000Z")
+    outcome = Outcome(operation=operation, kind=kind, snapshot="", state="done", reason="", ended_at=at)
+    if points:
+        outcome = Outcome(
+            operation=operation, kind=kind, snapshot="", state="done", reason="", ended_at=at, checked=points
+        )
+    write_operation_record(store, "outcome", outcome)
+    return operation
+
+
+def read(store: InMemoryStore, *wanted: str) -> NewestChecks:
+    return read_checks(store, document_names(store), set(wanted) or None)
+
+
+def test_the_newest_check_counts_of_each_point_and_of_each_snapshot_by_how_much_it_was_of() -> None:
+    store = ReadingStore(unused_url())
+    first = ended(store, 1, point("a", 1), point("b", 0, "conflicts"))
+    second = ended(store, 2, point("a", 2))
+    third = ended(store, 3, point("a", 3, "conflicts"))
+    fourth = ended(store, 4, point("a", 3, "inconclusive", full=False))
+    ended(store, 5, kind="gc")
+    fifth = ended(store, 6, point("a", 1, full=False))
+    found = read(store)
+    assert {key: one.operation for key, one in found.of_points.items()} == {
+        ("a", 1): fifth, ("a", 2): second, ("a", 3): fourth, ("b", 0): first,
+    }  # fmt: skip
+    assert {key: one.operation for key, one in found.valid_points.items()} == {("a", 1): fifth, ("a", 2): second}
+    assert {name: one.operation for name, one in found.last.items()} == {"a": fifth, "b": first}
+    # A check that was asked for less, or for an earlier increment, is not a full one.
+    assert {name: one.operation for name, one in found.full.items()} == {"a": third, "b": first}
+    assert {name: one.operation for name, one in found.valid.items()} == {"a": second}
+    assert found.valid["a"].ended_at == "2026-11-24T10:02:30.000Z"
+
+
+def test_of_two_checks_the_one_that_ended_later_is_the_newest() -> None:
+    found = NewestChecks()
+    for at in ("2026-11-24T10:00:01.000Z", "2026-11-24T12:00:02.000+02:00", "2026-11-24T10:00:01.500Z"):
+        found.add(EndedCheck(at, Time(at), point("a", 1)))
+    assert found.last["a"].operation == "2026-11-24T12:00:02.000+02:00"
+
+
+def test_records_of_operations_with_an_intent_are_not_read() -> None:
+    store = ReadingStore(unused_url())
+    for number in range(40):
+        intent = new_operation("create", "daily", number, ("a",))
+        begin(store, intent)
+        record_outcome(store, intent, "done")
+    one = ended(store, 1, point("daily", 3))
+    store.read_keys.clear()
+    assert read(store).valid["daily"].operation == one
+    assert store.read_keys == [operation_key(one, "outcome")]
+
+
+def test_reading_ends_with_a_full_valid_check_of_every_snapshot_and_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks, "AT_ONCE", 2)
+    monkeypatch.setattr(checks, "READ_MAX", 6)
+    store = ReadingStore(unused_url())
+    ids = [ended(store, minute, point("a", minute)) for minute in range(20)]
+    keys = [operation_key(one, "outcome") for one in ids]
+    for wanted, count in ((["a"], 2), (["a", "never checked"], 6), ([], 6)):
+        store.read_keys.clear()
+        assert read(store, *wanted).valid["a"].operation == ids[-1]
+        assert sorted(store.read_keys) == keys[-count:]
+
+
+def test_a_record_that_can_not_be_read_hides_no_other() -> None:
+    store = ReadingStore(unused_url())
+    one = ended(store, 1, point("a", 1))
+    damaged = ended(store, 2, point("a", 2))
+    store.delete(operation_key(damaged, "outcome"))
+    store.create(operation_key(damaged, "outcome"), b"{" * 500)
+    store.create("operations/somebody's/outcome.json", b"x" * 500)
+    assert [check.operation for check in read(store).last.values()] == [one]

@@ -1,0 +1,131 @@
+"""`list --flat`: what a row per restore point says, and CSV that other programs read as it was meant."""
+
+from __future__ import annotations
+
+import csv
+import io
+from contextlib import redirect_stdout
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from cli.output.results import emit_csv
+from cli.views.flat_list import COLUMNS, csv_rows, flat_lines, flat_rows
+from fleet.record import Time, from_builtins
+from snapshots.activity.checks import EndedCheck, NewestChecks
+from snapshots.listing.listing import Entry, Listing
+from snapshots.records.chain import Chain, summary_of
+from snapshots.records.operation_records import CheckedPoint
+from tests.chains.redefined_chain import STATES, build_chain
+from tests.unit.made_commits import full_commit, increment_commit, memory
+from wal.slots.retained import RetainedAnswers
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+def listing_of(chain: Chain, checks: NewestChecks | None = None) -> Listing:
+    entry = Entry(chain.name, chain, summaries=tuple(map(summary_of, chain.increments)))
+    return Listing((entry,), RetainedAnswers((), {}), checks=checks or NewestChecks())
+
+
+def commented(*comments: str) -> Chain:
+    """A chain with these comments; its cuts were made at 10:00, 10:01, …"""
+    commits = [full_commit(), *(increment_commit(number) for number in range(1, len(comments)))]
+    for number, (commit, comment) in enumerate(zip(commits, comments, strict=True)):
+        cut = structs.replace(commit.cut, made_at=Time(f"2026-11-20T10:{number:02}:00.000Z"))
+        commits[number] = structs.replace(commit, comment=comment, cut=cut)
+    first, *others = commits
+    return Chain(first, tuple(others))
+
+
+def as_csv(listing: Listing) -> str:
+    out = io.StringIO(newline="")
+    with redirect_stdout(out):
+        emit_csv(csv_rows(flat_rows(listing)))
+    return out.getvalue()
+
+
+def test_a_row_names_the_tables_as_they_were_at_its_cut() -> None:
+    rows = list(flat_rows(listing_of(build_chain(memory()))))
+    assert [row["groups"] for row in rows] == [sorted(f"s.{table}" for table in state) for state in STATES]
+    assert all(row.keys() == set(COLUMNS) for row in rows)
+
+
+def test_a_row_has_its_cut_its_type_and_the_checks_of_its_restore_point() -> None:
+    checks = NewestChecks()
+    for hour, result in ((11, "conflicts"), (10, "valid")):
+        point = from_builtins({"snapshot": "daily", "increment": 1, "result": result, "full": True}, CheckedPoint)
+        checks.add(EndedCheck("op", Time(f"2026-11-20T{hour}:30:00.000Z"), point))
+    full, first = flat_rows(listing_of(commented("", "b"), checks))
+    assert (full["increment"], full["type"], full["base_snapshot"]) == (0, "full", None)
+    assert (first["increment"], first["type"], first["base_snapshot"]) == (1, "incremental", "daily")
+    assert [row["cut_at"] for row in (full, first)] == ["2026-11-20T10:00:00.000Z", "2026-11-20T10:01:00.000Z"]
+    # The commands began at midnight.
+    assert first["created_at"] == "2026-11-20T00:00:00Z"
+    assert (full["nodes"], full["baseline_nodes"]) == (["a"], ["a", "b"])
+    assert (full["checked_at"], full["check_result"], full["valid_at"]) == (None, None, None)
+    assert (first["checked_at"], first["check_result"]) == ("2026-11-20T11:30:00.000Z", "conflicts")
+    assert first["valid_at"] == "2026-11-20T10:30:00.000Z"
+    *_, line = flat_lines([full, first], NOW)
+    assert "conflicts 30 min ago, valid 1 h ago" in line
+
+
+@pytest.mark.parametrize(
+    ("comment", "cell"),
+    [
+        ('a "quoted", comment', 'a "quoted", comment'),
+        ("=1+1", "'=1+1"),
+        ("+1", "'+1"),
+        ("-1", "'-1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ('=HYPERLINK("http://x","y")', '\'=HYPERLINK("http://x","y")'),
+        ("a = b", "a = b"),
+        ("two\nlines\r\n", "two\\nlines\\r\\n"),
+        ("\t=1", "\\t=1"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("Grüße", "Grüße"),
+    ],
+)
+def test_a_comment_in_csv_is_no_formula_and_moves_no_cursor(comment: str, cell: str) -> None:
+    _, row = csv.DictReader(io.StringIO(as_csv(listing_of(commented("", comment))), newline=""))
+    assert row["comment"] == cell
+
+
+def test_csv_has_a_header_and_is_as_rfc_4180_has_it() -> None:
+    chain = commented('a "b", c', "d")
+    chain = Chain(structs.replace(chain.full, terminal=True), chain.increments)
+    text = as_csv(listing_of(chain))
+    # Every line ends with CRLF; a cell with a comma or a quote is quoted, and its quotes are doubled.
+    assert text.endswith("\r\n")
+    header, first, second = text.removesuffix("\r\n").split("\r\n")
+    assert header == ",".join(COLUMNS)
+    assert first.endswith(',"a ""b"", c"')
+    assert second.endswith(",d")
+    read = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [(row["snapshot"], row["increment"], row["terminal"]) for row in read] == [
+        ("daily", "0", "true"), ("daily", "1", "false"),
+    ]  # fmt: skip
+    # A number stays one, and what is not known is empty.
+    assert (read[0]["bytes"], read[0]["checked_at"], read[0]["baseline_nodes"]) == ("20", "", "a, b")
+
+
+def test_a_snapshot_that_can_not_be_read_has_a_row_with_its_problem() -> None:
+    listing = Listing((Entry("lost", None, "its commit is gone"),), RetainedAnswers((), {}))
+    (row,) = flat_rows(listing)
+    assert {name: value for name, value in row.items() if value is not None} == {
+        "snapshot": "lost", "state": "broken", "problem": "its commit is gone",
+    }  # fmt: skip
+    (cells,) = csv.DictReader(io.StringIO(as_csv(listing), newline=""))
+    assert (cells["snapshot"], cells["increment"], cells["problem"]) == ("lost", "", "its commit is gone")
+    *_, line = flat_lines([row], NOW)
+    assert line.split() == ["lost", "broken", *["its", "commit", "is", "gone"]]
+
+
+def test_columns_of_the_text_stand_below_their_titles() -> None:
+    rows: list[dict[str, Any]] = list(flat_rows(listing_of(commented("", "b"))))
+    title, *lines = flat_lines(rows, NOW)
+    at = title.index("cut made")
+    assert [line[at : at + 20] for line in lines] == ["2026-11-20 10:00:00Z", "2026-11-20 10:01:00Z"]
+    assert [line[: title.index("increment") + len("increment")].split()[-1] for line in lines] == ["0", "1"]

@@ -19,6 +19,7 @@ from fleet.fleet_file import (
     DrillTable,
     EncryptionTable,
     FleetFile,
+    MetricsTable,
     NodeTable,
     ToolsTable,
     WalTable,
@@ -37,6 +38,7 @@ NO_FILE_HINT = "name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot d
 DEPLOY_MODE = "spark.submit.deployMode"
 # Spark looks for the image only when it makes the first executor, and then goes on without one.
 IMAGES = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
+LOOPBACK, PORTS = "127.0.0.1", 65536
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
 
@@ -89,6 +91,26 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where an endpoint listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsRules:
+    """Where metrics go (docs/monitoring.md): the text file, and the endpoint of `watch`; None: there is none.
+
+    `traces`: whether spans are sent; None: as the environment says.
+    """
+
+    file: Path | None = None
+    listen: ListenAddress | None = None
+    traces: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """The fleet as fleet.toml describes it; `nodes` are in the file's order."""
 
@@ -105,6 +127,7 @@ class Fleet:
     encryption: FleetEncryption | None = None
     # What a drill asserts of the restored databases.
     drill: tuple[DrillTable, ...] = ()
+    metrics: MetricsRules = MetricsRules()
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -168,6 +191,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         spark_settings=settings,
         encryption=encryption,
         drill=file.drill,
+        metrics=_metrics(file.metrics),
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
 
@@ -179,6 +203,21 @@ def _check_spark(master: str, settings: Mapping[str, str]) -> None:
         )
     if master.startswith("k8s://") and not any(settings.get(name) for name in IMAGES):
         raise ValueError(f"`{IMAGES[0]}` is missing: the image in which {master} runs executors (docs/kubernetes.md)")
+
+
+def _metrics(table: MetricsTable) -> MetricsRules:
+    file = Path(table.file).expanduser() if table.file else None
+    if file and not file.is_absolute():
+        raise ValueError("`metrics.file` is not an absolute path")
+    return MetricsRules(file, _listen_address(table.listen) if table.listen else None, table.traces)
+
+
+def _listen_address(text: str) -> ListenAddress:
+    """The address in `[metrics] listen`: `9957`, `host:9957` or `[::1]:9957`; without a host only this machine."""
+    host, _, port = text.rpartition(":")
+    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < PORTS or (":" in host) != host.startswith("["):
+        raise ValueError(f"`metrics.listen` is {text!r}, which is not of the form 127.0.0.1:9957")
+    return ListenAddress(host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port))
 
 
 def _key_source(table: EncryptionTable) -> KeySource:

@@ -33,7 +33,7 @@ FLOORS = (
     ("wal/drain", "snapshots/ddl", "snapshots/operations"),
     ("snapshots/activity",),
     ("snapshots/base_copy", "snapshots/listing", "snapshots/removal"),
-    ("snapshots/fold", "snapshots/create"),
+    ("snapshots/fold", "snapshots/create", "snapshots/metrics"),
     ("snapshots/restore_point",),
     ("restore/parts", "restore/routing"),
     ("restore/ddl", "restore/estimates", "restore/copies"),
@@ -43,6 +43,7 @@ FLOORS = (
     ("restore/drill", "restore/undoing"),
     ("cli/folders",),
     ("cli/output", "cli/spark"),
+    ("cli/monitoring",),
     ("cli/commands", "cli"),
     ("cli/demo",),
 )

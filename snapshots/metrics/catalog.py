@@ -81,9 +81,7 @@ REPLAY_LAG_SECONDS = Metric(
     ("node",),
 )
 
-SNAPSHOTS = Metric(
-    "cutline_snapshots", "Snapshots in the store, by state as `list` has it: complete, broken, lost, …", ("state",)
-)
+SNAPSHOTS = Metric("cutline_snapshots", "Snapshots in the store, by state as `list` has it.", ("state",))
 RESTORE_POINTS = Metric("cutline_restore_points", "Full snapshots and increments in the store, cuts without rows too.")
 COMMITTED_BYTES = Metric("cutline_committed_bytes", "Size of all that the commits in the store list.")
 SNAPSHOT_BYTES = Metric(
@@ -127,10 +125,17 @@ SUCCESS_TRANSACTIONS = Metric(
 SUCCESS_RETRIES = Metric("cutline_last_success_retries", "How often it tried a cut again.", ("kind",))
 RESTORE_STEP = Metric(
     "cutline_last_restore_step_seconds",
-    "How long a step of the last restore or drill took that did all of it: the WAL phase is `fold changes`.",
-    ("kind", "step"),
+    "How long a step took of the last restore that loaded all rows itself: the WAL phase is `fold changes`.",
+    ("step",),
 )
-RESTORE_CHANGES = Metric("cutline_last_restore_changes", "Changes that that restore folded from WAL.", ("kind",))
+RESTORE_CHANGES = Metric("cutline_last_restore_changes", "Changes that that restore folded from WAL.")
+
+WATCH_ACTIVE = Metric(
+    "cutline_watch_active", "Whether this `watch` begins the operations: 1; or 0, as another one does."
+)
+WATCH_NEXT = Metric(
+    "cutline_watch_next_timestamp_seconds", "When `watch` begins the next one, by its schedule.", ("kind",)
+)
 
 COMMAND_END = Metric(
     "cutline_command_end_timestamp_seconds", "When the command that wrote this file ended.", ("command",)

@@ -97,9 +97,9 @@ def samples_of_ends(read: EndedOperations, committed: Iterable[KindEnd], now: fl
         successes = [one for one in own if one.is_done and not one.code]
         if successes:
             yield from _success(successes[-1])
-        measured = [one for one in successes if one.figures is not None]
-        if measured:
-            yield from _restored(measured[-1])
+    measured = [one for one in ends if one.figures is not None]
+    if measured:
+        yield from _restored(max(measured, key=lambda one: one.ended_at))
 
 
 def _code_text(end: KindEnd) -> str:
@@ -124,6 +124,6 @@ def _restored(end: KindEnd) -> Iterator[Sample]:
     steps = end.figures.steps if end.figures else {}
     for name in catalog.RESTORE_STEPS:
         if name in steps:
-            yield catalog.RESTORE_STEP.of(steps[name].seconds, end.kind, name)
+            yield catalog.RESTORE_STEP.of(steps[name].seconds, name)
     if catalog.WAL_STEP in steps:
-        yield catalog.RESTORE_CHANGES.of(steps[catalog.WAL_STEP].amount, end.kind)
+        yield catalog.RESTORE_CHANGES.of(steps[catalog.WAL_STEP].amount)

@@ -152,8 +152,9 @@ def _make_provider() -> TracerProvider:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come first.
-    resource = Resource({"service.name": SERVICE, "service.version": version(SERVICE)}).merge(Resource.create())
+    # The SDK adds OTEL_RESOURCE_ATTRIBUTES, but prefers this name to that of the environment.
+    name = os.environ.get("OTEL_SERVICE_NAME") or SERVICE
+    resource = Resource.create({"service.name": name, "service.version": version(SERVICE)})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

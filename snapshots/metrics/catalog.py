@@ -97,6 +97,17 @@ CUT_SECONDS = Metric(
     "cutline_newest_cut_seconds", "How long the newest cut took: from the first start marker to the last finish marker."
 )
 CUT_RETRIES = Metric("cutline_newest_cut_retries", "How often the newest cut was tried again, as it was inconsistent.")
+SAFE_TIME = Metric(
+    "cutline_safe_timestamp_seconds", "The safe time of the newest cut: it has whatever any node committed before."
+)
+NODE_LAST_COMMIT = Metric(
+    "cutline_node_last_commit_timestamp_seconds",
+    "When the newest transaction of the newest cut was committed on this primary, by its own clock.",
+    ("node",),
+)
+CLOCK_SKEW = Metric(
+    "cutline_clock_skew_seconds", "By how much the primaries' clocks differed at most, at the newest cut."
+)
 
 OPEN_OPERATIONS = Metric(
     "cutline_open_operations", "Operations without an outcome: running, publishing or dead.", ("kind", "state")

@@ -90,6 +90,6 @@ class _Reading:
 
     def _run(self) -> None:
         try:
-            self.facts = self.read()
+            self.facts, self.problem = self.read(), ""
         except SnapshotError as error:
             self.problem = error.message

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
+
+from msgspec import UnsetType
 
 from fleet.config import Fleet
 from fleet.lsn import Lsn
@@ -103,9 +105,16 @@ def _samples_of_names(entries: Iterable[Entry], chains: list[Chain], sizes: Mapp
 
 def _samples_of_newest(chain: Chain) -> Iterator[Sample]:
     commit = chain.last
-    yield catalog.NEWEST_CUT.of(cut_time(commit).astimezone(UTC).timestamp())
+    yield catalog.NEWEST_CUT.of(cut_time(commit).timestamp())
     yield catalog.CUT_SECONDS.of(commit.cut.seconds)
     yield catalog.CUT_RETRIES.of(max(commit.cut.attempts - 1, 0))
+    if isinstance(commit.cut.safe_at, str):
+        yield catalog.SAFE_TIME.of(moment_of(commit.cut.safe_at))
+    if not isinstance(commit.cut.skew_seconds, UnsetType):
+        yield catalog.CLOCK_SKEW.of(commit.cut.skew_seconds)
+    for one in commit.cut.nodes:
+        if isinstance(one.last_commit_at, str):
+            yield catalog.NODE_LAST_COMMIT.of(moment_of(one.last_commit_at), one.node)
 
 
 def _committed_ends(entries: Iterable[Entry]) -> Iterator[KindEnd]:

@@ -19,6 +19,7 @@ from fleet.fleet_file import (
     DrillTable,
     EncryptionTable,
     FleetFile,
+    MetricsTable,
     NodeTable,
     ToolsTable,
     WalTable,
@@ -40,6 +41,7 @@ DEPLOY_MODE = "spark.submit.deployMode"
 IMAGES = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
 # An increment of an idle fleet takes about half a second.
 EVERY_SECONDS_MIN = 10
+LOOPBACK, PORTS = "127.0.0.1", 65536
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
 
@@ -92,6 +94,26 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where an endpoint listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsRules:
+    """Where metrics go (docs/monitoring.md): the text file, and the endpoint of `watch`; None: there is none.
+
+    `traces`: whether spans are sent; None: as the environment says.
+    """
+
+    file: Path | None = None
+    listen: ListenAddress | None = None
+    traces: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """The fleet as fleet.toml describes it; `nodes` are in the file's order."""
 
@@ -111,6 +133,7 @@ class Fleet:
     # What `snapshot watch` does, and the command that it tells of failures.
     watch: WatchTable | None = None
     notify: tuple[str, ...] = ()
+    metrics: MetricsRules = MetricsRules()
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -176,6 +199,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         drill=file.drill,
         watch=_watch(file.watch),
         notify=file.notify.command if file.notify else (),
+        metrics=_metrics(file.metrics),
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
 
@@ -198,6 +222,21 @@ def _check_spark(master: str, settings: Mapping[str, str]) -> None:
         )
     if master.startswith("k8s://") and not any(settings.get(name) for name in IMAGES):
         raise ValueError(f"`{IMAGES[0]}` is missing: the image in which {master} runs executors (docs/kubernetes.md)")
+
+
+def _metrics(table: MetricsTable) -> MetricsRules:
+    file = Path(table.file).expanduser() if table.file else None
+    if file and not file.is_absolute():
+        raise ValueError("`metrics.file` is not an absolute path")
+    return MetricsRules(file, _listen_address(table.listen) if table.listen else None, table.traces)
+
+
+def _listen_address(text: str) -> ListenAddress:
+    """The address in `[metrics] listen`: `9957`, `host:9957` or `[::1]:9957`; without a host only this machine."""
+    host, _, port = text.rpartition(":")
+    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < PORTS or (":" in host) != host.startswith("["):
+        raise ValueError(f"`metrics.listen` is {text!r}, which is not of the form 127.0.0.1:9957")
+    return ListenAddress(host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port))
 
 
 def _key_source(table: EncryptionTable) -> KeySource:

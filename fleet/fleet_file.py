@@ -84,6 +84,14 @@ class EncryptionTable(Record, frozen=True):
     key_command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
 
 
+class MetricsTable(Record, frozen=True):
+    """`[metrics]` of fleet.toml; `traces` None: as the environment says."""
+
+    file: Text | None = None
+    listen: Text | None = None
+    traces: bool | None = None
+
+
 class NodeTable(Record, frozen=True):
     """One `[[node]]` of fleet.toml."""
 
@@ -121,6 +129,7 @@ class FleetFile(Record, frozen=True):
     spark: dict[str, Any] = msgspec.field(default_factory=dict)
     tools: ToolsTable = ToolsTable()
     encryption: EncryptionTable | None = None
+    metrics: MetricsTable = MetricsTable()
     drill: tuple[DrillTable, ...] = ()
     watch: WatchTable | None = None
     notify: NotifyTable | None = None

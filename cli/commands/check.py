@@ -11,6 +11,7 @@ import typer
 
 from check.report import CheckReport, Conflict, SnapshotReport
 from check.verify import CheckRequest, check_snapshots
+from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import recorded_activity
 from cli.output.arguments import Increment
 from cli.output.context import command_context
@@ -19,6 +20,7 @@ from cli.output.junit import junit_of, reporting_errors, write_report
 from cli.output.left_out import warning_lines
 from cli.output.results import emit
 from cli.spark.on_demand import SparkOnDemand
+from fleet.config import Fleet
 from snapshots.listing.name_templates import newest_name
 from snapshots.records.operation_records import CheckedPoint
 from storage.errors import UsageError
@@ -41,24 +43,31 @@ def check(
         Path | None,
         typer.Option(metavar="FILE", help="Also write a JUnit report to FILE; it has an error if the check fails."),
     ] = None,
+    metrics: MetricsFile = None,
 ) -> None:
     """Read snapshots back from the store and verify that they are whole. Exits 1 on conflicts, 4 if inconclusive."""
     with reporting_errors(junit):
         if increment is not None and name is None:
             raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
         fleet = command_context(context).load_fleet()
-        name = newest_name(fleet, name) if name is not None else None
-        request = CheckRequest(name, increment, metadata_only)
-        with (
-            SparkOnDemand(fleet, f"check {name or 'all'}") as spark,
-            recorded_activity(context, fleet, "check", name or "") as recorded,
-        ):
-            report = check_snapshots(fleet, request, spark, recorded.activity)
-            recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, volumes_of(report)
-            recorded.checked = checked_points(report, request)
-    write_report(junit, junit_of(report))
-    emit(context, report.to_json(), lines_of(report))
-    raise typer.Exit(report.exit_code)
+        with leaving_metrics(context, fleet, "check", metrics):
+            name = newest_name(fleet, name) if name is not None else None
+            report = run_check(context, fleet, CheckRequest(name, increment, metadata_only))
+            write_report(junit, junit_of(report))
+            emit(context, report.to_json(), lines_of(report))
+            raise typer.Exit(report.exit_code)
+
+
+def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> CheckReport:
+    """Check, and record how it ended."""
+    with (
+        SparkOnDemand(fleet, f"check {request.name or 'all'}") as spark,
+        recorded_activity(context, fleet, "check", request.name or "") as recorded,
+    ):
+        report = check_snapshots(fleet, request, spark, recorded.activity)
+        recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, volumes_of(report)
+        recorded.checked = checked_points(report, request)
+    return report
 
 
 def volumes_of(report: CheckReport) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import activity
 from cli.output.arguments import DryRun, Groups, check_text
 from cli.output.context import command_context
@@ -65,6 +66,7 @@ def create(
     large_objects: LargeObjects = False,
     only_cut: OnlyCut = False,
     comment: Annotated[str, typer.Option(help="A comment that list and show print.")] = "",
+    metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
     """Take a full snapshot, or with --incremental its next increment."""
@@ -82,14 +84,9 @@ def create(
     )
     check_request(request, incremental=incremental)
     fleet = command_context(context).load_fleet()
-    request = replace(request, name=(newest_name if incremental else new_name)(fleet, name))
-    if not dry_run:
-        run_create(context, fleet, request, incremental=incremental)
-        return
-    with progress(context) as shown:
-        noting = Noting(shown)
-        document, lines = make_plan(fleet, request, noting, incremental=incremental)
-    emit(context, document | {"warnings": noting.notes}, [*lines, "every check passed; nothing was changed"])
+    with leaving_metrics(context, fleet, "create", metrics, is_dry=dry_run):
+        request = replace(request, name=(newest_name if incremental else new_name)(fleet, name))
+        (show_plan if dry_run else run_create)(context, fleet, request, incremental=incremental)
 
 
 def check_request(request: CreateRequest, *, incremental: bool) -> None:
@@ -125,6 +122,14 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
     if request.only_cut:
         lines.append(f"to recover physical backups to it: snapshot show {request.name} --recovery-plan")
     emit(context, document_of(commit) | {"warnings": noting.notes}, lines)
+
+
+def show_plan(context: typer.Context, fleet: Fleet, request: CreateRequest, *, incremental: bool) -> None:
+    """Make all checks, and print what would be taken."""
+    with progress(context) as shown:
+        noting = Noting(shown)
+        document, lines = make_plan(fleet, request, noting, incremental=incremental)
+    emit(context, document | {"warnings": noting.notes}, [*lines, "every check passed; nothing was changed"])
 
 
 @contextmanager

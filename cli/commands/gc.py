@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import recorded_activity
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, REFUSED
@@ -53,20 +54,22 @@ def gc(
             show_default=False,
         ),
     ] = None,
+    metrics: MetricsFile = None,
 ) -> None:
     """Remove objects that no commit needs and no operation is using. Safe beside a running create; safe to repeat."""
     fleet = command_context(context).load_fleet()
     seconds = fleet.retention.gc_grace_seconds if grace is None else _seconds(grace)
-    if dry_run:
-        with progress(context) as shown:
-            report = preview_garbage(fleet, seconds, shown)
-    else:
-        with recorded_activity(context, fleet, "gc") as recorded:
-            report = collect_garbage(fleet, seconds, recorded.activity)
-            recorded.code = REFUSED if report.refused else DONE
-            recorded.volumes = {"objects": report.removed.objects, "bytes": report.removed.size_bytes}
-    emit(context, document_of(report), lines_of(report))
-    raise typer.Exit(REFUSED if report.refused else DONE)
+    with leaving_metrics(context, fleet, "gc", metrics, is_dry=dry_run):
+        if dry_run:
+            with progress(context) as shown:
+                report = preview_garbage(fleet, seconds, shown)
+        else:
+            with recorded_activity(context, fleet, "gc") as recorded:
+                report = collect_garbage(fleet, seconds, recorded.activity)
+                recorded.code = REFUSED if report.refused else DONE
+                recorded.volumes = {"objects": report.removed.objects, "bytes": report.removed.size_bytes}
+        emit(context, document_of(report), lines_of(report))
+        raise typer.Exit(REFUSED if report.refused else DONE)
 
 
 def _seconds(text: str) -> float:

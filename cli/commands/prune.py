@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.delete import code_of, mark_document, point_lines, removed_document, removed_lines, requester_text
+from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import activity
 from cli.output.arguments import DryRun
 from cli.output.context import command_context
@@ -34,6 +35,7 @@ def prune(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Even the last restorable snapshot.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only show the plan.")] = False,
+    metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
     """Delete what no retention rule keeps. Options override the retention rules of fleet.toml."""
@@ -47,12 +49,13 @@ def prune(
         emit(context, plan_document(plan) | {"acted": False, "done": []}, lines)
         return
 
-    with activity(context, fleet, "prune") as shown:
-        pruned = prune_store(fleet, rules, shown, lambda plan: show_preview(context, plan_lines(plan)), force=force)
-    emit(context, document_of(pruned), lines_of(pruned))
-    codes = {code_of(one) for one in pruned.removed} - {DONE}
-    if codes:
-        raise typer.Exit(UNREACHABLE if UNREACHABLE in codes else min(codes))
+    with leaving_metrics(context, fleet, "prune", metrics):
+        with activity(context, fleet, "prune") as shown:
+            pruned = prune_store(fleet, rules, shown, lambda plan: show_preview(context, plan_lines(plan)), force=force)
+        emit(context, document_of(pruned), lines_of(pruned))
+        codes = {code_of(one) for one in pruned.removed} - {DONE}
+        if codes:
+            raise typer.Exit(UNREACHABLE if UNREACHABLE in codes else min(codes))
 
 
 def plan_document(plan: PrunePlan) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from cli.commands.restore_ends import (
     show_undo,
     undo_restore,
 )
+from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import activity
 from cli.output.arguments import (
     Abandon,
@@ -96,6 +97,7 @@ def restore(
     drill: Drill = False,
     junit: Junit = None,
     yes: Yes = False,
+    metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
     """Restore the fleet's databases as they were at an increment."""
@@ -113,7 +115,8 @@ def restore(
     check_options(request)
     confirm = Confirmation(is_given=yes or not sys.stdin.isatty())
     ends = [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]
-    with naming_target(to):
+    what = "drill" if drill else "restore"
+    with naming_target(to), leaving_metrics(context, source, what, metrics, is_dry=dry_run):
         if drill or junit is not None:
             is_alone = drill and not any((to, yes, dry_run, ends))
             run_drill_command(context, source, request, junit, is_drill_alone=is_alone)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.monitoring.node_status import NodeStatus, read_nodes
 from cli.output.context import command_context
 from cli.output.format import age_text, name_fleet, quantity_text, seconds_text
 from cli.output.operations import what_text
 from cli.output.results import drawn_live, emit
 from cli.output.stopping import owner_text
 from fleet.config import Fleet
-from fleet.nodes.lock_holders import LockAnswer, ask_lock_holders
 from fleet.progress import Reading
 from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
 from snapshots.records.store_identity import open_own_store
@@ -29,7 +29,10 @@ SCHEMA = "cutline/status/1"
 WATCH_SECONDS = 2.0
 NOTHING = "no operation is under way"
 Watch = Annotated[bool, typer.Option("--watch", help="Show it again every 2 seconds, until Ctrl-C.")]
-Nodes = Annotated[bool, typer.Option("--nodes", help="Also ask every primary who holds the fleet's lock.")]
+Nodes = Annotated[
+    bool,
+    typer.Option("--nodes", help="Also ask every node how far it is, and the primaries who holds the fleet's lock."),
+]
 
 
 def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False) -> None:
@@ -56,25 +59,23 @@ class StatusReport:
     """The operations at a moment, and what the nodes have answered."""
 
     operations: list[UnderWay]
-    nodes: list[LockAnswer]
+    nodes: list[NodeStatus]
     now: datetime
 
 
 def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
-    """Read the operations from the store; with `nodes`, ask the primaries, too."""
-    found = read_under_way(open_own_store(fleet))
-    return StatusReport(found, ask_lock_holders(fleet) if nodes else [], datetime.now(UTC))
+    """Read the operations from the store; with `nodes`, ask the nodes, too."""
+    store = open_own_store(fleet)
+    found = read_under_way(store)
+    return StatusReport(found, read_nodes(fleet, store) if nodes else [], datetime.now(UTC))
 
 
 def document_of(report: StatusReport) -> dict[str, Any]:
-    """The command's JSON. `nodes` has who holds the fleet's lock on each primary that was asked."""
+    """The command's JSON. `nodes` has what was asked: who holds the fleet's lock, of primaries, and how far each is."""
     return {
         "schema": SCHEMA,
         "operations": [one.to_json(report.now) for one in report.operations],
-        "nodes": [
-            {"node": one.node, "holder": one.holder.details() if one.holder else None, "problem": one.problem or None}
-            for one in report.nodes
-        ],
+        "nodes": [one.to_json() for one in report.nodes],
     }
 
 
@@ -82,9 +83,7 @@ def lines_of(report: StatusReport, fleet_file: str | None = None) -> list[str | 
     """The output for people."""
     found, now = report.operations, report.now
     lines: list[str | RenderableType] = [_table(found, now), *_remarks(found, now)] if found else [NOTHING]
-    for one in report.nodes:
-        held = one.problem or (f"fleet lock held by {one.holder.text()}" if one.holder else "fleet lock free")
-        lines.append(f"node {one.node}: {held}")
+    lines += [one.text for one in report.nodes]
     return [name_fleet(one, fleet_file) if isinstance(one, str) else one for one in lines]
 
 

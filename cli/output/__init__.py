@@ -4,5 +4,5 @@ Results go to stdout, everything else to stderr. With `--json` stdout is exactly
 
 Imports `check`, `cli.folders`, `fleet`, `fleet.tables`, `restore`, `restore.drill`, `restore.estimates`,
 `restore.obstacles`, `restore.parts`, `restore.targets`, `snapshots.activity`, `snapshots.listing`,
-`snapshots.operations`, `snapshots.records` and `storage`.
+`snapshots.metrics`, `snapshots.operations`, `snapshots.records` and `storage`.
 """

@@ -17,6 +17,7 @@ from fleet.label import own_label
 from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
 from snapshots.activity.history import Ending, record_without_intent
+from snapshots.metrics.spans import traced
 from snapshots.operations.operation import code_of, reason_of
 from snapshots.records.operation_records import CheckedPoint
 from snapshots.records.store_identity import open_own_store
@@ -27,9 +28,11 @@ from storage.ids import new_operation_id
 @contextmanager
 def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = "") -> Iterator[Activity]:
     """Show the progress of an operation, store its signs of life, and stop the process if somebody asks for it."""
+    command = Command(kind, snapshot)
     with (
         progress(context) as shown,
-        Activity(shown, Command(kind, snapshot), partial(open_own_store, fleet), stop_process) as found,
+        traced(fleet, shown, command) as target,
+        Activity(target, command, partial(open_own_store, fleet), stop_process) as found,
     ):
         yield found
 
@@ -51,7 +54,8 @@ def recorded_activity(context: typer.Context, fleet: Fleet, kind: str, snapshot:
     command = Command(kind, snapshot, new_operation_id(datetime.now(UTC)))
     with (
         progress(context) as shown,
-        Activity(shown, command, partial(open_own_store, fleet), stop_process) as found,
+        traced(fleet, shown, command) as target,
+        Activity(target, command, partial(open_own_store, fleet), stop_process) as found,
     ):
         run = RecordedCommand(found)
 

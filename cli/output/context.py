@@ -55,9 +55,13 @@ class CommandContext:
         for text in fleet.store.warnings:
             if text not in self.warnings:
                 self.warnings.append(text)
-                note = json.dumps({"schema": PROGRESS_SCHEMA, "note": text})
-                sys.stderr.write(f"{note if self.json else f'warning: {printable(text)}'}\n")
+                self.warn(text)
         return fleet
+
+    def warn(self, text: str) -> None:
+        """Show a warning on stderr."""
+        note = json.dumps({"schema": PROGRESS_SCHEMA, "note": text})
+        sys.stderr.write(f"{note if self.json else f'warning: {printable(text)}'}\n")
 
 
 def command_context(context: typer.Context) -> CommandContext:

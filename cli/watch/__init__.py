@@ -1,6 +1,8 @@
 """`snapshot watch`: one process takes increments on a schedule, and has the rest done by other commands.
 
 A *task* is what it does again and again (TaskKind). Increments are taken in this process, which stays warm; full
-snapshots, checks, drills and prunings run as commands of their own, each in a process that ends with it. Imports
-`cli.output`, `cli.monitoring`, `cli.spark` and what is below `cli`.
+snapshots, checks, drills and prunings run as commands of their own, each in a process that ends with it.
+
+Imports `cli.output`, `cli.spark`, `fleet`, `fleet.nodes`, `snapshots.activity`, `snapshots.between_cuts`,
+`snapshots.create`, `snapshots.listing`, `snapshots.records` and `storage`.
 """

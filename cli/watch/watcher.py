@@ -27,8 +27,8 @@ from fleet.hints import NEW_CHAIN
 from fleet.progress import Silent
 from fleet.record import Time
 from snapshots.activity.activity import Activity
-from snapshots.create.archive_ahead import archive_ahead
-from snapshots.create.supersede import supersede
+from snapshots.between_cuts.archive_ahead import archive_ahead
+from snapshots.between_cuts.supersede import supersede
 from snapshots.records.cut_times import cut_time
 from storage.errors import BusyError, find_behind
 

@@ -30,7 +30,7 @@ from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.object_lists import check_commit_stored, replace_by_lists
 from snapshots.operations.operation import commit_operation
-from snapshots.operations.spark_jobs import SparkSource
+from snapshots.operations.spark_jobs import SparkSource, start_session
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Increment, Previous
 from snapshots.records.large_objects import with_large_object_counts
@@ -57,8 +57,7 @@ def take_increment(
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
         if archiving is not None:
             # The JVM starts before writes end: no writer waits for it, and none is stopped if it does not start.
-            progress.step("start Spark")
-            archiving.session()
+            start_session(archiving, progress)
         return end_writes(context.lock, store, operation, chain.full.fleet_id, request.wait_seconds, progress)
 
     cut = take_cut(context, state, spark, progress, end_all_writes if request.terminal else None)

@@ -67,7 +67,8 @@ def shown(runs: Runs, name: str) -> dict[str, Any] | None:
     """What `status` shows of the create `name`, once it shows a sign of life."""
     code, document = run_command(runs.fleet, "status", "--nodes")
     assert code == 0
-    held = {one["node"]: one["holder"] and one["holder"]["snapshot"] for one in document["nodes"]}
+    primaries = [one for one in document["nodes"] if one["role"] == "primary"]
+    held = {one["node"]: one["holder"] and one["holder"]["snapshot"] for one in primaries}
     for one in document["operations"]:
         if one["snapshot"] == name and one["phase"] is not None:
             assert held == dict.fromkeys((node.id for node in runs.fleet.primaries), name)

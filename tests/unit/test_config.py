@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from embedded.folder import describe
 from embedded.server import EmbeddedNode
-from fleet.config import FleetFileError, GroupRules, Node, Retention, load_fleet
+from fleet.config import FleetFileError, GroupRules, ListenAddress, MetricsRules, Node, Retention, load_fleet
 from storage.location import AUTHORITY_VARIABLES, ENDPOINT_VARIABLES
 
 NODE = '[[node]]\nid = "a"\ndsn = "dbname=a"\n'
@@ -29,6 +29,10 @@ max_retained_wal = 1000
 include = ["public.*"]
 exclude = ["audit.*"]
 append_only = ["public.events"]
+[metrics]
+file = "/var/lib/cutline.prom"
+listen = "[::1]:9957"
+traces = false
 [retention]
 keep_full = 3
 keep_days = 7
@@ -75,6 +79,7 @@ def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.Mon
     assert fleet.global_id == "^(?P<global>[^:]+):"
     assert fleet.groups == GroupRules(("public.*",), ("audit.*",), ("public.events",))
     assert fleet.retention == Retention(3, 7, 0, 129600)
+    assert fleet.metrics == MetricsRules(Path("/var/lib/cutline.prom"), ListenAddress("::1", 9957), traces=False)
     assert fleet.spark_master == "local[2]"
     assert fleet.spark_settings == {
         "spark.driver.memory": "1g",
@@ -83,6 +88,14 @@ def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.Mon
     }
     with pytest.raises(KeyError):
         fleet.node("nobody")
+
+
+@pytest.mark.parametrize(
+    ("text", "host"), [("9957", "127.0.0.1"), (":9957", "127.0.0.1"), ("0.0.0.0:9957", "0.0.0.0"), ("vm:9957", "vm")]
+)
+def test_metrics_are_served_on_this_machine_unless_a_host_is_named(fleet_file: Path, text: str, host: str) -> None:
+    fleet_file.write_text(f'{HEAD}[metrics]\nlisten = "{text}"\n{NODE}')
+    assert load_fleet(fleet_file).metrics == MetricsRules(listen=ListenAddress(host, 9957))
 
 
 @pytest.mark.parametrize("dsn", ["host=h dbname=shop password=${PASSWORD}", "postgresql://h/shop?password=${PASSWORD}",
@@ -184,6 +197,12 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[spark]\nmaster = 'k8s://https://h'\n" + NODE, "`spark.kubernetes.container.image` is missing"),
     (HEAD + NODE + "connections_max = 5\n", "expected integer >= 6 - at `node[0].connections_max`"),
     (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown key `retained_bytes_max` in `wal`"),
+    (HEAD + "[metrics]\nfile = 'cutline.prom'\n" + NODE, "`metrics.file` is not an absolute path"),
+    (HEAD + "[metrics]\nlisten = '::1:9957'\n" + NODE, "`metrics.listen` is '::1:9957', which is not of the form"),
+    (HEAD + "[metrics]\nlisten = '127.0.0.1'\n" + NODE, "`metrics.listen` is '127.0.0.1', which is not of the form"),
+    (HEAD + "[metrics]\nlisten = '127.0.0.1:65536'\n" + NODE, "which is not of the form 127.0.0.1:9957"),
+    (HEAD + "[metrics]\nlisten = '127.0.0.1:0'\n" + NODE, "which is not of the form 127.0.0.1:9957"),
+    (HEAD + "[metrics]\ntraces = 1\n" + NODE, "expected boolean, got integer - at `metrics.traces`"),
     (HEAD + "[retention]\nkeep = 1\n" + NODE, "unknown key `keep` in `retention`"),
     (HEAD + "[retention]\nkeep_full = 0\n" + NODE, "expected integer >= 1 - at `retention.keep_full`"),
     (HEAD + "[retention]\nkeep_days = 1.5\n" + NODE, "expected integer, got number - at `retention.keep_days`"),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from fleet.config import Node
 from fleet.nodes.beside import OldDatabase, read_old
-from fleet.nodes.connections import connect, raising_unreachable, unreachable_error
+from fleet.nodes.connections import raising_unreachable, unreachable_error
+from fleet.nodes.nodes_query import NodesQuery
 from fleet.nodes.sessions import Sessions, in_parallel
-from storage.errors import SnapshotError
 
 ASKING_SECONDS_MAX = 2.0
 # Little WAL, of a node and of all nodes together (docs/architecture.md, "Draining").
@@ -100,50 +98,34 @@ def is_little(waiting: Mapping[str, int]) -> bool:
     return max(sizes, default=0) <= LITTLE_BYTES and sum(sizes) <= LITTLE_BYTES_TOTAL
 
 
-@dataclass(slots=True)
 class RetainedQuery:
     """Asks all `nodes` at once, in background threads that start with this object."""
 
-    nodes: tuple[Node, ...]
-    seconds_max: float = ASKING_SECONDS_MAX
-    _retained: dict[str, list[Retained]] = field(default_factory=dict)
-    _old: dict[str, list[OldDatabase]] = field(default_factory=dict)
-    _problems: dict[str, str] = field(default_factory=dict)
-    _threads: list[threading.Thread] = field(default_factory=list)
-    _deadline: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._deadline = time.monotonic() + self.seconds_max
-        for node in self.nodes:
-            # A daemon: a node that accepts the connection but never answers must not keep the command from ending.
-            thread = threading.Thread(target=self._ask, args=(node,), name=f"retained WAL of {node.id}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _ask(self, node: Node) -> None:
-        try:
-            with connect(node, connect_timeout=str(int(self.seconds_max) or 1)) as connection:
-                if node.backup_of is None:
-                    self._old[node.id] = read_old(node, connection)
-                self._retained[node.id] = read_retained(node, connection)
-        except SnapshotError as error:
-            self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
-        except psycopg.Error as error:
-            self._problems[node.id] = unreachable_error(node, error).message.removeprefix(f"node {node.id}: ")
+    def __init__(self, nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> None:
+        self._query = NodesQuery(nodes, _ask, seconds_max)
 
     def answers(self) -> RetainedAnswers:
         """Wait for the answers until the time limit."""
-        for thread in self._threads:
-            thread.join(max(0.0, self._deadline - time.monotonic()))
-        retained, old, problems = dict(self._retained), dict(self._old), dict(self._problems)
-        late = f"no answer within {self.seconds_max:.0f} s"
+        answers = self._query.answers()
         return RetainedAnswers(
-            tuple(one for node in self.nodes for one in retained.get(node.id, ())),
-            {node.id: problems.get(node.id, late) for node in self.nodes if node.id not in retained},
-            tuple(one for node in self.nodes for one in old.get(node.id, ())),
+            tuple(one for found in answers.found.values() for one in found.retained),
+            answers.problems,
+            tuple(one for found in answers.found.values() for one in found.old),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeAnswer:
+    """What one node retains, and its databases that restores have put aside."""
+
+    retained: list[Retained]
+    old: list[OldDatabase]
+
+
+def _ask(node: Node, connection: psycopg.Connection[Any]) -> _NodeAnswer:
+    return _NodeAnswer(read_retained(node, connection), read_old(node, connection) if node.backup_of is None else [])
 
 
 def query_retained(nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> RetainedAnswers:
     """Ask the nodes how much WAL they retain, and wait for the answers until the time limit."""
-    return RetainedQuery(tuple(nodes), seconds_max).answers()
+    return RetainedQuery(nodes, seconds_max).answers()

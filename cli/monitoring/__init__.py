@@ -1,0 +1,4 @@
+"""Monitoring: the metrics that a command leaves behind when it has ended, and how far the nodes are.
+
+Imports `cli.output`, `fleet`, `fleet.nodes`, `snapshots.metrics`, `snapshots.operations`, `storage` and `wal.slots`.
+"""

@@ -1,0 +1,85 @@
+"""`--metrics FILE` and `[metrics] file`: when a command has ended, the metrics of its fleet replace the file.
+
+Also when it failed or was interrupted. A file that can't be written fails no command: a warning says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output.context import command_context
+from cli.output.exit_codes import DONE
+from fleet.config import Fleet
+from snapshots.metrics import catalog
+from snapshots.metrics.exposition import render, replace_file
+from snapshots.metrics.gathering import GATHERING_SECONDS_MAX, gather_once
+from snapshots.operations.operation import code_of
+from storage.errors import find_behind
+
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics",
+        metavar="FILE",
+        help="Write metrics for Prometheus to FILE at the end. Default: the file in fleet.toml.",
+        show_default=False,
+    ),
+]
+# Whoever has interrupted a command waits for its end.
+INTERRUPTED_SECONDS_MAX = 3.0
+
+
+@dataclass(slots=True)
+class _Run:
+    """One command: when it began, and how it has ended."""
+
+    command: str
+    began: float = field(default_factory=time.monotonic)
+    code: int = DONE
+    seconds_max: float = GATHERING_SECONDS_MAX
+
+
+@contextmanager
+def leaving_metrics(
+    context: typer.Context, fleet: Fleet, command: str, file: Path | None, *, is_dry: bool = False
+) -> Iterator[None]:
+    """Write the metrics when the block has ended, unless it `is_dry`: to `file`, else to that of fleet.toml."""
+    path = file or fleet.metrics.file
+    if path is None or is_dry:
+        yield
+        return
+    run = _Run(command)
+    try:
+        yield
+    except BaseException as error:
+        run.code = error.exit_code if isinstance(error, typer.Exit) else code_of(error)
+        if find_behind(error, KeyboardInterrupt) is not None:
+            run.seconds_max = INTERRUPTED_SECONDS_MAX
+        raise
+    finally:
+        _write(context, fleet, path, run)
+
+
+def _write(context: typer.Context, fleet: Fleet, path: Path, run: _Run) -> None:
+    seconds, ended_at = time.monotonic() - run.began, time.time()
+    warn = command_context(context).warn
+    try:
+        gathered = gather_once(fleet, run.seconds_max)
+        own = [
+            catalog.COMMAND_END.of(ended_at, run.command),
+            catalog.COMMAND_SECONDS.of(seconds, run.command),
+            catalog.COMMAND_CODE.of(run.code, run.command),
+        ]
+        replace_file(path, render(fleet.name, [*gathered.samples, *own]))
+    except OSError as error:
+        warn(f"the metrics could not be written to {path}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        # The command has ended: an interrupt can't change its result any more.
+        warn(f"the metrics were not written to {path}: interrupted")

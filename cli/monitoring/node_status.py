@@ -1,0 +1,80 @@
+"""What `status --nodes` shows of every node: who holds the fleet's lock, and how far it and its slots are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cli.output.format import seconds_text, size_text
+from fleet.config import Fleet
+from fleet.lsn import Lsn
+from fleet.nodes.lock_holders import LockAnswer, ask_lock_holders
+from snapshots.metrics.catalog import PRIMARY, STANDBY
+from snapshots.metrics.store_samples import archived_positions, chains_by_cut, read_entries
+from storage.store import ObjectStore
+from wal.slots.lags import LagsQuery, NodeLags
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """What a node has answered. `lock` is None of a standby; `archived` is how far its WAL is in the store."""
+
+    node: str
+    role: str
+    lock: LockAnswer | None
+    lags: NodeLags
+    archived: Lsn | None
+
+    @property
+    def problem(self) -> str:
+        """Why it did not answer; "" if it did."""
+        return self.lags.problem or (self.lock.problem if self.lock else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The node as JSON output has it; unknown values are null."""
+        holder, lags = self.lock.holder if self.lock else None, self.lags
+        return {
+            "node": self.node,
+            "role": self.role,
+            "holder": holder.details() if holder else None,
+            "problem": self.problem or None,
+            "position": str(lags.position) if lags.position is not None else None,
+            "slots": [asdict(one) for one in lags.slots],
+            "archive_lag_bytes": lags.behind(self.archived),
+            "replay_lag_bytes": lags.replay.size_bytes if lags.replay else None,
+            "replay_lag_seconds": lags.replay.seconds if lags.replay else None,
+        }
+
+    @property
+    def text(self) -> str:
+        """The node for people."""
+        parts = [self.problem] if self.problem else []
+        if self.lock and not self.lock.problem:
+            holder = self.lock.holder
+            parts.append(f"fleet lock held by {holder.text()}" if holder else "fleet lock free")
+        if not self.lags.problem:
+            parts += [f"at {self.lags.position}" if self.lags.position is not None else "at no known position"]
+            parts += [
+                f"slot {one.slot} {size_text(one.lag_bytes)} behind, retains {size_text(one.retained_bytes)}"
+                for one in self.lags.slots
+            ]
+        if (behind := self.lags.behind(self.archived)) is not None:
+            parts.append(f"archive {size_text(behind)} behind")
+        if (replay := self.lags.replay) is not None:
+            late = "" if replay.seconds is None else f", {seconds_text(replay.seconds)}"
+            parts.append(f"replay {size_text(replay.size_bytes)}{late} behind")
+        return f"node {self.node}: {', '.join(parts)}"
+
+
+def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
+    """What the nodes have answered, in the order of fleet.toml, and how far their WAL is in the store."""
+    query = LagsQuery(fleet.nodes)
+    locks = {one.node: one for one in ask_lock_holders(fleet)}
+    archived = archived_positions(chains_by_cut(read_entries(store, fleet)))
+    lags = query.lags()
+    return [
+        NodeStatus(
+            node.id, STANDBY if node.backup_of else PRIMARY, locks.get(node.id), lags[node.id], archived.get(node.id)
+        )
+        for node in fleet.nodes
+    ]

@@ -1,0 +1,71 @@
+"""Ask many nodes at once, without waiting for those that are silent."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import psycopg
+
+from fleet.config import Node
+from fleet.nodes.connections import connect, unreachable_error
+from fleet.nodes.shut_down import shut_down_after
+from storage.errors import SnapshotError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswers(Generic[T]):
+    """The answers by node, and by node why others gave none."""
+
+    found: Mapping[str, T]
+    problems: Mapping[str, str]
+
+
+class NodesQuery(Generic[T]):
+    """Asks all `nodes` at once, in background threads that start with this object.
+
+    `ask` has the node and a session of its own, which ends when the time is up: a thread waits for no node much longer.
+    """
+
+    def __init__(
+        self, nodes: Iterable[Node], ask: Callable[[Node, psycopg.Connection[Any]], T], seconds_max: float
+    ) -> None:
+        self._nodes, self._ask, self._seconds_max = tuple(nodes), ask, seconds_max
+        self._found: dict[str, T] = {}
+        self._problems: dict[str, str] = {}
+        self._deadline = time.monotonic() + seconds_max
+        # Daemons: a node that accepts the connection but never answers must not keep the command from ending.
+        self._threads = [
+            threading.Thread(target=self._run, args=(node,), name=f"query of {node.id}", daemon=True)
+            for node in self._nodes
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, node: Node) -> None:
+        try:
+            with (
+                connect(node, connect_timeout=str(int(self._seconds_max) or 1)) as connection,
+                shut_down_after(connection, self._seconds_max),
+            ):
+                self._found[node.id] = self._ask(node, connection)
+        except SnapshotError as error:
+            self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
+        except psycopg.Error as error:
+            self._problems[node.id] = unreachable_error(node, error).message.removeprefix(f"node {node.id}: ")
+
+    def answers(self) -> NodeAnswers[T]:
+        """Wait for the answers until the time limit."""
+        for thread in self._threads:
+            thread.join(max(0.0, self._deadline - time.monotonic()))
+        found, problems = dict(self._found), dict(self._problems)
+        late = f"no answer within {self._seconds_max:.0f} s"
+        return NodeAnswers(
+            {node.id: found[node.id] for node in self._nodes if node.id in found},
+            {node.id: problems.get(node.id, late) for node in self._nodes if node.id not in found},
+        )

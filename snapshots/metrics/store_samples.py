@@ -1,0 +1,132 @@
+"""What a store says of its fleet: its snapshots, their newest cut, and the operations on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+
+from msgspec import UnsetType
+
+from fleet.config import Fleet
+from fleet.lsn import Lsn
+from snapshots.activity.under_way import UnderWay, read_under_way
+from snapshots.listing.listing import BROKEN, COMPLETE, ENDED, LOST, ONLY_FULL, Entry, read_entry
+from snapshots.metrics import catalog
+from snapshots.metrics.catalog import Sample
+from snapshots.metrics.command_samples import KindEnd, end_of_commit, samples_of_ends, samples_of_open
+from snapshots.metrics.ended_operations import EndedOperations, EndedReader, moment_of
+from snapshots.records.chain import Chain
+from snapshots.records.commits import ASKING_THREADS_MAX, snapshot_names
+from snapshots.records.cut_times import cut_time
+from snapshots.records.store_identity import read_identity
+from storage.store import ObjectStore
+
+STATES = (COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL)
+# So many snapshots are named in labels.
+NAMED_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """What was read from a store."""
+
+    entries: tuple[Entry, ...]
+    open_operations: tuple[UnderWay, ...]
+    ended: EndedOperations
+
+    @property
+    def chains(self) -> list[Chain]:
+        """The chains that can be read, by the time of their newest cut."""
+        return chains_by_cut(self.entries)
+
+
+def read_facts(fleet: Fleet, ended: EndedReader) -> StoreFacts:
+    """Read the fleet's store; raises StoreOfAnotherFleetError, StoreNotInitialisedError, StoreUnreachableError."""
+    store = fleet.store.open()
+    entries = read_entries(store, fleet)
+    committed = {one.chain.full.operation for one in entries if one.chain}
+    committed |= {summary.operation for one in entries for summary in one.summaries}
+    return StoreFacts(entries, tuple(read_under_way(store)), ended.read(store, committed))
+
+
+def read_entries(store: ObjectStore, fleet: Fleet) -> tuple[Entry, ...]:
+    """What `list` shows of every snapshot, except for the WAL that nodes retain; raises as `read_facts`."""
+    identity = read_identity(store, fleet)
+    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+        found = threads.map(lambda name: read_entry(store, identity, name), snapshot_names(store))
+        return tuple(one for one in found if one is not None)
+
+
+def chains_by_cut(entries: Iterable[Entry]) -> list[Chain]:
+    """The chains that can be read, by the time of their newest cut."""
+    return sorted((one.chain for one in entries if one.chain), key=lambda one: cut_time(one.last))
+
+
+def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
+    """By node the position up to which its WAL is in the store, by the newest commit; `chains` are in that order.
+
+    Not the highest one: a server that was made anew begins before those of the chains that ended with it.
+    """
+    return {
+        node: segments[-1].through for chain in chains for node, segments in chain.last.segments.items() if segments
+    }
+
+
+def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
+    """All samples of a store."""
+    states = Counter(one.state for one in facts.entries)
+    for state in STATES:
+        yield catalog.SNAPSHOTS.of(states[state], state)
+    sizes = {one.name: _size_bytes(one) for one in facts.entries if one.chain}
+    yield catalog.RESTORE_POINTS.of(sum(1 + len(one.summaries) for one in facts.entries if one.chain))
+    yield catalog.COMMITTED_BYTES.of(sum(sizes.values()))
+    chains = facts.chains
+    yield from _samples_of_names(facts.entries, chains, sizes)
+    if chains:
+        yield from _samples_of_newest(chains[-1])
+    yield from samples_of_open(facts.open_operations, {one.id: one.state(now) for one in facts.open_operations})
+    yield from samples_of_ends(facts.ended, _committed_ends(facts.entries), now.timestamp())
+
+
+def _size_bytes(entry: Entry) -> int:
+    full = entry.chain.full.counts.get("bytes", 0) if entry.chain else 0
+    return full + sum(one.bytes for one in entry.summaries)
+
+
+def _samples_of_names(entries: Iterable[Entry], chains: list[Chain], sizes: Mapping[str, int]) -> Iterator[Sample]:
+    increments = {one.name: len(one.summaries) for one in entries}
+    for chain in chains[-NAMED_MAX:]:
+        yield catalog.SNAPSHOT_BYTES.of(sizes[chain.name], chain.name)
+        yield catalog.SNAPSHOT_INCREMENTS.of(increments[chain.name], chain.name)
+
+
+def _samples_of_newest(chain: Chain) -> Iterator[Sample]:
+    commit = chain.last
+    yield catalog.NEWEST_CUT.of(cut_time(commit).timestamp())
+    yield catalog.CUT_SECONDS.of(commit.cut.seconds)
+    yield catalog.CUT_RETRIES.of(max(commit.cut.attempts - 1, 0))
+    if isinstance(commit.cut.safe_at, str):
+        yield catalog.SAFE_TIME.of(moment_of(commit.cut.safe_at))
+    if not isinstance(commit.cut.skew_seconds, UnsetType):
+        yield catalog.CLOCK_SKEW.of(commit.cut.skew_seconds)
+    for one in commit.cut.nodes:
+        if isinstance(one.last_commit_at, str):
+            yield catalog.NODE_LAST_COMMIT.of(moment_of(one.last_commit_at), one.node)
+
+
+def _committed_ends(entries: Iterable[Entry]) -> Iterator[KindEnd]:
+    """How the operations ended whose commits are there: all details only of the newest of a chain."""
+    for entry in entries:
+        if (chain := entry.chain) is None:
+            continue
+        yield end_of_commit(chain.full, catalog.RESTORE_POINT if chain.full.only_cut else catalog.FULL)
+        for one in entry.summaries:
+            if one.operation == chain.last.operation:
+                yield end_of_commit(chain.last, catalog.INCREMENT)
+            else:
+                ended_at = moment_of(one.created_at) + one.seconds
+                volumes = {"bytes": one.bytes, "changes": one.changes, "transactions": one.transactions}
+                yield KindEnd(catalog.INCREMENT, ended_at, code=0, is_done=True, seconds=one.seconds, volumes=volumes)

@@ -1,0 +1,257 @@
+"""Lags and metrics of real nodes: what is told equals what PostgreSQL says, also of nodes that are away."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from embedded.fleet import EmbeddedFleet
+from fleet.config import Fleet
+from fleet.lsn import Lsn
+from snapshots.metrics import catalog
+from snapshots.metrics.gathering import MetricsGatherer
+from snapshots.records.chains import read_chain
+from tests.commands.in_process import run_here, run_with_stderr
+from tests.commands.snapshot_runs import Runs, command_line, runs_on, slots_of
+from tests.faults.ports import HOST, free_ports
+from tests.faults.stalled_network import execute
+from tests.unit.test_metrics import of, read, values_of
+from wal.slots.lags import LagsQuery, NodeLags
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECONDS_MAX = 60.0
+POSITION = "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text"
+SLOT = "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 300000), true)"
+
+
+@pytest.fixture(scope="module")
+def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    with runs_on(shared_fleet, tmp_path_factory.mktemp("metrics"), spark) as found:
+        found.full("daily")
+        yield found
+
+
+def value(dsn: str, query: str, *arguments: Any) -> tuple[Any, ...]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(query.encode(), arguments).fetchone() or ()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@contextmanager
+def paused_replay(dsn: str) -> Iterator[None]:
+    execute(dsn, "SELECT pg_wal_replay_pause()")
+    try:
+        until(lambda: value(dsn, "SELECT pg_get_wal_replay_pause_state()") == ("paused",))
+        yield
+    finally:
+        execute(dsn, "SELECT pg_wal_replay_resume()")
+
+
+def lags_of(fleet: Fleet) -> dict[str, NodeLags]:
+    return LagsQuery(fleet.nodes, 10.0).lags()
+
+
+def test_slots_and_standbys_lag_by_what_postgresql_says(runs: Runs) -> None:
+    primary, standby = runs.fleet.node("s1"), runs.fleet.node("s1-b1")
+    (slot,) = slots_of(primary.dsn)
+    until(lambda: value(standby.dsn, POSITION) == value(primary.dsn, POSITION))
+    assert lags_of(runs.fleet)["s1-b1"].replay is not None
+    with paused_replay(standby.dsn):
+        execute(primary.dsn, FILLER)
+        # Between two equal positions nobody has written: what is told between them is of this position.
+        while True:
+            before = value(primary.dsn, POSITION)
+            found = lags_of(runs.fleet)
+            if before == value(primary.dsn, POSITION):
+                break
+        at = Lsn.parse(before[0])
+        confirmed, restart = map(Lsn.parse, value(primary.dsn, SLOT, slot))
+        (one,) = found["s1"].slots
+        assert (one.slot, one.lag_bytes, one.retained_bytes) == (slot, at - confirmed, at - restart)
+        assert one.lag_bytes > 300_000
+        assert (found["s1"].is_in_recovery, found["s1-b1"].is_in_recovery) == (False, True)
+        replay, replayed = found["s1-b1"].replay, Lsn.parse(value(standby.dsn, POSITION)[0])
+        assert replay is not None
+        assert replay.size_bytes == at - replayed > 300_000
+        assert replay.seconds is not None
+        last = value(standby.dsn, "SELECT extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())")
+        assert replay.seconds == pytest.approx(float(last[0]), abs=5)
+        assert replay.seconds > 0
+        (standby_lag,) = found["s1-b1"].slots
+        assert standby_lag.lag_bytes == replayed - Lsn.parse(value(standby.dsn, SLOT, slot)[0])
+    until(lambda: value(standby.dsn, POSITION) >= value(primary.dsn, POSITION))
+    until(lambda: (lag := lags_of(runs.fleet)["s1-b1"].replay) is not None and (lag.size_bytes, lag.seconds) == (0, 0))
+    assert all(one.replay is None for one in lags_of(runs.fleet).values() if not one.is_in_recovery)
+
+
+def test_status_says_how_far_the_nodes_are(runs: Runs) -> None:
+    execute(runs.fleet.node("s1").dsn, FILLER)
+    code, document = run_here(runs.fleet, "status", "--nodes")
+    assert code == 0
+    nodes = {one["node"]: one for one in document["nodes"]}
+    assert {name: one["role"] for name, one in nodes.items()} == {
+        "s1": "primary", "s2": "primary", "s1-b1": "standby", "s2-b1": "standby",
+    }  # fmt: skip
+    chain = read_chain(runs.fleet.store.open(), "daily")
+    for name, one in nodes.items():
+        archived = chain.last.segments[name][-1].through
+        assert one["archive_lag_bytes"] == Lsn.parse(one["position"]) - archived
+        (slot,) = one["slots"]
+        assert slot["slot"] in slots_of(runs.fleet.node(name).dsn)
+        assert (one["replay_lag_bytes"] is None) == (one["role"] == "primary")
+        assert (one["holder"], one["problem"]) == (None, None)
+    assert nodes["s1"]["archive_lag_bytes"] > 300_000
+
+
+def test_the_newest_cut_says_when_nodes_last_committed(runs: Runs) -> None:
+    runs.increment("daily")
+    cut = read_chain(runs.fleet.store.open(), "daily").last.cut
+    gathered = read(MetricsGatherer().gather(runs.fleet).samples)
+    assert isinstance(cut.safe_at, str)
+    assert of(catalog.SAFE_TIME, gathered) == {"": pytest.approx(datetime.fromisoformat(cut.safe_at).timestamp())}
+    assert of(catalog.NODE_LAST_COMMIT, gathered) == {
+        one.node: pytest.approx(datetime.fromisoformat(one.last_commit_at).timestamp())
+        for one in cut.nodes
+        if isinstance(one.last_commit_at, str)
+    }
+    assert of(catalog.SUCCESS_RETRIES, gathered) == {"full": 0, "increment": 0}
+    assert of(catalog.CLOCK_SKEW, gathered) == {"": cut.skew_seconds}
+
+
+def away(fleet: Fleet, node: str) -> Fleet:
+    """The fleet with a node where nobody listens."""
+    (port,) = free_ports(1)
+    nodes = [replace(one, dsn=f"host={HOST} port={port} dbname=x") if one.id == node else one for one in fleet.nodes]
+    return replace(fleet, nodes=tuple(nodes))
+
+
+def test_of_a_node_that_is_away_nothing_else_is_told(runs: Runs) -> None:
+    gathered = MetricsGatherer().gather(away(runs.fleet, "s1"))
+    found = read(gathered.samples)
+    assert of(catalog.NODE_UP, found) == {
+        "s1/primary": 0, "s2/primary": 1, "s1-b1/standby": 1, "s2-b1/standby": 1,
+    }  # fmt: skip
+    assert set(of(catalog.NODE_IN_RECOVERY, found)) == {"s2", "s1-b1", "s2-b1"}
+    assert set(of(catalog.ARCHIVE_LAG, found)) == {"s2", "s1-b1", "s2-b1"}
+    # Without its primary nobody knows how far a standby is behind.
+    assert set(of(catalog.REPLAY_LAG, found)) == {"s2-b1"}
+    assert of(catalog.STORE_UP, found) == {"": 1}
+    (problem,) = gathered.problems
+    assert problem.startswith("node s1: ")
+
+
+def test_a_node_that_never_answers_is_waited_for_only_so_long(runs: Runs) -> None:
+    with psycopg.connect(runs.fleet.node("s2").dsn) as connection:
+        (server,) = connection.execute("SELECT current_setting('data_directory')").fetchone() or ("",)
+    process = int(Path(server, "postmaster.pid").read_text().splitlines()[0])
+    subprocess.run(["kill", "-STOP", str(process)], check=True)
+    try:
+        began = time.monotonic()
+        found = read(MetricsGatherer().gather(runs.fleet).samples)
+        assert time.monotonic() - began < 10
+    finally:
+        subprocess.run(["kill", "-CONT", str(process)], check=True)
+    assert of(catalog.NODE_UP, found)["s2/primary"] == 0
+    assert of(catalog.NODE_UP, found)["s1/primary"] == 1
+
+
+def metrics_of(file: Path) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    found = values_of(file.read_bytes())
+    file.unlink()
+    return found
+
+
+def test_commands_leave_metrics_behind_however_they_end(
+    runs: Runs, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cutline.prom"
+    option = ("--metrics", str(file))
+    assert run_here(runs.fleet, "create", "daily", "--incremental", *option, spark=spark)[0] == 0
+    found = metrics_of(file)
+    last = read_chain(runs.fleet.store.open(), "daily").last
+    assert of(catalog.COMMAND_CODE, found) == {"create": 0}
+    assert of(catalog.SUCCESS_BYTES, found)["increment"] == last.counts["bytes"]
+    assert of(catalog.SUCCESS_SECONDS, found)["increment"] == pytest.approx(last.seconds)
+    assert of(catalog.CUT_SECONDS, found) == {"": pytest.approx(last.cut.seconds)}
+    # A refusal.
+    assert run_here(runs.fleet, "create", "daily", *option)[0] == 3
+    found = metrics_of(file)
+    assert of(catalog.COMMAND_CODE, found) == {"create": 3}
+    assert of(catalog.LAST_CODE, found)["increment"] == 0
+    assert run_here(runs.fleet, "check", "daily", "--metadata-only", *option)[0] == 4
+    found = metrics_of(file)
+    assert (of(catalog.COMMAND_CODE, found), of(catalog.LAST_CODE, found)["check"]) == ({"check": 4}, 4)
+    assert "check" not in of(catalog.SUCCESS, found)
+    assert run_here(runs.fleet, "gc", *option)[0] == 0
+    assert set(of(catalog.SUCCESS, metrics_of(file))) == {"full", "increment", "gc"}
+    for words in (
+        ("gc", "--dry-run"),
+        ("prune", "--keep-full", "3"),
+        ("create", "daily", "--incremental", "--dry-run"),
+    ):
+        assert run_here(runs.fleet, *words, *option)[0] == 0
+        assert not file.exists()
+    assert run_here(runs.fleet, "prune", "--keep-full", "3", "--yes", *option)[0] == 0
+    assert of(catalog.COMMAND_CODE, metrics_of(file)) == {"prune": 0}
+
+
+def test_the_file_of_the_fleet_is_written_and_an_option_names_another(runs: Runs, tmp_path: Path) -> None:
+    own, other = tmp_path / "own.prom", tmp_path / "other.prom"
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'{runs.fleet.path.read_text()}\n[metrics]\nfile = "{own}"\n')
+    fleet = replace(runs.fleet, path=path)
+    assert run_here(fleet, "gc")[0] == 0
+    assert of(catalog.COMMAND_CODE, metrics_of(own)) == {"gc": 0}
+    assert run_here(fleet, "gc", "--metrics", str(other))[0] == 0
+    assert other.exists()
+    assert not own.exists()
+
+
+def test_a_file_that_cannot_be_written_fails_no_command(runs: Runs, tmp_path: Path) -> None:
+    import io
+
+    err = io.StringIO()
+    code, out = run_with_stderr(err, runs.fleet, "gc", "--metrics", str(tmp_path / "missing" / "cutline.prom"))
+    assert code == 0
+    assert out
+    assert (
+        f"warning: the metrics could not be written to {tmp_path}/missing/cutline.prom: No such file" in err.getvalue()
+    )
+
+
+def test_an_interrupted_command_leaves_metrics_behind(runs: Runs, tmp_path: Path) -> None:
+    file = tmp_path / "cutline.prom"
+    with psycopg.connect(runs.fleet.node("s1").dsn) as older:
+        older.execute("SELECT pg_current_xact_id()")
+        words = ("create", "stopped", "--wait", str(SECONDS_MAX), "--metrics", str(file))
+        with subprocess.Popen(
+            command_line(runs.fleet, *words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stderr is not None
+            until(lambda: any(len(slots_of(node.dsn)) > 1 for node in runs.fleet.nodes))
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 8
+    found = metrics_of(file)
+    assert of(catalog.COMMAND_CODE, found) == {"create": 8}
+    assert of(catalog.LAST_CODE, found)["full"] == 8
+    assert of(catalog.ENDED, found)["8/full"] == 1

@@ -1,0 +1,374 @@
+"""What the metrics say of a store's records, read back by Prometheus's own client library."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleet.config import Fleet
+from fleet.lsn import Lsn
+from fleet.record import Time
+from restore.estimates.model import RestoreStep
+from snapshots.activity.command import Command
+from snapshots.activity.history import Ending, record_without_intent
+from snapshots.metrics import catalog, gathering
+from snapshots.metrics.catalog import METRICS, Metric, Sample
+from snapshots.metrics.ended_operations import EndedReader
+from snapshots.metrics.exposition import render, replace_file
+from snapshots.metrics.gathering import MetricsGatherer
+from snapshots.metrics.node_samples import samples_of_nodes
+from snapshots.metrics.store_samples import archived_positions, chains_by_cut, read_facts, samples_of_store
+from snapshots.operations.operation import OutcomeDetails, begin, new_operation, record_outcome
+from snapshots.operations.signs import store_sign
+from snapshots.records.commit import Commit, FullSnapshot
+from snapshots.records.operation_records import Intent
+from snapshots.records.restore_figures import RestoreFigures, StepFigures
+from snapshots.records.store_identity import ensure_identity, read_identity
+from storage.location import StoreLocation
+from storage.memory import InMemoryStore
+from storage.store import ObjectStore
+from tests.unit import made_chains
+from tests.unit.document_kinds import FLEET, SIGN
+from tests.unit.made_chains import FLEET as SHARD_FLEET
+from tests.unit.made_commits import commit, unused_url
+from wal.slots.lags import NodeLags, ReplayLag, SlotLag
+
+NOW = datetime.now(UTC)
+
+
+def values_of(text: bytes) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """The values of a text in Prometheus's format by metric and labels, without `fleet`."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for one in family.samples:
+            labels = tuple(sorted((name, value) for name, value in one.labels.items() if name != "fleet"))
+            assert labels not in found.setdefault(one.name, {})
+            found[one.name][labels] = one.value
+    return found
+
+
+def read(samples: Iterable[Sample]) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    return values_of(render("shop", samples))
+
+
+def of(metric: Metric, values: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]) -> dict[str, float]:
+    """The values of a metric, by its own label's."""
+    return {"/".join(value for _, value in labels): one for labels, one in values.get(metric.name, {}).items()}
+
+
+def new_fleet(fleet: Fleet = FLEET) -> Fleet:
+    """The fleet with an initialised store of its own."""
+    found = replace(fleet, store=StoreLocation(unused_url()))
+    ensure_identity(found.store.open(), found)
+    return found
+
+
+def store_chain(fleet: Fleet, name: str, *taken_at: str) -> None:
+    """Store a chain of this fleet."""
+    fleet_id = read_identity(fleet.store.open(), fleet).fleet_id
+
+    def of_fleet(number: int, chain: str) -> Commit:
+        made = commit(number, chain)
+        return structs.replace(made, fleet_id=fleet_id) if isinstance(made, FullSnapshot) else made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made_chains, "commit", of_fleet)
+        made_chains.store_chain(fleet.store.open(), name, *taken_at)
+
+
+def ended(
+    store: ObjectStore, kind: str, code: int, *, ago: float, took: float = 60.0, details: OutcomeDetails | None = None
+) -> Intent:
+    """An operation with an intent that ended so many seconds ago."""
+    began = NOW - timedelta(seconds=ago + took)
+    intent = structs.replace(
+        new_operation(kind, "daily", 3, ("a",)), operation=f"{began:%Y%m%dT%H%M%SZ}-{code:010d}",
+        began_at=Time.of(began),
+    )  # fmt: skip
+    begin(store, intent)
+    with pytest.MonkeyPatch.context() as patch:
+        at = Time.of(NOW - timedelta(seconds=ago))
+        patch.setattr("snapshots.operations.operation.current_time", lambda: at)
+        found = replace(details or OutcomeDetails(), code=code)
+        record_outcome(store, intent, "failed" if code else "done", "why", found)
+    return intent
+
+
+def checked(store: ObjectStore, code: int, *, ago: float, number: int = 0) -> None:
+    """A check that ended so many seconds ago, and took a minute."""
+    began, at = NOW - timedelta(seconds=ago + 60), Time.of(NOW - timedelta(seconds=ago))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("snapshots.activity.history.current_time", lambda: at)
+        command = Command("check", "", f"{began:%Y%m%dT%H%M%SZ}-{number:010d}")
+        ending = Ending("done", "valid", code, {"objects": 7, "rows": 40})
+        record_without_intent(store, command, Time.of(began), "cutline check ops@db7:1", ending)
+
+
+def test_names_units_and_labels_follow_prometheus_conventions() -> None:
+    assert len({one.name for one in METRICS}) == len(METRICS)
+    for one in METRICS:
+        assert one.name.startswith("cutline_"), one.name
+        # A gauge is no counter, and has base units.
+        assert not one.name.endswith(("_total", "_count", "_sum", "_bucket", "_info")) or one is catalog.BUILD_INFO
+        assert not any(word in one.name for word in ("milli", "micro", "minute", "hour", "_kb", "_mb", "percent"))
+        assert one.help.endswith(".")
+        assert catalog.FLEET not in one.labels
+
+
+def test_steps_are_those_of_a_restore() -> None:
+    assert tuple(RestoreStep) == catalog.RESTORE_STEPS
+    assert catalog.WAL_STEP == RestoreStep.FOLD
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", 'x"} 1\ncutline_up{a="', "日本", "\\n", ""])
+def test_hostile_names_stay_in_their_label(name: str) -> None:
+    text = render(name, [catalog.SNAPSHOT_BYTES.of(5, name), catalog.SNAPSHOT_BYTES.of(6, "other")])
+    (family,) = text_string_to_metric_families(text.decode())
+    assert [(one.labels, one.value) for one in family.samples] == [
+        ({"fleet": name, "snapshot": name}, 5.0),
+        ({"fleet": name, "snapshot": "other"}, 6.0),
+    ]
+    assert family.documentation == catalog.SNAPSHOT_BYTES.help
+
+
+def test_a_sample_has_the_labels_of_its_metric() -> None:
+    with pytest.raises(ValueError, match="labels"):
+        catalog.NODE_UP.of(1, "a")
+
+
+def test_a_file_is_replaced_at_once_and_readable_by_all(tmp_path: Path) -> None:
+    file = tmp_path / "cutline.prom"
+    file.write_text("old")
+    with file.open() as before:
+        old_mask = os.umask(0o077)
+        try:
+            replace_file(file, b"new\n")
+        finally:
+            os.umask(old_mask)
+        assert before.read() == "old"
+    assert file.read_bytes() == b"new\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert [one.name for one in tmp_path.iterdir()] == ["cutline.prom"]
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_file(tmp_path / "folder", b"new\n")
+    assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "missing" / "cutline.prom", b"new\n")
+
+
+def test_a_file_that_a_killed_process_left_is_no_obstacle_nor_followed(tmp_path: Path) -> None:
+    victim, file = tmp_path / "victim", tmp_path / "cutline.prom"
+    victim.write_text("mine")
+    (tmp_path / f".cutline.prom.{os.getpid()}").symlink_to(victim)
+    replace_file(file, b"new\n")
+    assert (victim.read_text(), file.read_text()) == ("mine", "new\n")
+
+
+def test_operations_are_counted_by_kind_and_exit_code() -> None:
+    fleet = new_fleet()
+    store = fleet.store.open()
+    ended(store, "create", 9, ago=100)
+    ended(store, "create", 6, ago=50)
+    ended(store, "create", 6, ago=25 * 3600)
+    ended(store, "restore", 0, ago=40, took=20.0, details=OutcomeDetails(volumes={"rows": 5, "bytes": 9}))
+    checked(store, 0, ago=3000, number=1)
+    checked(store, 1, ago=300, number=2)
+    found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
+    # By code and kind.
+    assert of(catalog.ENDED, found) == {"9/increment": 1, "6/increment": 1, "0/restore": 1, "0/check": 1, "1/check": 1}
+    assert of(catalog.LAST_CODE, found) == {"increment": 6, "restore": 0, "check": 1}
+    assert of(catalog.SUCCESS, found) == pytest.approx(
+        {"restore": NOW.timestamp() - 40, "check": NOW.timestamp() - 3000}, abs=0.01
+    )
+    assert of(catalog.SUCCESS_SECONDS, found) == pytest.approx({"restore": 20, "check": 60}, abs=0.01)
+    assert of(catalog.SUCCESS_ROWS, found) == {"restore": 5, "check": 40}
+    assert of(catalog.SUCCESS_BYTES, found) == {"restore": 9}
+    assert of(catalog.SUCCESS_OBJECTS, found) == {"check": 7}
+    assert of(catalog.HISTORY_WINDOW, found) == {"": 24 * 3600}
+    assert catalog.NEWEST_CUT.name not in found
+
+
+def test_a_store_says_what_kind_a_record_is_of_only_as_far_as_it_is_known() -> None:
+    fleet = new_fleet()
+    store = fleet.store.open()
+    for number, kind in enumerate(("made up", 'x"y', "gc")):
+        ended(store, kind, number + 1, ago=10)
+    found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
+    assert of(catalog.ENDED, found) == {"1/other": 1, "2/other": 1, "3/gc": 1}
+
+
+def test_many_checks_hide_no_restore_and_the_window_says_how_far_back_it_reaches() -> None:
+    fleet = new_fleet()
+    store = fleet.store.open()
+    ended(store, "restore", 0, ago=20 * 3600)
+    for number in range(6):
+        checked(store, 0, ago=(number + 1) * 600, number=number)
+    facts = read_facts(fleet, EndedReader(3))
+    found = read(samples_of_store(facts, NOW))
+    assert set(of(catalog.SUCCESS, found)) == {"restore", "check"}
+    # Three checks were read: the window begins where the oldest of them ended.
+    assert of(catalog.HISTORY_WINDOW, found) == pytest.approx({"": 1800}, abs=1)
+    assert of(catalog.ENDED, found)["0/check"] in (2, 3)
+
+
+def test_an_outcome_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = new_fleet()
+    store = fleet.store.open()
+    for ago in (500, 400):
+        ended(store, "restore", 0, ago=ago)
+    checked(store, 0, ago=300)
+    reader = EndedReader(100)
+    assert len(reader.read(store, ()).found) == 3
+    read_keys: list[str] = []
+    original = InMemoryStore.read
+
+    def counted(self: InMemoryStore, key: str, *more: object) -> bytes:
+        read_keys.append(key)
+        return original(self, key, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(InMemoryStore, "read", counted)
+    newest = ended(store, "restore", 0, ago=200)
+    read_keys.clear()
+    assert len(reader.read(store, ()).found) == 4
+    assert {key.split("/")[1] for key in read_keys} == {newest.id}
+
+
+def test_a_restore_says_how_long_its_wal_phase_took() -> None:
+    fleet = new_fleet()
+    store = fleet.store.open()
+    steps = {"fold changes": StepFigures(1.5, 700), "load rows": StepFigures(3.0, 9), "invented": StepFigures(1, 1)}
+    figures = RestoreFigures(rows=9, bytes=8, seconds=4.5, steps=steps, nodes={})
+    ended(store, "restore", 0, ago=10, details=OutcomeDetails(figures=figures))
+    found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
+    assert of(catalog.RESTORE_STEP, found) == {"fold changes": 1.5, "load rows": 3.0}
+    assert of(catalog.RESTORE_CHANGES, found) == {"": 700}
+
+
+def test_open_operations_are_counted_by_kind_and_state() -> None:
+    fleet = new_fleet()
+    store = fleet.store.open()
+    for number, ago in enumerate((1.0, 3600.0)):
+        began = NOW - timedelta(seconds=3600 + number)
+        intent = structs.replace(
+            new_operation("create", "daily", 0, ("a",)), operation=f"{began:%Y%m%dT%H%M%SZ}-{number:010d}",
+            began_at=Time.of(began),
+        )  # fmt: skip
+        begin(store, intent)
+        sign = structs.replace(SIGN, operation=intent.id, seen_at=Time.of(NOW - timedelta(seconds=ago)))
+        store_sign(store, sign, 1)
+    found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
+    counts = of(catalog.OPEN_OPERATIONS, found)
+    assert {name: count for name, count in counts.items() if count} == {"full/running": 1, "full/dead": 1}
+    assert counts["gc/dead"] == 0
+
+
+def test_the_newest_cut_and_the_sizes_are_those_of_the_commits() -> None:
+    fleet = new_fleet(SHARD_FLEET)
+    times = [f"2026-11-20T0{hour}:00:00Z" for hour in range(3)]
+    store_chain(fleet, "daily", *times)
+    store_chain(fleet, "weekly", "2026-11-19T00:00:00Z")
+    facts = read_facts(fleet, EndedReader(100))
+    found = read(samples_of_store(facts, NOW))
+    commits = {one.name: [*one.chain.commits] for one in facts.entries if one.chain}
+    assert of(catalog.RESTORE_POINTS, found) == {"": 4}
+    assert of(catalog.SNAPSHOT_INCREMENTS, found) == {"daily": 2, "weekly": 0}
+    assert of(catalog.SNAPSHOTS, found)["complete"] == 2
+    last = commits["daily"][-1]
+    cut_at = datetime.fromisoformat(times[-1]).timestamp() + last.seconds
+    assert of(catalog.NEWEST_CUT, found) == {"": pytest.approx(cut_at)}
+    sizes = of(catalog.SNAPSHOT_BYTES, found)
+    assert of(catalog.COMMITTED_BYTES, found) == {"": sum(sizes.values())}
+    assert set(of(catalog.SUCCESS, found)) == {"full", "increment"}
+    # The outcomes of what has committed are not read.
+    assert facts.ended.found == ()
+
+
+def test_of_many_snapshots_only_the_newest_are_named() -> None:
+    fleet = new_fleet(SHARD_FLEET)
+    for number in range(1, 24):
+        store_chain(fleet, f"n{number:02d}", f"2026-11-{number:02d}T00:00:00Z")
+    found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
+    assert set(of(catalog.SNAPSHOT_BYTES, found)) == {f"n{number:02d}" for number in range(4, 24)}
+    assert of(catalog.RESTORE_POINTS, found) == {"": 23}
+
+
+def test_what_is_not_known_of_a_node_is_absent() -> None:
+    (node,) = FLEET.nodes
+    away = read(samples_of_nodes(FLEET, {"a": NodeLags("a", "no answer")}, {"a": Lsn(5)}))
+    assert set(away) == {catalog.NODE_UP.name, catalog.RETAINED_LIMIT.name}
+    assert of(catalog.NODE_UP, away) == {"a/primary": 0}
+    lags = NodeLags("a", position=Lsn(1000), slots=(SlotLag("cutline_x", 300, 400),))
+    there = read(samples_of_nodes(FLEET, {"a": lags}, {}))
+    assert of(catalog.SLOT_LAG, there) == {"a/cutline_x": 300}
+    assert of(catalog.RETAINED, there) == {"a/cutline_x": 400}
+    assert of(catalog.RETAINED_LIMIT, there) == {"a": node.retained_wal_bytes_max}
+    assert catalog.ARCHIVE_LAG.name not in there
+    assert catalog.REPLAY_LAG.name not in there
+    archived = read(samples_of_nodes(FLEET, {"a": lags}, {"a": Lsn(900)}))
+    assert of(catalog.ARCHIVE_LAG, archived) == {"a": 100}
+    late = replace(lags, is_in_recovery=True, replay=ReplayLag(50, None))
+    standby = read(samples_of_nodes(FLEET, {"a": late}, {}))
+    assert of(catalog.REPLAY_LAG, standby) == {"a": 50}
+    assert catalog.REPLAY_LAG_SECONDS.name not in standby
+
+
+def test_the_archive_is_as_far_as_the_newest_commit_says_not_the_highest_position() -> None:
+    fleet = new_fleet(SHARD_FLEET)
+    store_chain(fleet, "old", "2026-11-19T00:00:00Z", "2026-11-19T01:00:00Z")
+    store_chain(fleet, "new", "2026-11-20T00:00:00Z")
+    facts = read_facts(fleet, EndedReader(100))
+    old, new = facts.chains
+    assert [old.name, new.name] == ["old", "new"]
+    node = next(iter(new.full.parts))
+    expected = new.last.segments[node][-1].through
+    assert archived_positions([old, new])[node] == expected
+    assert chains_by_cut(reversed(facts.entries)) == [old, new]
+
+
+def test_a_store_that_is_not_there_is_down_and_nodes_are_told_all_the_same(tmp_path: Path) -> None:
+    fleet = replace(FLEET, nodes=(replace(FLEET.nodes[0], dsn=f"host={tmp_path} dbname=x"),))
+    fleet = replace(fleet, store=StoreLocation(unused_url()))
+    gathered = MetricsGatherer().gather(fleet)
+    found = read(gathered.samples)
+    assert of(catalog.STORE_UP, found) == {"": 0}
+    assert of(catalog.NODE_UP, found) == {"a/primary": 0}
+    assert catalog.SNAPSHOTS.name not in found
+    assert catalog.OPEN_OPERATIONS.name not in found
+    assert len(gathered.problems) == 2
+
+
+def test_a_store_that_hangs_keeps_one_thread_and_no_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer = threading.Event()
+    fleet = replace(new_fleet(), nodes=(replace(FLEET.nodes[0], dsn=f"host={tmp_path} dbname=x"),))
+    asked: list[float] = []
+
+    def hang(*_: object) -> object:
+        asked.append(time.monotonic())
+        answer.wait(30)
+        return read_facts(fleet, EndedReader(1))
+
+    monkeypatch.setattr(gathering, "read_facts", hang)
+    gatherer = MetricsGatherer()
+    began = time.monotonic()
+    for _ in range(3):
+        assert of(catalog.STORE_UP, read(gatherer.gather(fleet, 0.2).samples)) == {"": 0}
+    assert time.monotonic() - began < 5
+    assert len(asked) == 1
+    answer.set()
+    deadline = time.monotonic() + 30
+    while of(catalog.STORE_UP, read(gatherer.gather(fleet, 5.0).samples)) != {"": 1}:
+        assert time.monotonic() < deadline

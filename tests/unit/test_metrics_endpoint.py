@@ -1,0 +1,92 @@
+"""The endpoint serves what was published last, to few at a time, and waits for nobody."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+
+import pytest
+
+import snapshots.metrics.endpoint as module
+from fleet.config import ListenAddress
+from snapshots.metrics.endpoint import EndpointTakenError, MetricsEndpoint
+from tests.faults.ports import free_ports
+
+HOST = "127.0.0.1"
+
+
+def new_endpoint(fresh_seconds: float = 60.0) -> MetricsEndpoint:
+    (port,) = free_ports(1)
+    return MetricsEndpoint(ListenAddress(HOST, port), fresh_seconds)
+
+
+def answer(endpoint: MetricsEndpoint, path: str, method: str = "GET") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(HOST, endpoint.port, timeout=10)
+    connection.request(method, path)
+    found = connection.getresponse()
+    body = found.read()
+    assert found.headers["Server"] == "cutline"
+    connection.close()
+    return found.status, body
+
+
+def test_what_was_published_last_is_served() -> None:
+    with new_endpoint() as endpoint:
+        assert answer(endpoint, "/metrics")[0] == 503
+        assert answer(endpoint, "/healthz")[0] == 503
+        for text in (b"one 1\n", b"two 2\n"):
+            endpoint.publish(text)
+            assert answer(endpoint, "/metrics") == (200, text)
+        assert answer(endpoint, "/metrics?x=1") == (200, b"two 2\n")
+        assert answer(endpoint, "/metrics", "HEAD") == (200, b"")
+        assert answer(endpoint, "/healthz") == (200, b"ok\n")
+        assert answer(endpoint, "/etc/passwd")[0] == 404
+        assert answer(endpoint, "/metrics", "POST")[0] == 501
+
+
+def test_health_ends_when_nothing_is_gathered_any_more() -> None:
+    with new_endpoint(fresh_seconds=0.2) as endpoint:
+        endpoint.publish(b"one 1\n")
+        assert answer(endpoint, "/healthz")[0] == 200
+        time.sleep(0.4)
+        assert answer(endpoint, "/healthz")[0] == 503
+        assert answer(endpoint, "/metrics")[0] == 200
+
+
+def test_it_listens_where_it_is_told_to_and_nowhere_else() -> None:
+    with new_endpoint() as endpoint, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", endpoint.port), timeout=5)
+
+
+def test_an_address_that_is_taken_is_named() -> None:
+    with new_endpoint() as endpoint, pytest.raises(EndpointTakenError) as caught:
+        MetricsEndpoint(ListenAddress(HOST, endpoint.port), 60.0)
+    assert f"{HOST}:{endpoint.port}" in caught.value.message
+    assert "[metrics] listen" in caught.value.hint
+
+
+def test_who_sends_nothing_keeps_others_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._Handler, "timeout", 3.0)
+    with new_endpoint() as endpoint:
+        endpoint.publish(b"one 1\n")
+        idle = [socket.create_connection((HOST, endpoint.port)) for _ in range(module.REQUESTS_MAX - 1)]
+        assert answer(endpoint, "/metrics") == (200, b"one 1\n")
+        more = [socket.create_connection((HOST, endpoint.port)) for _ in range(4)]
+        time.sleep(0.3)
+        # All places are taken: further ones are closed without an answer.
+        with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+            answer(endpoint, "/metrics")
+        time.sleep(4)
+        assert answer(endpoint, "/metrics") == (200, b"one 1\n")
+        for one in (*idle, *more):
+            one.close()
+
+
+def test_it_ends_at_once_though_a_client_is_connected() -> None:
+    began = time.monotonic()
+    with new_endpoint() as endpoint, socket.create_connection((HOST, endpoint.port)):
+        pass
+    assert time.monotonic() - began < 5
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, endpoint.port), timeout=5)

@@ -16,6 +16,7 @@ from cli.output.stopping import cancel_request, stop_process
 from cli.watch.fleet_source import FleetSource
 from cli.watch.log import log
 from cli.watch.turn import take_turn
+from cli.watch.watch_metrics import metrics_of
 from cli.watch.watcher import Watcher
 from fleet.label import own_label
 from fleet.progress import Silent
@@ -44,7 +45,8 @@ def watch(context: typer.Context) -> None:
         watcher = Watcher(source, activity, command.operation, say)
         try:
             say(f"the watch of fleet {source.fleet.name} begins, operation {command.operation}")
-            run_watch(watcher)
+            with metrics_of(watcher):
+                run_watch(watcher)
         except BaseException as error:
             activity.ending()
             watcher.end()
@@ -62,11 +64,13 @@ def run_watch(watcher: Watcher) -> NoReturn:
         try:
             with take_turn(watcher.fleet, watcher.log) as turn:
                 watcher.begin()
+                watcher.is_active = True
                 said, seconds = "", STAND_BY_SECONDS
                 nodes = watcher.fleet.nodes
                 while turn.keep() and watcher.fleet.nodes == nodes:
                     watcher.step()
         except SnapshotError as error:
+            watcher.is_active = False
             if find_behind(error, KeyboardInterrupt) is not None:
                 raise
             is_busy = isinstance(error, BusyError)

@@ -4,5 +4,5 @@ A *task* is what it does again and again (TaskKind). Increments are taken in thi
 snapshots, checks, drills and prunings run as commands of their own, each in a process that ends with it.
 
 Imports `cli.output`, `cli.spark`, `fleet`, `fleet.nodes`, `snapshots.activity`, `snapshots.between_cuts`,
-`snapshots.create`, `snapshots.listing`, `snapshots.records` and `storage`.
+`snapshots.create`, `snapshots.listing`, `snapshots.metrics`, `snapshots.records` and `storage`.
 """

@@ -91,7 +91,7 @@ def prune(fleet: Fleet) -> TaskResult:
     """Delete what no retention rule keeps."""
     document = _run(fleet, ["prune", "--yes"])
     gone = [one["snapshot"] for one in document["done"]]
-    return TaskResult(f"pruned {', '.join(gone)}" if gone else "nothing to prune")
+    return TaskResult(f"pruned {', '.join(gone)}" if gone else "")
 
 
 def _run(fleet: Fleet, words: Sequence[str]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from cli.watch import tasks as work
 from cli.watch.chain import WatchedChain, find_chain
 from cli.watch.child import RunningCommand
 from cli.watch.fleet_source import FleetSource
+from cli.watch.last_verdicts import last_verdicts
 from cli.watch.notify import notify
 from cli.watch.schedule import Task, TaskKind, next_task
 from cli.watch.tasks import TaskResult
@@ -66,6 +67,8 @@ class Watcher:
     begun_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     chain: WatchedChain | None = None
     tasks: dict[TaskKind, Task] = field(default_factory=dict)
+    # Whether it works for the fleet, or stands by.
+    is_active: bool = False
     counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
     _beside: Beside | None = None
     _busy_text: str = ""
@@ -91,6 +94,8 @@ class Watcher:
         else:
             self._done_at(TaskKind.FULL, self.chain.began_at)
             self._done_at(TaskKind.INCREMENT, self.chain.last_at)
+        for kind, moment in last_verdicts(self.fleet).items():
+            self._done_at(kind, moment)
 
     def plan(self) -> None:
         """Take the intervals from the rules; what was done stays done."""

@@ -147,6 +147,9 @@ WATCH_ACTIVE = Metric(
 WATCH_NEXT = Metric(
     "cutline_watch_next_timestamp_seconds", "When `watch` begins the next one, by its schedule.", ("kind",)
 )
+WATCH_FAILURES = Metric(
+    "cutline_watch_task_failures", "Attempts of `watch` at it that have failed since the last that did not.", ("kind",)
+)
 
 COMMAND_END = Metric(
     "cutline_command_end_timestamp_seconds", "When the command that wrote this file ended.", ("command",)

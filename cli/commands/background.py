@@ -19,7 +19,7 @@ from storage.errors import UsageError
 
 SCHEMA = "cutline/background/1"
 Background = Annotated[
-    bool, typer.Option("--background", help="Print the operation's id and go on in the background; see: snapshot wait.")
+    bool, typer.Option("--background", help="Print the operation's id, and go on in the background.")
 ]
 
 

@@ -47,23 +47,24 @@ def noted(runs: Runs, *words: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    "words",
     [
-        (("check", "daily", "--metadata-only"), 4),
-        (("check", "--metadata-only"), 4),
-        (("create", "weekly", "--dry-run"), 0),
-        (("create", "daily", "--incremental", "--dry-run"), 0),
-        (("create", "point", "--only-cut", "--dry-run"), 0),
-        (("restore", "daily", "--replace", "--dry-run"), 0),
-        (("restore", "daily", "--discard-old", "--dry-run"), 0),
-        (("prune", "--keep-full", "1", "--dry-run"), 0),
-        (("delete", "daily", "--force", "--dry-run"), 0),
-        (("gc", "--dry-run"), 0),
+        ("check", "daily", "--metadata-only"),
+        ("check", "--metadata-only"),
+        ("create", "weekly", "--dry-run"),
+        ("create", "daily", "--incremental", "--dry-run"),
+        ("create", "point", "--only-cut", "--dry-run"),
+        ("restore", "daily", "--replace", "--dry-run"),
+        ("restore", "daily", "--discard-old", "--dry-run"),
+        ("prune", "--keep-full", "1", "--dry-run"),
+        ("delete", "daily", "--force", "--dry-run"),
+        ("gc", "--dry-run"),
     ],
     ids=" ".join,
 )
-def test_it_starts_no_jvm(runs: Runs, words: tuple[str, ...], code: int) -> None:
-    assert noted(runs, *words) == [code, [], False]
+def test_it_starts_no_jvm(runs: Runs, words: tuple[str, ...]) -> None:
+    # A check that reads no rows is inconclusive.
+    assert noted(runs, *words) == [4 if words[0] == "check" else 0, [], False]
 
 
 def test_a_check_of_rows_starts_one(runs: Runs) -> None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 NOTING = """
 import json, sys
 started = []
-sys.addaudithook(lambda name, values: started.append(str(values)) if name == "subprocess.Popen" else None)
+sys.addaudithook(lambda name, values: started.append(str(values[:2])) if name == "subprocess.Popen" else None)
 from cli.main import run
 code = run(sys.argv[1:])
 print(json.dumps([code, [one for one in started if "spark" in one or "java" in one], "pyspark" in sys.modules]))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cli.spark.start import SparkStart
+    from embedded.fleet import EmbeddedFleet
     from snapshots.records.commit import Commit
 
 COMMAND = "from cli.main import main; main()"
@@ -110,9 +111,10 @@ def size_bytes(commit: Commit) -> int:
     return commit.counts["bytes"]
 
 
-def cold_increment(fleet_toml: Path, name: str, cache: Path) -> dict[str, Any]:
-    """Run `snapshot create NAME --incremental` as a separate process; return its JSON document."""
-    words = ["--fleet", str(fleet_toml), "--json", "create", name, "--incremental"]
+def run_cold(fleet: EmbeddedFleet, command: list[str], cache: Path) -> dict[str, Any]:
+    """Run `snapshot` with these words as a separate process; return its JSON document."""
+    fleet_toml = fleet.fleet_toml
+    words = ["--fleet", str(fleet_toml), "--json", *command]
     completed = subprocess.run(
         [sys.executable, "-c", COMMAND, *words],
         capture_output=True,

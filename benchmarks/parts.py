@@ -17,6 +17,7 @@ from benchmarks.cutline import Cutline
 from benchmarks.peers import Peers
 from benchmarks.results import Results
 from benchmarks.shard import Shard
+from embedded.fleet import start_fleet, stop_fleet
 
 if TYPE_CHECKING:
     from snapshots.records.commit import Commit
@@ -29,7 +30,7 @@ SIZES = {
     scale.RESTORE_BYTES: "restore of one transaction",
     scale.PEER_BYTES: "COPY of its rows",
 }
-COLD_REPEATS = 5
+COLD_SHARDS, COLD_REPEATS = 3, 5
 REPEATS = 3
 SPLIT = 50
 ONE, MANY, SPARE = "one", "many", "spare"
@@ -188,12 +189,17 @@ def sizes_part(bench: Bench) -> None:
 
 
 def cold_part(bench: Bench) -> None:
-    """An increment of an idle fleet, with a cold start as under cron.
-
-    The first run fills the caches; its JVM still writes the class archive during the first seconds of the next.
-    """
-    toml, cache = bench.shard.fleet.fleet_toml, bench.shard.work / "cache"
+    """Increments of an idle fleet of three shards, each as a process of its own, as under cron."""
+    folder, cache = bench.shard.work / "idle", bench.shard.work / "cache"
     cache.mkdir(exist_ok=True)
-    for task in ("cold increment, empty caches", *["cold increment"] * COLD_REPEATS):
-        bench.say(task)
-        bench.results.measure(task, lambda: cutline_side.cold_increment(toml, ONE, cache))
+    fleet = start_fleet(folder, shards=COLD_SHARDS, backups=0)
+    try:
+        for words in (["init"], ["create", ONE]):
+            bench.say(f"cold {words[0]}")
+            bench.results.attempt("cold increment", lambda words=words: cutline_side.run_cold(fleet, words, cache))
+        for repeat in range(COLD_REPEATS):
+            bench.say(f"cold increment, run {repeat + 1}")
+            words = ["create", ONE, "--incremental"]
+            bench.results.measure("cold increment", lambda words=words: cutline_side.run_cold(fleet, words, cache))
+    finally:
+        stop_fleet(folder, delete=True)

@@ -50,7 +50,7 @@ COMPARISONS = (
     Comparison("encrypted check", "plain check", "seconds", 1.1),
     Comparison("encrypted restore", "plain restore", "seconds", 1.1),
     Comparison("encrypted create", "plain create", "bytes", None),
-    Comparison("cold increment", None, "seconds", 6.0),
+    Comparison("cold increment", None, "seconds", 4.0),
 )
 
 

@@ -21,6 +21,7 @@ import typer
 import typer.core
 import typer.main
 
+from cli.background.announcing import find_starter
 from cli.folders.session_folder import begin_session, end_session
 from cli.output.context import FLEET_FILE_DEFAULT, FLEET_VARIABLE, CommandContext, default_fleet_path
 from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
@@ -245,6 +246,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Else it is ignored, as whoever started this process wants it.
         signal.signal(signal.SIGINT, _interrupt)
+    find_starter()
     arguments = sys.argv[1:]
     try:
         code = run(arguments)

@@ -42,6 +42,7 @@ FLOORS = (
     ("restore", "check"),
     ("restore/drill", "restore/undoing"),
     ("cli/folders",),
+    ("cli/background",),
     ("cli/output", "cli/spark"),
     ("cli/views", "cli/monitoring"),
     ("cli/watch",),

@@ -11,6 +11,7 @@ import typer
 
 from check.report import CheckReport, Conflict, SnapshotReport
 from check.verify import CheckRequest, check_snapshots
+from cli.commands.background import or_in_background
 from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import recorded_activity
 from cli.output.arguments import Increment
@@ -28,6 +29,7 @@ from storage.errors import UsageError
 CONFLICTS_SHOWN_MAX = 20
 
 
+@or_in_background
 def check(
     context: typer.Context,
     name: Annotated[

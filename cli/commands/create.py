@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.commands.background import or_in_background
 from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import activity
 from cli.output.arguments import DryRun, Groups, check_text
@@ -50,6 +51,7 @@ OnlyCut = Annotated[
 SCHEMA, PLAN_SCHEMA = "cutline/create/1", "cutline/create-plan/1"
 
 
+@or_in_background
 def create(
     context: typer.Context,
     name: NewName,

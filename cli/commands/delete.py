@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.commands.background import or_in_background
 from cli.output.activity import activity
 from cli.output.arguments import DryRun
 from cli.output.context import command_context
@@ -24,6 +25,7 @@ SCHEMA = "cutline/delete/1"
 NEXT_INIT = "the next full snapshot needs the publications again: snapshot init   then: snapshot create NAME"
 
 
+@or_in_background
 def delete(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The snapshot; templates are not accepted.")],

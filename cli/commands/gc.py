@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.commands.background import or_in_background
 from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import recorded_activity
 from cli.output.context import command_context
@@ -40,6 +41,7 @@ REASONS = {
 }
 
 
+@or_in_background
 def gc(
     context: typer.Context,
     *,

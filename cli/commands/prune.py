@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.commands.background import or_in_background
 from cli.commands.delete import code_of, mark_document, point_lines, removed_document, removed_lines, requester_text
 from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import activity
@@ -23,6 +24,7 @@ from snapshots.removal.retention import RetentionFate
 SCHEMA = "cutline/prune/1"
 
 
+@or_in_background
 def prune(
     context: typer.Context,
     *,

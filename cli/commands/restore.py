@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 import typer
 
+from cli.background.announcing import is_user_present
+from cli.commands.background import or_in_background
 from cli.commands.drill import run_drill_command
 from cli.commands.restore_ends import (
     ABANDON,
@@ -72,6 +73,7 @@ from snapshots.listing.name_templates import newest_name
 NO_TARGET_HINT = "--to names the file that describes the target; docs/fleet-file.md lists every key"
 
 
+@or_in_background
 def restore(
     context: typer.Context,
     name: SnapshotName,
@@ -113,7 +115,7 @@ def restore(
     name, moment = newest_name(source, name), parse_at(at, increment)
     request = RestoreRequest(name, increment, moment, groups, routes, replace, create_roles, use_backup_copies, scope)
     check_options(request)
-    confirm = Confirmation(is_given=yes or not sys.stdin.isatty())
+    confirm = Confirmation(is_given=yes or not is_user_present())
     ends = [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]
     what = "drill" if drill else "restore"
     with naming_target(to), leaving_metrics(context, source, what, metrics, is_dry=dry_run):

@@ -77,6 +77,9 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
         if ended is not None and ended.outcome is not None:
             return ended
         found = read_one(store, operation)
+        if found is None and (ended := read_ended(store, operation)) is not None and ended.outcome is not None:
+            # It has ended in between.
+            return ended
         if found is None:
             raise NoSuchOperationError(
                 f"no operation {operation} is in the store",

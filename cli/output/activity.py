@@ -10,6 +10,7 @@ from functools import partial
 
 import typer
 
+from cli.background.announcing import announce, is_in_background
 from cli.output.results import progress
 from cli.output.stopping import stop_process
 from fleet.config import Fleet
@@ -32,7 +33,7 @@ def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = ""
     with (
         progress(context) as shown,
         traced(fleet, shown, command) as target,
-        Activity(target, command, partial(open_own_store, fleet), stop_process) as found,
+        Activity(target, command, partial(open_own_store, fleet), stop_process, announce) as found,
     ):
         yield found
 
@@ -55,9 +56,13 @@ def recorded_activity(context: typer.Context, fleet: Fleet, kind: str, snapshot:
     with (
         progress(context) as shown,
         traced(fleet, shown, command) as target,
-        Activity(target, command, partial(open_own_store, fleet), stop_process) as found,
+        Activity(target, command, partial(open_own_store, fleet), stop_process, announce) as found,
     ):
         run = RecordedCommand(found)
+        if is_in_background():
+            # Whoever waits for it finds it from now on.
+            found.show()
+            announce(command.operation)
 
         def record(ending: Ending) -> None:
             found.ending()

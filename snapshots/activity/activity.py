@@ -43,7 +43,7 @@ class Activity:
     """A Progress that passes everything on to `target`, and keeps how far the command is.
 
     `open_store` opens the store of the fleet, and raises if it is another's. `stop` stops the process; it is called at
-    most once, and not from `ending` on.
+    most once, and not from `ending` on. `begun` is given the id of each operation, once its intent is stored.
     """
 
     def __init__(
@@ -52,8 +52,11 @@ class Activity:
         command: Command,
         open_store: Callable[[], ObjectStore],
         stop: Callable[[CancelRequest], None],
+        begun: Callable[[str], object] | None = None,
     ) -> None:
         self._target, self._command, self._open_store, self._stop = target, command, open_store, stop
+        self._begun = begun
+        self._first: _Signs | None = None
         self._by, self.began_at = own_label(command.kind, command.snapshot), current_time()
         self._step = StepPace("begin", None, "")
         self._left: tuple[float, float] | None = None
@@ -102,6 +105,8 @@ class Activity:
             self._is_rough = reading.is_rough
             if reading.unit or reading.node:
                 self._step.take(reading)
+        if reading.operation and self._begun is not None:
+            self._begun(reading.operation)
         self._target.tell(reading)
 
     def note(self, text: str) -> None:
@@ -118,6 +123,12 @@ class Activity:
             self._is_ending = True
         self._target.ending()
 
+    def show(self) -> None:
+        """Store a sign of life now: others see an operation that has no intent. Raises what the store raises."""
+        self._first = self._follow(None)
+        if self._first is not None:
+            self._first.store_next(self._sign(self._first))
+
     def _run(self) -> None:
         signs: _Signs | None = None
         while not self._ended.wait(LOOK_SECONDS):
@@ -130,7 +141,7 @@ class Activity:
                 with suppress(Exception):
                     if time.monotonic() >= signs.due:
                         signs.store_next(self._sign(signs))
-        _clear(signs)
+        _clear(signs or self._first)
 
     def _follow(self, signs: _Signs | None) -> _Signs | None:
         """The signs of the operation that the command works on now; None if there is none yet."""

@@ -13,7 +13,7 @@ from msgspec import UNSET, structs
 
 from fleet.config import Fleet
 from fleet.nodes.free_connections import check_free_connections
-from fleet.nodes.sessions import open_sessions
+from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal
 from fleet.tables.left_out import LeftOut, read_left_out
@@ -26,13 +26,14 @@ from snapshots.create.append_only_counters import (
 from snapshots.create.context import CreateContext, undo_create
 from snapshots.create.continuable import check_continuable, check_fleet_file, plan_next, rules_since
 from snapshots.create.request import CreateRequest
-from snapshots.ddl.table_changes import known_tables, report_changes
+from snapshots.ddl.table_changes import NodeTables, known_tables, report_changes
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.operation import Operation, new_operation, record_operation
 from snapshots.operations.settling import note_restores, settle_operations
 from snapshots.operations.slot_guard import guard_nodes, preview_guard
 from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.chain import Chain
 from snapshots.records.chains import check_has_rows, read_chain, read_newest_part
 from snapshots.records.commit import Commit
 from snapshots.records.commits import check_not_pruned, free_turn
@@ -91,7 +92,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         )
         operation = Operation(intent)
         context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
-        if not is_little(read_waiting(sessions, slot_name(chain.full.operation))):
+        if _needs_spark(chain, node_tables, sessions):
             spark.begin(context.executor_needs, progress)
             progress.reached(CrashPoint.SPARK_BEGUN)
         from snapshots.create.increment_attempt import take_increment
@@ -101,6 +102,13 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(CrashPoint.OUTCOME_STORED)
     progress.reached(CrashPoint.RELEASED)
     return commit
+
+
+def _needs_spark(chain: Chain, node_tables: Mapping[str, NodeTables], sessions: Sessions) -> bool:
+    """Whether tables have to be copied, or more than little WAL archived, as far as can be known before the cut."""
+    plan = plan_next(chain, node_tables)
+    waiting = read_waiting(sessions, slot_name(chain.full.operation))
+    return bool(plan.unpublished or plan.to_copy) or not is_little(waiting)
 
 
 def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> IncrementPlan:

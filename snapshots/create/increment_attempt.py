@@ -50,8 +50,7 @@ def take_increment(
     """
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
-    request, rules = context.request, rules_since(chain, context.fleet)
-    state = state_of(chain, rules, seen)
+    request, state = context.request, state_of(chain, rules_since(chain, context.fleet), seen)
 
     def end_all_writes(archiving: SparkSource | None) -> Mapping[str, Lsn]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")

@@ -93,9 +93,16 @@ INCREMENT_POINTS = (
 
 def spark_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
     """The points of the same command if Spark archives the WAL, as there is more than little."""
-    at, cut = points.index(CrashPoint.INTENT_STORED), points.index(CrashPoint.ARCHIVED)
-    begun = () if CrashPoint.SPARK_BEGUN in points else (CrashPoint.SPARK_BEGUN,)
-    return (*points[:at], *begun, *points[at:cut], CrashPoint.SPARK_READY, *points[cut:])
+    points = _with_spark_begun(points)
+    at = points.index(CrashPoint.ARCHIVED)
+    return (*points[:at], CrashPoint.SPARK_READY, *points[at:])
+
+
+def _with_spark_begun(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
+    if CrashPoint.SPARK_BEGUN in points:
+        return points
+    at = points.index(CrashPoint.INTENT_STORED)
+    return (*points[:at], CrashPoint.SPARK_BEGUN, *points[at:])
 
 
 def listed_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
@@ -106,6 +113,7 @@ def listed_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...
 
 def ddl_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
     """The points of the same command if a table was created since the previous commit."""
+    points = _with_spark_begun(points)
     at, last = points.index(CUT_POINTS[0]), points.index(CrashPoint.SEQUENCES_READ) + 1
     return (*points[:at], *COPY_POINTS, *points[at:last], CrashPoint.DDL_STORED, *points[last:])
 

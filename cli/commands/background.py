@@ -1,0 +1,68 @@
+"""`--background` of the commands that work for long: the prompt is back as soon as there is an operation."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from cli.background.announcing import is_in_background
+from cli.output.context import command_context
+from cli.output.exit_codes import DONE
+from cli.output.format import name_fleet
+from cli.output.results import emit
+from storage.errors import UsageError
+
+SCHEMA = "cutline/background/1"
+Background = Annotated[
+    bool, typer.Option("--background", help="Print the operation's id, and go on in the background.")
+]
+
+
+def or_in_background(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the option --background."""
+
+    @wraps(command)
+    def run(context: typer.Context, *, background: bool = False, **options: Any) -> None:
+        if background and not is_in_background():
+            start(context, is_dry=bool(options.get("dry_run")))
+        command(context, **options)
+
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("background", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Background)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]  # read by typer
+    run.__annotations__ = {one.name: one.annotation for one in run.__signature__.parameters.values()}  # type: ignore[attr-defined]  # as above
+    return run
+
+
+def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
+    """Run the command line of this process in the background, and exit when it has an operation, or as it does."""
+    from cli.background.child import EndedEarly, start_command
+
+    if is_dry:
+        raise UsageError("--background and --dry-run exclude each other", hint="leave out one of them")
+    started = start_command(sys.argv[1:], sys.stderr)
+    if isinstance(started, EndedEarly):
+        sys.stdout.write(started.result)
+        raise typer.Exit(started.code)
+    files = started.files
+    document = {
+        "schema": SCHEMA,
+        "operation": started.operation,
+        "process": started.process,
+        "result": files.result,
+        "log": files.log,
+    }
+    emit(context, document, [started.operation])
+    options = command_context(context)
+    if not (options.json or options.quiet):
+        waiting = name_fleet(f"snapshot wait {started.operation}", options.given_fleet, is_hint=True)
+        sys.stderr.write(
+            f"it goes on in the background: progress and errors are in {files.log}, its result will be in"
+            f" {files.result}\nto wait for its end: {waiting}\n"
+        )
+    raise typer.Exit(DONE)

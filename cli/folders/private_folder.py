@@ -1,0 +1,24 @@
+"""Folders of the user that nobody else can have put anything into: caches, and the output of commands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fleet.ownership import is_own_alone, is_replaceable
+
+NAME = "cutline"
+
+
+def private_folder(variable: str, default: str) -> Path | None:
+    """Cutline's folder in the one that the environment variable names, else in `default`; created if necessary.
+
+    None if there can be none, or if others can change it.
+    """
+    try:
+        folder = Path(os.environ.get(variable) or default).expanduser().resolve() / NAME
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_safe = is_own_alone(folder) and not is_replaceable(folder)
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return None
+    return folder if is_safe and os.access(folder, os.W_OK) else None

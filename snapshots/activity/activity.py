@@ -15,6 +15,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
+from msgspec import UNSET
+
 from fleet.label import own_label
 from fleet.progress import Progress, Reading
 from fleet.record import Time
@@ -37,6 +39,8 @@ LOOK_SECONDS, SIGN_SECONDS = 2.0, 6.0
 # Where signs can't be stored, or those before not deleted, they become ever rarer: few are left.
 RARER, SIGN_SECONDS_MAX = 2.0, 300.0
 END_SECONDS_MAX = 5.0
+# A sign says how far these are, however many nodes a fleet has: those that are least advanced.
+SIGN_NODES_MAX = 20
 
 
 class Activity:
@@ -178,7 +182,9 @@ class Activity:
         now = time.monotonic()
         with self._lock:
             step, left, is_rough = self._step, self._left, self._is_rough
-            paces = {node: step.pace(node, now) for node in ("", *step.readings)}
+            shown = step.least_advanced(SIGN_NODES_MAX)
+            others = len(step.readings.keys() - {"", *shown})
+            paces = {node: step.pace(node, now) for node in ("", *shown)}
         whole, about = paces.pop(""), signs.about
         return SignOfLife(
             operation=signs.operation, kind=about.kind, snapshot=about.snapshot, increment=signs.increment,
@@ -191,6 +197,7 @@ class Activity:
                 )
                 for node, one in sorted(paces.items())
             ),
+            other_nodes=others or UNSET,
             seconds_left=_rounded(max(left[0] - (now - left[1]), 0.0) if left else whole.seconds_left),
             is_rough=is_rough or left is None,
         )  # fmt: skip

@@ -48,6 +48,7 @@ from snapshots.ddl.table_changes import (
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.dealing import LANE_BYTES, Dealing, limited_sessions
 from snapshots.operations.exclusive import check_exclusive
+from snapshots.operations.node_shares import NodeShares
 from snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
 from snapshots.operations.operation import commit_operation
 from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks
@@ -189,7 +190,9 @@ def _copy_large_objects(
     limited = limited_sessions(session, task_sessions(sessions.by_node))
     # How many bytes a range of oids has, nobody knows.
     dealing = Dealing[LargeObjectTask](lambda _: LANE_BYTES, lambda task: (task.node.id,), limited)
-    reports = run_tasks(session, copy_large_objects, tasks, progress, dealing, sessions.watch)
+    shares = NodeShares[LargeObjectTask].of_tasks(progress, tasks, lambda task: task.node.id)
+    shares.begin()
+    reports = run_tasks(session, copy_large_objects, tasks, shares, dealing, sessions.watch)
     raise_first([report.problem for report in reports])
     return [one for report in reports for one in report.entries]
 

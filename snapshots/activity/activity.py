@@ -41,6 +41,8 @@ RARER, SIGN_SECONDS_MAX = 2.0, 300.0
 END_SECONDS_MAX = 5.0
 # A sign says how far these are, however many nodes a fleet has: those that are least advanced.
 SIGN_NODES_MAX = 20
+# A restore is planned before its activity begins.
+PROCESS_BEGAN_AT = current_time()
 
 
 class Activity:
@@ -129,11 +131,12 @@ class Activity:
             with suppress(Exception):
                 signs = self._follow(signs)
             if signs is not None:
-                with suppress(Exception):
-                    self._look(signs.store)
+                # Before it looks: who asks sees that a process is there, and when it is gone.
                 with suppress(Exception):
                     if time.monotonic() >= signs.due:
                         signs.store_next(self._sign(signs))
+                with suppress(Exception):
+                    self._look(signs.store)
         _clear(signs)
 
     def _follow(self, signs: _Signs | None) -> _Signs | None:
@@ -151,7 +154,7 @@ class Activity:
         with suppress(ObjectMissingError):
             intent = read_intent(store, operation)
             kind, snapshot, increment, began_at = intent.kind, intent.snapshot, intent.increment, intent.began_at
-        if datetime.fromisoformat(began_at) < datetime.fromisoformat(self.began_at):
+        if datetime.fromisoformat(began_at) < datetime.fromisoformat(PROCESS_BEGAN_AT):
             # Those were asked of an earlier process, whose restore this one goes on with.
             self._requests[operation] = next_number(request_numbers(names))
         # After those that earlier processes have left.

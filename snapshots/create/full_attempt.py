@@ -93,6 +93,7 @@ def take_full(
     commit = counted_full(replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
+    progress.ending()
     progress.reached(CrashPoint.COMMITTED)
     return commit
 
@@ -156,10 +157,15 @@ def _copy(
         ddl = threads.submit(in_parallel, dump, primaries)
         tables = plan.tables
         sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in plan.nodes]
-        copied = copy_tables(sources, destination, sessions, spark, progress)
-        if context.request.large_objects:
-            copied += _copy_large_objects(sessions, slots, destination, spark, progress)
-        copied += [stored for objects in ddl.result() for stored in objects]
+        try:
+            copied = copy_tables(sources, destination, sessions, spark, progress)
+            if context.request.large_objects:
+                copied += _copy_large_objects(sessions, slots, destination, spark, progress)
+            copied += [stored for objects in ddl.result() for stored in objects]
+        except KeyboardInterrupt:
+            # pg_dump may wait for long.
+            sessions.watch.end_all()
+            raise
         progress.reached(CrashPoint.DDL_STORED)
         return copied
 

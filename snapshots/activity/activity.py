@@ -32,6 +32,7 @@ from snapshots.records.operation_records import (
     read_cancel_request,
     read_intent,
 )
+from storage.errors import SnapshotError
 from storage.store import ObjectMissingError, ObjectStore
 
 # How often the thread looks whether somebody asks to stop, and how often it stores a sign.
@@ -159,7 +160,8 @@ class Activity:
             self._requests[operation] = next_number(request_numbers(names))
         # After those that earlier processes have left.
         number = next_number(sign_numbers(names))
-        return _Signs(store, operation, Command(kind, snapshot, operation), increment, began_at, number)
+        is_clean = number == 1
+        return _Signs(store, operation, Command(kind, snapshot, operation), increment, began_at, number, is_clean)
 
     def _look(self, store: ObjectStore) -> None:
         """Stop if somebody has asked for it, by any operation of the command since the last look."""
@@ -208,7 +210,10 @@ class Activity:
 
 @dataclass(slots=True)
 class _Signs:
-    """The signs of one operation. `number` is the next one's; `due` is when to store it, on the monotonic clock."""
+    """The signs of one operation. `number` is the next one's; `due` is when to store it, on the monotonic clock.
+
+    `is_clean`: there is none but the last one.
+    """
 
     store: ObjectStore
     operation: str
@@ -216,16 +221,29 @@ class _Signs:
     increment: int | None
     began_at: Time
     number: int
+    is_clean: bool
     due: float = 0.0
     every_seconds: float = field(default_factory=lambda: SIGN_SECONDS)
 
     def store_next(self, sign: SignOfLife) -> None:
         """Store a sign, and delete the one before."""
-        before, rarer = self.number - 1, self.rarer
+        before, rarer, is_clean = self.number - 1, self.rarer, self.is_clean
+        # Of what fails nobody knows what it leaves.
+        self.is_clean = False
         self.due, self.every_seconds = time.monotonic() + self.every_seconds, rarer
         self.number = store_sign(self.store, sign, self.number) + 1
-        self.store.delete(operation_key(self.operation, sign_name(before)))
-        self.every_seconds = SIGN_SECONDS
+        if before:
+            self.store.delete(operation_key(self.operation, sign_name(before)))
+        self.every_seconds, self.is_clean = SIGN_SECONDS, is_clean
+
+    def clear(self) -> None:
+        """Delete the signs, as far as the store lets us. The command waits for it: one request if all went well."""
+        if self.is_clean:
+            if last := self.number - 1:
+                with suppress(SnapshotError):
+                    self.store.delete(operation_key(self.operation, sign_name(last)))
+        else:
+            clear_signs(self.store, self.operation)
 
     @property
     def rarer(self) -> float:
@@ -235,7 +253,7 @@ class _Signs:
 
 def _clear(signs: _Signs | None) -> None:
     if signs is not None:
-        clear_signs(signs.store, signs.operation)
+        signs.clear()
 
 
 def _rounded(value: float | None) -> float | None:

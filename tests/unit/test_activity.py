@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from msgspec import structs
@@ -227,6 +228,36 @@ class Locked(InMemoryStore):
         if "/sign-" in key and self.exists(key):
             raise DeletionRefusedError(url=self.url, key=key, reason="it is locked")
         super().delete(key)
+
+
+class Losing(InMemoryStore):
+    """A store that loses the answer to the first sign."""
+
+    lost: ClassVar[list[str]] = []
+    lists: ClassVar[list[str]] = []
+
+    def create(self, key: str, body: bytes) -> None:
+        super().create(key, body)
+        if "/sign-" in key and not self.lost:
+            self.lost.append(key)
+            raise StoreUnreachableError(url=self.url, reason="it does not answer")
+
+    def list_children(self, prefix: str) -> list[str]:
+        self.lists.append(prefix)
+        return super().list_children(prefix)
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_no_sign_is_left_and_only_after_a_failure_they_are_listed_for_it(*, loses: bool) -> None:
+    store = Losing(unused_url())
+    store.lost[:] = [] if loses else ["none"]
+    intent = begun(store)
+    with Activity(Silent(), Command("create", "daily", intent.id), lambda: store, never):
+        until(lambda: max(sign_numbers(InMemoryStore.list_children(store, f"operations/{intent.id}")), default=0) > 3)
+        store.lists.clear()
+    assert InMemoryStore.list_children(store, f"operations/{intent.id}") == ["intent.json"]
+    # The command waits for what is done at its end.
+    assert len(store.lists) == int(loses)
 
 
 class Away(InMemoryStore):

@@ -18,7 +18,7 @@ INSTALLED := $(VENV)/.installed
 # What draws a part of its cases in short, and has all of them in the long form.
 SAMPLED := $(addprefix tests/integration/,damage drill exact parts recovering restoring routing) \
   $(addprefix tests/spark/,test_session.py test_changed_definitions.py test_protection.py) \
-  $(addprefix tests/integration/,test_definitions.py test_main_job.py test_money.py test_passwords.py test_policies.py \
+  $(addprefix tests/integration/,test_cancel_places.py test_cancel_walk.py test_definitions.py test_main_job.py test_money.py test_passwords.py test_policies.py \
   test_refusals_store.py test_schema_attempts.py test_storage_s3_credentials.py test_storage_s3_faults.py \
   test_storage_s3_parts.py test_storage_s3_reads.py test_storage_s3_tls.py test_storage_versions.py \
   test_tls_clients.py)

@@ -12,6 +12,7 @@ from check.findings import NOT_OF_THE_OBJECT, Findings, conflict_of
 from fleet.progress import Progress
 from snapshots.base_copy.large_objects import PartOrder, read_parts
 from snapshots.operations.dealing import Dealing
+from snapshots.operations.node_shares import NodeShares
 from snapshots.operations.spark_jobs import run_tasks
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.large_objects import group_by_copy_task, list_large_objects
@@ -45,7 +46,11 @@ def check_large_objects(
         return
     progress.step("read large objects", total=len(tasks), unit="tasks")
     dealing = Dealing[LargeCheckTask](lambda task: sum(one.size for one in task.objects))
-    for task, problems in zip(tasks, run_tasks(session, read_large, tasks, progress, dealing), strict=True):
+    shares = NodeShares[LargeCheckTask].of_tasks(
+        progress, tasks, lambda task: task.objects[0].node, lambda task: sum(one.size for one in task.objects)
+    )
+    shares.begin()
+    for task, problems in zip(tasks, run_tasks(session, read_large, tasks, shares, dealing), strict=True):
         for stored, problem in zip(task.objects, problems, strict=True):
             if problem is None:
                 findings.count(objects=1, size_bytes=stored.size)

@@ -30,7 +30,8 @@ from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
 from snapshots.fold.sources import PROBLEM, BaseSource
 from snapshots.operations.dealing import Dealing, cores_of
-from snapshots.operations.spark_jobs import run_many
+from snapshots.operations.node_shares import NodeShares
+from snapshots.operations.spark_jobs import run_many, stage_progress
 from storage.errors import report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError
@@ -69,17 +70,19 @@ def hash_partitions(
 
     The last changes are those of `streams`, if they are there.
     """
-    progress.step("fold changes")
+    progress.step("fold changes", unit="tasks")
     reported: Reported | None = None
     if streams.sources:
         sources = streams.sources.without(findings.damaged)
         reported = hash_reported(sources, copies, streams.last)
         # Of damaged copies, and of all if Spark has to fold them: up to half a gigabyte.
         streams.last.clear()
-        folded = Fold(None, reported.changed, [], []) if reported else fold(session, sources, store, hashed=True)
+        with stage_progress(session, progress):
+            folded = Fold(None, reported.changed, [], []) if reported else fold(session, sources, store, hashed=True)
     else:
         sources = _find_sources(copies, streams.store, findings)
-        folded = fold(session, sources, store, hashed=True, held=streams.held)
+        with stage_progress(session, progress):
+            folded = fold(session, sources, store, hashed=True, held=streams.held)
     changed: dict[int, Any] = {}
     try:
         for problem in folded.problems:
@@ -87,7 +90,8 @@ def hash_partitions(
         changed |= {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
         bases = _all_bases(copies, sources)
         progress.step("read base copies", total=len(bases), unit="objects")
-        base = _hash_bases(session, _base_tasks(copies, bases, changed, store), findings, progress)
+        shares = _base_shares(copies, bases, progress)
+        base = _hash_bases(session, _base_tasks(copies, bases, changed, store), findings, shares)
         if reported:
             return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3))
         if folded.local is not None:
@@ -166,9 +170,20 @@ def _base_tasks(
     return map(task, bases)
 
 
-def _hash_bases(session: SparkSession, tasks: Iterator[BaseHashTask], findings: Findings, progress: Progress) -> Sums:
+def _base_shares(copies: Copies, bases: BaseSources, progress: Progress) -> NodeShares[BaseHashTask]:
+    totals = {copies.nodes[one.number]: sum(part.size for part in one.parts) for one in bases.nodes}
+    shares = NodeShares[BaseHashTask](
+        progress, totals, lambda task: task.base.source.node, lambda task: task.base.source.size
+    )
+    shares.begin()
+    return shares
+
+
+def _hash_bases(
+    session: SparkSession, tasks: Iterator[BaseHashTask], findings: Findings, shares: NodeShares[BaseHashTask]
+) -> Sums:
     found = combine_all([], 3)
-    for reports in run_many(session, hash_base, tasks, progress, Dealing(lambda task: task.base.source.size)):
+    for reports in run_many(session, hash_base, tasks, shares, Dealing(lambda task: task.base.source.size)):
         for report in reports:
             if report.problem is not None:
                 findings.damage(report.problem)

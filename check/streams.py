@@ -31,6 +31,7 @@ from fleet.progress import Progress
 from snapshots.fold.find_sources import Sources, segment_sources
 from snapshots.fold.sources import SegmentSource, converted_to_cut, read_tables
 from snapshots.operations.dealing import Dealing
+from snapshots.operations.node_shares import NodeShares
 from snapshots.operations.spark_jobs import run_tasks
 from snapshots.records.chain import Chain
 from storage.errors import ErrorReport, SnapshotError, report_of
@@ -242,7 +243,11 @@ def hash_streams(
         for one in segments
     ]
     progress.step("read WAL archive", total=len(tasks), unit="objects")
-    reports = _run_here(tasks, progress) if isinstance(store, HeldObjects) else _run_tasks(session, tasks, progress)
+    shares = NodeShares[StreamTask].of_tasks(
+        progress, tasks, lambda task: task.segment.source.node, lambda task: task.segment.source.size
+    )
+    shares.begin()
+    reports = _run_here(tasks, shares) if isinstance(store, HeldObjects) else _run_tasks(session, tasks, shares)
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
     last, events = dict[str, bytes | None](), dict[str, bytes]()
@@ -264,14 +269,14 @@ def _is_primary(segment: SegmentSource, copies: Copies) -> bool:
     return copies.shard[segment.source.node] == segment.source.node
 
 
-def _run_tasks(session: SparkSession, tasks: list[StreamTask], progress: Progress) -> list[StreamReport]:
-    return run_tasks(session, hash_stream, tasks, progress, Dealing(lambda task: task.segment.source.size))
+def _run_tasks(session: SparkSession, tasks: list[StreamTask], shares: NodeShares[StreamTask]) -> list[StreamReport]:
+    return run_tasks(session, hash_stream, tasks, shares, Dealing(lambda task: task.segment.source.size))
 
 
-def _run_here(tasks: list[StreamTask], progress: Progress) -> list[StreamReport]:
+def _run_here(tasks: list[StreamTask], shares: NodeShares[StreamTask]) -> list[StreamReport]:
     def run(task: StreamTask) -> StreamReport:
         report = hash_stream(task)
-        progress.advance(1)
+        shares.end([task])
         return report
 
     with ThreadPoolExecutor(READS_AT_ONCE) as threads:

@@ -43,6 +43,16 @@ class StepPace:
             # What takes long to begin is not slow to go on.
             self.first[reading.node] = (reading.done, time.monotonic())
 
+    def least_advanced(self, count: int) -> list[str]:
+        """Of the nodes that have readings, those that have done the smallest parts: `count` of them at most."""
+
+        def part(node: str) -> float:
+            one = self.readings[node]
+            # Where nothing is to do, all is done.
+            return one.done / one.total if one.total else float(one.total is not None)
+
+        return sorted((node for node in self.readings if node), key=lambda node: (part(node), node))[:count]
+
     def pace(self, node: str, now: float) -> NodePace:
         """How far it is, and how fast, on one node or ("") on all together."""
         reading = self.readings.get(node) or Reading(self.done, self.total, self.unit, node)

@@ -42,6 +42,7 @@ from storage.s3_failures import (
     remove_text,
 )
 from storage.s3_retries import BYTES_PER_SECOND_MIN, Pace, Retries, Tries, retries_of
+from storage.store import check_not_stopped
 
 CONNECT_SECONDS_MAX = 5
 ANSWER_SECONDS_MAX = 30
@@ -258,8 +259,9 @@ def s3_filesystem(options: Mapping[str, object]) -> PatientS3:
 def wait_for(filesystem: PatientS3, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in the file system's event loop and return its result.
 
-    Ctrl-C cancels it there and waits up to CLEAN_UP_SECONDS_MAX for it to clean up. fsspec's own wait would leave it
-    running, and perhaps storing an object, after the caller has ended.
+    Ctrl-C, or whoever stops this thread's requests (stoppable_requests), cancels it there and waits up to
+    CLEAN_UP_SECONDS_MAX for it to clean up. fsspec's own wait would leave it running, and perhaps storing an object,
+    after the caller has ended.
     """
     ended = threading.Event()
 
@@ -273,7 +275,7 @@ def wait_for(filesystem: PatientS3, work: Coroutine[Any, Any, T]) -> T:
     try:
         # A signal that another thread received is noticed only between two waits.
         while not ended.wait(SIGNAL_SECONDS_MAX):
-            pass
+            check_not_stopped()
         return future.result()
     except BaseException:
         if not ended.is_set():

@@ -7,6 +7,9 @@ imports fsspec.
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -22,6 +25,7 @@ Leftovers: TypeAlias = "list[Unfinished]"
 # keys have none of these, in any store. A surrogate is how Python reads a file name that is not UTF-8.
 SEGMENT = r"[^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff.][^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff]*"
 KEY = re.compile(f"{SEGMENT}(?:/{SEGMENT})*")
+_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -236,6 +240,13 @@ class StoreUnfitError(RefusedError):
         )
 
 
+class RequestStoppedError(UnreachableError):
+    """Nobody waits for the store's answer any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the store had not answered when the command was stopped", hint="repeat the command")
+
+
 def is_key(key: str) -> bool:
     """Tell whether `key` is valid in every store."""
     return KEY.fullmatch(key) is not None
@@ -271,3 +282,24 @@ def redact_url(url: str) -> str:
     if "@" in authority or ":" in authority:
         rest = rest.rpartition("@")[2]
     return f"{protocol}{separator}{re.split('[?#]', rest)[0]}".rstrip("/")
+
+
+@contextmanager
+def stoppable_requests() -> Iterator[Callable[[], None]]:
+    """Yield a function for other threads, which ends the requests that this thread makes in the block.
+
+    An interrupt reaches the main thread alone, which may wait for this one. The requests raise RequestStoppedError;
+    whether the store has carried them out is not known. Only S3 stores end them.
+    """
+    stopped = _thread.stopped = threading.Event()
+    try:
+        yield stopped.set
+    finally:
+        del _thread.stopped
+
+
+def check_not_stopped() -> None:
+    """Raise RequestStoppedError if the requests of this thread are to end."""
+    stopped: threading.Event | None = getattr(_thread, "stopped", None)
+    if stopped is not None and stopped.is_set():
+        raise RequestStoppedError

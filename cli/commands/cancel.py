@@ -22,6 +22,7 @@ from storage.store import ObjectStore
 SCHEMA = "cutline/cancel/1"
 CODES = {
     CancelResult.TOO_LATE: REFUSED,
+    CancelResult.UNFINISHED: REFUSED,
     CancelResult.REFUSED: REFUSED,
     CancelResult.UNREACHABLE: UNREACHABLE,
     CancelResult.STILL_RUNNING: BUSY,

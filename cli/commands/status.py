@@ -12,7 +12,7 @@ import typer
 
 from cli.monitoring.node_status import NodeStatus, read_nodes
 from cli.output.context import command_context
-from cli.output.format import age_text, name_fleet, quantity_text, seconds_text
+from cli.output.format import age_text, count_text, name_fleet, quantity_text, seconds_text
 from cli.output.operations import what_text
 from cli.output.results import drawn_live, emit
 from cli.output.stopping import owner_text
@@ -107,6 +107,8 @@ def _table(found: list[UnderWay], now: datetime) -> RenderableType:
             left = "" if node.seconds_left is None else seconds_text(node.seconds_left)
             done = _done_text(Reading(node.done, node.total, node.unit))
             table.add_row("", f"  node {node.node}", "", "", "", "", done, left, "")
+        if sign and sign.other_nodes:
+            table.add_row("", f"  {count_text(sign.other_nodes)} nodes that are further")
     return table
 
 
@@ -114,7 +116,8 @@ def _done_text(reading: Reading) -> str:
     if reading.total is None:
         return quantity_text(reading.done, reading.unit) if reading.done else ""
     part = f" ({reading.done * 100 // reading.total} %)" if reading.total else ""
-    return f"{quantity_text(reading.done, '')} of {quantity_text(reading.total, reading.unit)}{part}"
+    done = quantity_text(reading.done, reading.unit if reading.unit == "bytes" else "")
+    return f"{done} of {quantity_text(reading.total, reading.unit)}{part}"
 
 
 def _left_text(one: UnderWay) -> str:

@@ -22,6 +22,9 @@ from rich.text import Text
 from cli.output.format import printable, quantity_text, seconds_text
 from fleet.progress import COUNTED_DOWN, Reading
 
+# More bars than this nobody reads, and drawing them takes time; `status` has the least advanced nodes.
+NODES_MAX = 20
+
 
 @dataclass(slots=True)
 class StepProgress:
@@ -169,6 +172,8 @@ class BarProgress:
             if not reading.node:
                 return
             if reading.node not in self._nodes:
+                if len(self._nodes) == NODES_MAX:
+                    return
                 name = f"  {printable(reading.node)}"
                 self._nodes[reading.node] = self._bars.add_task(name, total=reading.total, unit=reading.unit)
             self._bars.update(self._nodes[reading.node], completed=reading.done, total=reading.total)

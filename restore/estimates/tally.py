@@ -148,7 +148,6 @@ class _Teller:
         for one in self.tallies:
             node_done = self.done.get(one.database.id, 0)
             node_total = max(one.total, node_done)
-            if node_done:
-                self.progress.tell(Reading(node_done, node_total, one.unit, one.database.id))
+            self.progress.tell(Reading(node_done, node_total, one.unit, one.database.id))
             done, total = done + node_done, total + node_total
         self.progress.tell(Reading(done, total, self.tallies[0].unit))

@@ -15,6 +15,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
+from msgspec import UNSET
+
 from fleet.label import own_label
 from fleet.progress import Progress, Reading
 from fleet.record import Time
@@ -30,6 +32,7 @@ from snapshots.records.operation_records import (
     read_cancel_request,
     read_intent,
 )
+from storage.errors import SnapshotError
 from storage.store import ObjectMissingError, ObjectStore
 
 # How often the thread looks whether somebody asks to stop, and how often it stores a sign.
@@ -37,6 +40,10 @@ LOOK_SECONDS, SIGN_SECONDS = 2.0, 6.0
 # Where signs can't be stored, or those before not deleted, they become ever rarer: few are left.
 RARER, SIGN_SECONDS_MAX = 2.0, 300.0
 END_SECONDS_MAX = 5.0
+# A sign says how far these are, however many nodes a fleet has: those that are least advanced.
+SIGN_NODES_MAX = 20
+# A restore is planned before its activity begins.
+PROCESS_BEGAN_AT = current_time()
 
 
 class Activity:
@@ -136,11 +143,12 @@ class Activity:
             with suppress(Exception):
                 signs = self._follow(signs)
             if signs is not None:
-                with suppress(Exception):
-                    self._look(signs.store)
+                # Before it looks: who asks sees that a process is there, and when it is gone.
                 with suppress(Exception):
                     if time.monotonic() >= signs.due:
                         signs.store_next(self._sign(signs))
+                with suppress(Exception):
+                    self._look(signs.store)
         _clear(signs or self._first)
 
     def _follow(self, signs: _Signs | None) -> _Signs | None:
@@ -158,12 +166,13 @@ class Activity:
         with suppress(ObjectMissingError):
             intent = read_intent(store, operation)
             kind, snapshot, increment, began_at = intent.kind, intent.snapshot, intent.increment, intent.began_at
-        if datetime.fromisoformat(began_at) < datetime.fromisoformat(self.began_at):
+        if datetime.fromisoformat(began_at) < datetime.fromisoformat(PROCESS_BEGAN_AT):
             # Those were asked of an earlier process, whose restore this one goes on with.
             self._requests[operation] = next_number(request_numbers(names))
         # After those that earlier processes have left.
         number = next_number(sign_numbers(names))
-        return _Signs(store, operation, Command(kind, snapshot, operation), increment, began_at, number)
+        is_clean = number == 1
+        return _Signs(store, operation, Command(kind, snapshot, operation), increment, began_at, number, is_clean)
 
     def _look(self, store: ObjectStore) -> None:
         """Stop if somebody has asked for it, by any operation of the command since the last look."""
@@ -189,7 +198,9 @@ class Activity:
         now = time.monotonic()
         with self._lock:
             step, left, is_rough = self._step, self._left, self._is_rough
-            paces = {node: step.pace(node, now) for node in ("", *step.readings)}
+            shown = step.least_advanced(SIGN_NODES_MAX)
+            others = len(step.readings.keys() - {"", *shown})
+            paces = {node: step.pace(node, now) for node in ("", *shown)}
         whole, about = paces.pop(""), signs.about
         return SignOfLife(
             operation=signs.operation, kind=about.kind, snapshot=about.snapshot, increment=signs.increment,
@@ -202,6 +213,7 @@ class Activity:
                 )
                 for node, one in sorted(paces.items())
             ),
+            other_nodes=others or UNSET,
             seconds_left=_rounded(max(left[0] - (now - left[1]), 0.0) if left else whole.seconds_left),
             is_rough=is_rough or left is None,
         )  # fmt: skip
@@ -209,7 +221,10 @@ class Activity:
 
 @dataclass(slots=True)
 class _Signs:
-    """The signs of one operation. `number` is the next one's; `due` is when to store it, on the monotonic clock."""
+    """The signs of one operation. `number` is the next one's; `due` is when to store it, on the monotonic clock.
+
+    `is_clean`: there is none but the last one.
+    """
 
     store: ObjectStore
     operation: str
@@ -217,16 +232,29 @@ class _Signs:
     increment: int | None
     began_at: Time
     number: int
+    is_clean: bool
     due: float = 0.0
     every_seconds: float = field(default_factory=lambda: SIGN_SECONDS)
 
     def store_next(self, sign: SignOfLife) -> None:
         """Store a sign, and delete the one before."""
-        before, rarer = self.number - 1, self.rarer
+        before, rarer, is_clean = self.number - 1, self.rarer, self.is_clean
+        # Of what fails nobody knows what it leaves.
+        self.is_clean = False
         self.due, self.every_seconds = time.monotonic() + self.every_seconds, rarer
         self.number = store_sign(self.store, sign, self.number) + 1
-        self.store.delete(operation_key(self.operation, sign_name(before)))
-        self.every_seconds = SIGN_SECONDS
+        if before:
+            self.store.delete(operation_key(self.operation, sign_name(before)))
+        self.every_seconds, self.is_clean = SIGN_SECONDS, is_clean
+
+    def clear(self) -> None:
+        """Delete the signs, as far as the store lets us. The command waits for it: one request if all went well."""
+        if self.is_clean:
+            if last := self.number - 1:
+                with suppress(SnapshotError):
+                    self.store.delete(operation_key(self.operation, sign_name(last)))
+        else:
+            clear_signs(self.store, self.operation)
 
     @property
     def rarer(self) -> float:
@@ -236,7 +264,7 @@ class _Signs:
 
 def _clear(signs: _Signs | None) -> None:
     if signs is not None:
-        clear_signs(signs.store, signs.operation)
+        signs.clear()
 
 
 def _rounded(value: float | None) -> float | None:

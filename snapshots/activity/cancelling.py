@@ -9,6 +9,7 @@ would do it, under the fleet's lock.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from snapshots.operations.exclusive import exclusive
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import CANCELLED, current_time, is_open
 from snapshots.operations.settling import settle_operations
-from snapshots.operations.signs import clear_signs, store_request
+from snapshots.operations.signs import clear_signs, sign_numbers, store_request
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import (
     FAILED,
@@ -41,6 +42,9 @@ from storage.store import ObjectStore
 POLL_SECONDS = 0.5
 # A check or a gc that was only suspended answers within this time.
 ANSWER_SECONDS_MAX = 5.0
+# So many listings in turn without a sign tell that the process has ended: if it had signs, and if it had none, as it
+# stores the first one within LOOK_SECONDS.
+GONE_LISTINGS, NONE_LISTINGS = 3, 20
 SILENT = "it shows no sign of life"
 
 
@@ -51,6 +55,7 @@ class CancelResult(StrEnum):
     SETTLED = "settled"
     TOO_LATE = "too-late"
     ENDED = "ended"
+    UNFINISHED = "unfinished"
     STILL_RUNNING = "still-running"
     REFUSED = "refused"
     BUSY = "busy"
@@ -96,18 +101,54 @@ def cancel_operations(
 def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progress: Progress) -> Iterator[Cancelled]:
     """Each of the operations when it has ended, then those that have not."""
     deadline, waiting = time.monotonic() + wait_seconds, list(asked)
+    watch = _SignWatch(store)
     while waiting:
         for one in list(waiting):
+            # Looked at first: the signs are deleted after the outcome is stored.
+            is_over = watch.is_over(one)
             if not is_open(store, one.id):
-                waiting.remove(one)
-                progress.advance(1)
-                yield _ended(one, read_outcome(store, one.id))
+                ended = _ended(one, read_outcome(store, one.id))
+            elif is_over:
+                ended = _left_open(one)
+            else:
+                continue
+            waiting.remove(one)
+            progress.advance(1)
+            yield ended
         if not waiting or time.monotonic() >= deadline:
             break
         time.sleep(POLL_SECONDS)
     for one in waiting:
         text = f"it is asked to stop, and has not ended in {wait_seconds:.0f} s"
         yield Cancelled(one, CancelResult.STILL_RUNNING, text)
+
+
+def _left_open(one: UnderWay) -> Cancelled:
+    if not one.remedy:
+        return Cancelled(one, CancelResult.CANCELLED, "it has stopped")
+    return Cancelled(one, CancelResult.UNFINISHED, f"it has stopped, unfinished; {one.remedy}")
+
+
+class _SignWatch:
+    """Tells of processes that have ended and recorded no outcome, as what they had begun is to be ended by a command.
+
+    They delete their signs of life at the end.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        # How often in turn an operation was seen without signs, and which had some.
+        self._missed = Counter[str]()
+        self._had_signs: set[str] = set()
+
+    def is_over(self, one: UnderWay) -> bool:
+        """Whether the operation's process has deleted its signs; call it again and again."""
+        has_signs = bool(sign_numbers(self._store.list_children(f"operations/{one.id}")))
+        if has_signs or one.sign is not None:
+            self._had_signs.add(one.id)
+        # A listing may be out of date, and may miss a sign that replaces another.
+        self._missed[one.id] = 0 if has_signs else self._missed[one.id] + 1
+        return self._missed[one.id] >= (GONE_LISTINGS if one.id in self._had_signs else NONE_LISTINGS)
 
 
 def _ended(one: UnderWay, outcome: Outcome | None) -> Cancelled:

@@ -126,6 +126,7 @@ class UnderWay:
             "unit": (sign.unit or None) if sign else None,
             "rate": sign.rate if sign else None,
             "nodes": [fields_of(one) | {"phase": sign.phase} for one in sign.nodes] if sign else [],
+            "other_nodes": sign.other_nodes or 0 if sign else 0,
             "seconds_left": sign.seconds_left if sign else None,
             "seconds_left_is_rough": sign.is_rough if sign else None,
             "cancel_asked_at": self.request.asked_at if self.request else None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 from fleet.config import Fleet, Node
@@ -48,17 +48,24 @@ def export_snapshots(
 
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(nodes)) as threads:
         futures = {node.id: threads.submit(create, node) for node in nodes}
+        for future in futures.values():
+            # Of all, also where an interrupt ends the wait for one that is made all the same.
+            stack.callback(_close_made, future)
         slots: dict[str, ExportedSlot] = {}
         for node, future in futures.items():
             try:
                 slots[node] = future.result()
-                stack.callback(slots[node].connection.close)
             except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
                 problems.append(error)
                 abandoned.set()
         if problems:
             raise problems[0]
         yield slots
+
+
+def _close_made(future: Future[ExportedSlot]) -> None:
+    if future.exception() is None:
+        future.result().connection.close()
 
 
 def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fingerprints: Mapping[str, str]) -> None:

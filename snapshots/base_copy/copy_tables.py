@@ -12,6 +12,7 @@ from snapshots.base_copy.copy_ranges import CopyTask, copy_ranges
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.dealing import Dealing, cores_of, limited_sessions
+from snapshots.operations.node_shares import NodeShares
 from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks, start_session
 from snapshots.records.stored_object import NamedObject
 
@@ -32,7 +33,9 @@ def copy_tables(
     progress.step("copy", total=len(tasks), unit="tasks")
     limited = limited_sessions(session, task_sessions(sessions.by_node))
     dealing = Dealing[CopyTask](lambda task: task.size, lambda task: (task.node.id,), limited)
-    reports = run_tasks(session, copy_ranges, tasks, progress, dealing, sessions.watch)
+    shares = NodeShares[CopyTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.size)
+    shares.begin()
+    reports = run_tasks(session, copy_ranges, tasks, shares, dealing, sessions.watch)
     raise_first([report.problem for report in reports])
     progress.reached(CrashPoint.BASE_COPIED)
     return [one for report in reports for one in report.entries]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from fleet.config import Node
 from fleet.lsn import Lsn
-from fleet.nodes.sessions import Sessions
+from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.progress import Progress
 from snapshots.create.context import CreateContext
 from snapshots.create.make_cut import ArchivedCut
@@ -88,7 +87,6 @@ def _dump_ddl(
         progress.advance(1)
         return stored
 
-    with ThreadPoolExecutor(max_workers=len(shards)) as threads:
-        dumped = [stored for objects in threads.map(dump, shards) for stored in objects]
+    dumped = [stored for objects in in_parallel(dump, shards, sessions.watch.end_all) for stored in objects]
     progress.reached(CrashPoint.DDL_STORED)
     return dumped

@@ -48,6 +48,7 @@ from snapshots.ddl.table_changes import (
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.dealing import LANE_BYTES, Dealing, limited_sessions
 from snapshots.operations.exclusive import check_exclusive
+from snapshots.operations.node_shares import NodeShares
 from snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
 from snapshots.operations.operation import commit_operation
 from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks
@@ -92,6 +93,7 @@ def take_full(
     commit = counted_full(replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
+    progress.ending()
     progress.reached(CrashPoint.COMMITTED)
     return commit
 
@@ -155,10 +157,15 @@ def _copy(
         ddl = threads.submit(in_parallel, dump, primaries)
         tables = plan.tables
         sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in plan.nodes]
-        copied = copy_tables(sources, destination, sessions, spark, progress)
-        if context.request.large_objects:
-            copied += _copy_large_objects(sessions, slots, destination, spark, progress)
-        copied += [stored for objects in ddl.result() for stored in objects]
+        try:
+            copied = copy_tables(sources, destination, sessions, spark, progress)
+            if context.request.large_objects:
+                copied += _copy_large_objects(sessions, slots, destination, spark, progress)
+            copied += [stored for objects in ddl.result() for stored in objects]
+        except KeyboardInterrupt:
+            # pg_dump may wait for long.
+            sessions.watch.end_all()
+            raise
         progress.reached(CrashPoint.DDL_STORED)
         return copied
 
@@ -189,7 +196,9 @@ def _copy_large_objects(
     limited = limited_sessions(session, task_sessions(sessions.by_node))
     # How many bytes a range of oids has, nobody knows.
     dealing = Dealing[LargeObjectTask](lambda _: LANE_BYTES, lambda task: (task.node.id,), limited)
-    reports = run_tasks(session, copy_large_objects, tasks, progress, dealing, sessions.watch)
+    shares = NodeShares[LargeObjectTask].of_tasks(progress, tasks, lambda task: task.node.id)
+    shares.begin()
+    reports = run_tasks(session, copy_large_objects, tasks, shares, dealing, sessions.watch)
     raise_first([report.problem for report in reports])
     return [one for report in reports for one in report.entries]
 

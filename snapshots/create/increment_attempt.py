@@ -88,5 +88,6 @@ def take_increment(
     commit = counted_increment(chain, replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
+    progress.ending()
     progress.reached(CrashPoint.COMMITTED)
     return commit

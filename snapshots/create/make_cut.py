@@ -26,6 +26,7 @@ from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
 from fleet.record import Time
 from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.node_shares import NodeShares
 from snapshots.operations.own_tasks import run_own_tasks
 from snapshots.operations.spark_jobs import SparkSource, run_tasks, start_session
 from snapshots.records.commit import CutRecord
@@ -239,7 +240,9 @@ def _drain(
     if session is None:
         reports = run_own_tasks(drain, tasks, sessions, progress)
     else:
-        reports = run_tasks(session, drain, tasks, progress, watch=sessions.watch)
+        shares = NodeShares[DrainTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.wal_bytes)
+        shares.begin()
+        reports = run_tasks(session, drain, tasks, shares, watch=sessions.watch)
     _raise_problems(reports)
     return {report.node: report.segments for report in reports}, sum(report.ignored for report in reports)
 

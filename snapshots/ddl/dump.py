@@ -31,7 +31,7 @@ from snapshots.records.chain import Chain
 from snapshots.records.documents import ManifestError
 from snapshots.records.stored_object import DDL_ARCHIVE, DDL_SCRIPTS, StoredObject
 from storage.errors import RefusedError
-from storage.store import ObjectStore
+from storage.store import ObjectStore, stoppable_requests
 from storage.storing import create_or_find
 from wal.segments.damage import ObjectDamagedError
 
@@ -130,10 +130,11 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
 
 
 def store_ddl(store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch) -> list[StoredObject]:
-    """Dump a shard's DDL and store its archive, compressed with zstd."""
+    """Dump a shard's DDL and store its archive, compressed with zstd. Ends as `dump_archive` does."""
     body = zstandard.compress(dump_archive(node, exported, watch))
     key = f"{prefix}/{DDL_ARCHIVE}-{secrets.token_hex(4)}.dump.zst"
-    digest = create_or_find(store, key, body)
+    with stoppable_requests() as stop, watch.on_silence(stop):
+        digest = create_or_find(store, key, body)
     return [StoredObject(key, DDL_ARCHIVE, node.id, len(body), digest, {})]
 
 

@@ -90,6 +90,11 @@ class ListedBases:
         """The size of the list that `read` expands."""
         return self.listed.size
 
+    @property
+    def size(self) -> int:
+        """The bytes of all objects of the list."""
+        return self.listed.bytes
+
     def __len__(self) -> int:
         return self.count
 
@@ -113,6 +118,11 @@ class HeldBases:
     def list_bytes(self) -> int:
         """The size of the list that `read` expands: there is none."""
         return 0
+
+    @property
+    def size(self) -> int:
+        """The bytes of the objects."""
+        return sum(one.source.size for one in self.held)
 
     def __len__(self) -> int:
         return len(self.held)

@@ -127,9 +127,9 @@ def hold_lease(
             f"snapshot {intent.snapshot} is not protected from deletion while it is read: its lease could not be stored"
             f" ({error.message})"
         )
-    if held.is_stored:
-        progress.tell(Reading(0, operation=intent.operation))
     try:
+        if held.is_stored:
+            progress.tell(Reading(0, operation=intent.operation))
         _check_not_removed(store, intent)
         with _renewing(store, intent, progress, number) if held.is_stored else nullcontext():
             yield held

@@ -20,6 +20,7 @@ from fleet.record import Time
 from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
 from snapshots.records.commit import Commit
+from snapshots.records.commits import increment_label
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import (
     DONE,
@@ -31,7 +32,7 @@ from snapshots.records.operation_records import (
     write_operation_record,
 )
 from snapshots.records.restore_figures import RestoreFigures
-from storage.errors import IndeterminateError, SnapshotError, UnreachableError, find_behind
+from storage.errors import IndeterminateError, SnapshotError, StoppedError, UnreachableError, find_behind
 from storage.ids import new_operation_id
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 
@@ -121,25 +122,30 @@ def record_operation(
     """Store the intent, and at the end the outcome.
 
     After an error `undo` removes what the operation made elsewhere, unless it has already committed (an interrupt may
-    come that late). If that is not known, or `undo` returns False because something is left, no outcome is written, and
-    the next command settles the operation. An outcome that can't be stored does not fail an operation that is done.
+    come that late: then StoppedError says so). If that is not known, or `undo` returns False because something is left,
+    no outcome is written, and the next command settles the operation. An outcome that can't be stored does not fail an
+    operation that is done.
     """
     intent, progress = operation.intent, progress or Silent()
     begin(store, intent)
-    progress.tell(Reading(0, operation=intent.id))
     try:
+        progress.tell(Reading(0, operation=intent.id))
         yield
     except IndeterminateError:
         raise
     except BaseException as error:
         progress.ending()
-        reason = reason_of(error)
+        reason, is_committed = reason_of(error), False
         with suppress(SnapshotError):
             details = replace(operation.details, code=code_of(error))
             if operation.is_committing and decide(store, intent):
+                is_committed = True
                 record_outcome(store, intent, DONE, reason, details)
             elif undo is None or undo():
                 record_outcome(store, intent, FAILED, reason, details)
+        if is_committed and isinstance(error, KeyboardInterrupt):
+            label = increment_label(intent.snapshot, intent.increment)
+            raise StoppedError(f"{label} is committed", hint=f"see it: snapshot show {intent.snapshot}") from error
         raise
     progress.ending()
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -17,9 +17,12 @@ from snapshots.executors.needs import WAIT_SECONDS, ExecutorNeeds
 from snapshots.executors.preflight import WAIT_SETTING, awaiting_executors
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.dealing import Dealing, cores_of, deal
+from snapshots.operations.ended_lanes import EndedLanes, Lanes, say_ended
+from snapshots.operations.node_shares import NodeShares
 from storage.errors import ErrorReport, error_of
 
 if TYPE_CHECKING:
+    from pyspark import Accumulator
     from pyspark.sql import SparkSession
 
 Task = TypeVar("Task")
@@ -56,7 +59,7 @@ def run_tasks(
     spark: SparkSession,
     work: Callable[[Task], Report],
     tasks: Sequence[Task],
-    progress: Progress,
+    progress: Progress | NodeShares[Task],
     dealing: Dealing[Task] | None = None,
     watch: Watch | None = None,
 ) -> list[Report]:
@@ -69,12 +72,23 @@ def run_tasks(
     if not tasks:
         return []
     lanes = deal(tasks, dealing, cores_of(spark)) if dealing else [[number] for number in range(len(tasks))]
-    shares = _Shares(progress, len(tasks), len(lanes))
-    with job_progress(spark, progress, watch, shares.advance):
-        dealt = spark.sparkContext.parallelize([[tasks[number] for number in lane] for lane in lanes], len(lanes))
-        reports = dealt.map(partial(_run, work, first_work())).collect()
-    # Those that ended after the last poll.
-    shares.advance(len(lanes))
+    shown: Progress = progress.progress if isinstance(progress, NodeShares) else progress
+
+    def count(numbers: Iterable[int]) -> None:
+        done = [tasks[number] for lane in numbers for number in lanes[lane]]
+        if isinstance(progress, NodeShares):
+            progress.end(done)
+        else:
+            progress.advance(len(done))
+
+    with closing(EndedLanes(spark.sparkContext)) as ended:
+        with job_progress(spark, shown, watch, lambda: count(ended.new())):
+            dealt = spark.sparkContext.parallelize(
+                [(lane, [tasks[number] for number in numbers]) for lane, numbers in enumerate(lanes)], len(lanes)
+            )
+            reports = dealt.map(partial(_run, work, first_work(), ended.accumulator, ended.job)).collect()
+        # Those that ended after the last poll.
+        count(ended.left(len(lanes)))
     by_task = dict(zip(chain.from_iterable(lanes), chain.from_iterable(reports), strict=True))
     return [by_task[number] for number in range(len(tasks))]
 
@@ -83,7 +97,7 @@ def run_many(
     spark: SparkSession,
     work: Callable[[Task], Report],
     tasks: Iterable[Task],
-    progress: Progress,
+    progress: Progress | NodeShares[Task],
     dealing: Dealing[Task] | None = None,
 ) -> Iterator[list[Report]]:
     """`run_tasks` of any number of tasks: TASKS_PER_JOB_MAX at a time are in memory. Yields the reports of each job."""
@@ -92,21 +106,18 @@ def run_many(
         yield run_tasks(spark, work, some, progress, dealing)
 
 
-def _run(work: Callable[[Task], Report], first: FirstWork | None, lane: Sequence[Task]) -> list[Report]:
+def _run(
+    work: Callable[[Task], Report],
+    first: FirstWork | None,
+    ended: Accumulator[Lanes],
+    job: int,
+    dealt: tuple[int, Sequence[Task]],
+) -> list[Report]:
+    lane, tasks = dealt
     begin_task(first)
-    return [work(task) for task in lane]
-
-
-class _Shares:
-    """Tells `progress` the lanes of a job that have ended, as so many of its tasks."""
-
-    def __init__(self, progress: Progress, tasks: int, lanes: int) -> None:
-        self._progress, self._tasks, self._lanes, self._ended = progress, tasks, lanes, 0
-
-    def advance(self, lanes: int) -> None:
-        """So many more have ended."""
-        before, self._ended = self._ended, min(self._ended + lanes, self._lanes)
-        self._progress.advance(self._tasks * self._ended // self._lanes - self._tasks * before // self._lanes)
+    reports = [work(task) for task in tasks]
+    say_ended(ended, job, lane)
+    return reports
 
 
 @contextmanager
@@ -114,13 +125,35 @@ def job_progress(
     spark: SparkSession,
     progress: Progress,
     watch: Watch | None = None,
-    advance: Callable[[int], object] | None = None,
+    count: Callable[[], object] | None = None,
 ) -> Iterator[None]:
-    """Report the tasks that end in the jobs of this block, by `advance` instead of `progress.advance` if it is given.
+    """Report the tasks that end in the jobs of this block; or call `count` now and then, which does.
 
     The jobs are cancelled if the block raises, and if `watch` finds a node silent.
     """
-    done = threading.Event()
+    with polling(count or _stage_count(spark, progress)):
+        try:
+            with (
+                watch.on_silence(spark.sparkContext.cancelAllJobs) if watch else nullcontext(),
+                awaiting_executors(spark, float(spark.conf.get(WAIT_SETTING, str(WAIT_SECONDS)) or 0), progress),
+                raising_executor_errors(),
+            ):
+                yield
+        except BaseException:
+            # Tasks must release their sessions and slots before the caller cleans up the nodes.
+            spark.sparkContext.cancelAllJobs()
+            raise
+
+
+@contextmanager
+def stage_progress(spark: SparkSession, progress: Progress) -> Iterator[None]:
+    """Report the tasks that end in the jobs of this block, which are protected elsewhere."""
+    with polling(_stage_count(spark, progress)):
+        yield
+
+
+def _stage_count(spark: SparkSession, progress: Progress) -> Callable[[], None]:
+    """A function that advances `progress` by the tasks that have ended in the stages at work since its last call."""
     tracker = spark.sparkContext.statusTracker()
     seen: dict[int, int] = {}
 
@@ -128,8 +161,16 @@ def job_progress(
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
             if info and info.numCompletedTasks > seen.get(stage, 0):
-                (advance or progress.advance)(info.numCompletedTasks - seen.get(stage, 0))
+                progress.advance(info.numCompletedTasks - seen.get(stage, 0))
                 seen[stage] = info.numCompletedTasks
+
+    return count
+
+
+@contextmanager
+def polling(count: Callable[[], object]) -> Iterator[None]:
+    """Call `count` every POLL_SECONDS while the block runs, in another thread."""
+    done = threading.Event()
 
     def poll() -> None:
         while not done.wait(POLL_SECONDS):
@@ -138,16 +179,7 @@ def job_progress(
     thread = threading.Thread(target=poll, name="job progress", daemon=True)
     thread.start()
     try:
-        with (
-            watch.on_silence(spark.sparkContext.cancelAllJobs) if watch else nullcontext(),
-            awaiting_executors(spark, float(spark.conf.get(WAIT_SETTING, str(WAIT_SECONDS)) or 0), progress),
-            raising_executor_errors(),
-        ):
-            yield
-    except BaseException:
-        # Tasks must release their sessions and slots before the caller cleans up the nodes.
-        spark.sparkContext.cancelAllJobs()
-        raise
+        yield
     finally:
         done.set()
         thread.join()

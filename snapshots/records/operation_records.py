@@ -126,7 +126,8 @@ class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORM
     """How far an operation was at `seen_at`; the next sign follows within `next_seconds`. The newest counts.
 
     `snapshot` is "" for all. `done`, `total`, `unit` and `rate` are of the step `phase`, `nodes` of its nodes as far as
-    they are known, `seconds_left` of the whole operation; if it `is_rough`, it may be off by more than a fifth.
+    they are known, `seconds_left` of the whole operation; if it `is_rough`, it may be off by more than a fifth. Of many
+    nodes only the least advanced are among `nodes`; `other_nodes` counts the others.
     """
 
     operation: str
@@ -143,6 +144,7 @@ class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORM
     unit: str
     rate: Rate | None
     nodes: tuple[NodeSign, ...]
+    other_nodes: Count | UnsetType = UNSET
     seconds_left: Seconds | None
     is_rough: bool
 

@@ -112,8 +112,8 @@ def remove_recorded(
     refuses to delete an object, the result says so, and the other objects are deleted.
     """
     begin(store, intent)
-    progress.tell(Reading(0, operation=intent.id))
     try:
+        progress.tell(Reading(0, operation=intent.id))
         nodes.check_held()
         mark = put_mark(store, removal.mark, force=removal.force)
         # A restore that began meanwhile either has its lease by now, or finds the mark.

@@ -103,6 +103,7 @@ def _take(context: CreateContext, plan: RestorePointPlan, progress: Progress, be
     check_stored(context.store, commit.object_sizes)
     check_exclusive(context.lock, context.store, operation)
     commit_operation(context.store, operation, commit)
+    progress.ending()
     progress.reached(CrashPoint.COMMITTED)
     return commit
 

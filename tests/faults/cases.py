@@ -23,7 +23,7 @@ from tests.faults.sights import TaskEffect
 from tests.run.soak import SEED, SOAK_SECONDS
 
 NODES = 4
-KILLED, STOPPED = "SIGKILL", "SIGINT"
+KILLED, STOPPED, CANCELLED = "SIGKILL", "SIGINT", "cancel"
 READ_ONLY = "read-only"
 # The kinds of points, by what a command leaves if it ends there (docs/architecture.md, "When something fails").
 KINDS: Mapping[str, frozenset[CrashPoint | TaskEffect]] = {
@@ -151,7 +151,11 @@ def all_steps() -> list[Step]:
     ]
 
 
-FAULTS: tuple[str | Callable[[FaultTargets], Repair], ...] = (KILLED, STOPPED, *FLEET_FAULTS, *STORE_FAULTS, disk_full)
+FAULTS: tuple[str | Callable[[FaultTargets], Repair], ...] = (
+    KILLED, STOPPED, CANCELLED, *FLEET_FAULTS, *STORE_FAULTS, disk_full,
+)  # fmt: skip
+# Before the intent is stored nobody can name the operation, and after the outcome nothing is under way.
+NOT_CANCELLED = KINDS["locked"] | {CrashPoint.OUTCOME_STORED, CrashPoint.RELEASED}
 # Further kills in a sample, besides one case for each fault: a kill costs the start of a JVM.
 KILLS = 2
 
@@ -160,7 +164,8 @@ def all_cases() -> list[Case]:
     """All faults at all steps."""
     found = [Case(step, fault) for step in all_steps() for fault in FAULTS]
     # The command can't signal itself in the middle of a job.
-    return [one for one in found if not (one.fault == STOPPED and isinstance(one.step.point, TaskEffect))]
+    found = [one for one in found if not (one.fault == STOPPED and isinstance(one.step.point, TaskEffect))]
+    return [one for one in found if not (one.fault == CANCELLED and one.step.point in NOT_CANCELLED)]
 
 
 def sample(generator: random.Random) -> list[Case]:

@@ -27,6 +27,7 @@ from snapshots.records.commits import increment_numbers
 from storage.errors import BusyError, SnapshotError
 from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, sorted_copies
 from tests.commands.watching import Reached, Watching
+from tests.faults.cancelled_command import CancelledRun, Canceller, cancel_at
 from tests.faults.injection import repaired_after
 from tests.faults.sights import TaskEffect, on_effect
 from tests.faults.signalled_command import BY_SPARK
@@ -161,6 +162,19 @@ class World:
                 process.wait(PROCESS_SECONDS_MAX)
             assert seen.is_set(), f"there was no {effect}"
             return process.returncode
+
+    def create_cancelled(
+        self, name: str, at: tuple[str, int] | TaskEffect, *, by_spark: bool, **options: bool
+    ) -> CancelledRun:
+        """Run the command in this process, and cancel it at a point or as soon as an effect is seen."""
+        words = ["create", name, *(f"--{option}" for option, is_so in options.items() if is_so)]
+        words += ["--wait", str(WAIT_SECONDS), "--retries", str(RETRIES)]
+        with archiving_by_spark(wanted=by_spark):
+            if not isinstance(at, TaskEffect):
+                return cancel_at(self.fleet, at, *words, spark=self.spark)
+            canceller = Canceller(self.fleet)
+            with on_effect(at, self.targets.servers, self.store, canceller.cancel):
+                return canceller.run(*words, spark=self.spark)
 
     def create_next(self, name: str) -> tuple[Commit, list[str]]:
         """Create the chain's next commit, as soon as nothing of a killed command runs; return it and the notes."""

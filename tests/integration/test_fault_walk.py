@@ -33,6 +33,7 @@ from snapshots.operations.crash_points import (
 )
 from tests.commands.snapshot_runs import Ready, configure_fleet
 from tests.faults.cases import (
+    CANCELLED,
     FAULTS,
     KILLED,
     KINDS,
@@ -75,6 +76,8 @@ IMPATIENT = (
 # The exit codes that a fault may cause: indeterminate, unreachable, inconsistent cut. Never "refused".
 FAULT_CODES = {5, 6, 9}
 SAMPLES = 50
+# Much longer than it takes: the machine may be busy.
+CANCEL_SECONDS_MAX = 20.0
 
 
 def test_every_point_is_a_step_of_exactly_one_kind() -> None:
@@ -240,6 +243,16 @@ def create_under_fault(world: World, case: Case, name: str, before: int | None) 
     step, point = case.step, case.step.point
     at = point if isinstance(point, TaskEffect) else (str(point), step.count)
     done = 0 if before is None else before + 1
+    if case.fault == CANCELLED:
+        run = world.create_cancelled(name, at, **step.options)
+        newest = world.newest_increment(name)
+        # On sight it may come too late.
+        is_late = step.is_committed or (isinstance(at, TaskEffect) and newest == done)
+        assert newest == (done if is_late else before)
+        assert (run.code, run.results) == ((0, ["too-late"]) if is_late else (8, ["cancelled"])), run.document
+        assert run.seconds < CANCEL_SECONDS_MAX
+        assert world.open_operations() == []
+        return newest
     if isinstance(case.fault, str):
         if isinstance(at, TaskEffect):
             code = world.create_killed_on_effect(name, at, incremental=step.incremental, by_spark=step.by_spark)

@@ -15,6 +15,8 @@ from tests.run.soak import SEED, SOAK_SECONDS
 # One test of so many is run.
 DRAWN = {
     "tests/fuzz/test_database.py": 2,
+    "tests/integration/test_cancel_places.py": 2,
+    "tests/integration/test_cancel_walk.py": 2,
     "tests/integration/test_fault_walk.py": 3,
     "tests/integration/test_lost_commits.py": 3,
     "tests/integration/test_schema_attempts.py": 2,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet.progress import Silent
+from fleet.progress import Reading, Silent
 from snapshots.operations import spark_jobs
-from snapshots.operations.spark_jobs import run_many
+from snapshots.operations.dealing import Dealing
+from snapshots.operations.node_shares import NodeShares
+from snapshots.operations.spark_jobs import run_many, run_tasks
+from tests.unit.test_node_shares import Kept
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,3 +33,49 @@ def test_many_tasks_are_made_and_run_a_job_at_a_time(spark: SparkSession, monkey
     assert (next(jobs), made) == ([0, 1], [0, 1])
     assert list(jobs) == [[4, 9], [16]]
     assert list(run_many(spark, str, [], Silent())) == []
+
+
+class Releasing(Kept):
+    """Creates a file as soon as a node's tasks have all ended."""
+
+    def __init__(self, node: str, file: Path) -> None:
+        super().__init__()
+        self.node, self.file, self.readings = node, file, list[Reading]()
+
+    def tell(self, reading: Reading) -> None:
+        super().tell(reading)
+        self.readings.append(reading)
+        if reading.node == self.node and reading.done == reading.total:
+            self.file.touch()
+
+
+def test_while_a_job_runs_it_is_known_how_far_each_node_is(spark: SparkSession, tmp_path: Path) -> None:
+    """The tasks of `b` end only after it was told that those of `a` have, in jobs side by side and job by job."""
+    file = tmp_path / "a-is-done"
+
+    def work(task: tuple[str, int]) -> str:
+        waits = threading.Event()
+        for _ in range(600):
+            if task[0] == "a" or file.exists():
+                return task[0]
+            waits.wait(0.1)
+        raise AssertionError("nobody said that a is done")
+
+    shown = Releasing("a", file)
+    tasks = [("b", 7), *[("a", 10)] * 4]
+    shares = NodeShares[tuple[str, int]].of_tasks(shown, tasks, lambda one: one[0], lambda one: one[1])
+    assert run_tasks(spark, work, tasks, shares) == ["b", "a", "a", "a", "a"]
+    assert [(one.done, one.total) for one in shown.readings if one.node == "b"] == [(7, 7)]
+    assert shown.last[""] == Reading(47, 47, "bytes")
+    assert shown.done == 5
+
+
+def test_the_tasks_of_all_jobs_count_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_jobs, "TASKS_PER_JOB_MAX", 7)
+    kept = Kept()
+    shares = NodeShares[int](kept, {"n0": 10, "n1": 10}, lambda one: f"n{one % 2}", lambda _: 1, "objects")
+    assert len(list(run_many(spark, str, range(20), shares, Dealing(lambda _: 1)))) == 3
+    assert kept.last == {
+        "n0": Reading(10, 10, "objects", "n0"), "n1": Reading(10, 10, "objects", "n1"), "": Reading(20, 20, "objects"),
+    }  # fmt: skip
+    assert kept.done == 20

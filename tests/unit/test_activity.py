@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from msgspec import structs
 
 import snapshots.activity.activity as activity
 from fleet.progress import Reading, Silent
-from snapshots.activity.activity import Activity
+from snapshots.activity.activity import SIGN_NODES_MAX, Activity
 from snapshots.activity.command import Command
 from snapshots.operations.operation import begin, current_time, new_operation
 from snapshots.operations.signs import newest_sign, sign_numbers, store_request, store_sign
@@ -83,6 +84,24 @@ def test_signs_say_how_far_the_step_is_and_none_is_left_at_the_end() -> None:
         until(lambda: max(sign_numbers(names(store, intent)), default=0) > first + 5)
         assert len(sign_numbers(names(store, intent))) <= 2
     assert names(store, intent) == ["intent.json"]
+
+
+def test_a_sign_of_a_thousand_nodes_is_small_and_has_those_that_are_least_advanced() -> None:
+    store = memory()
+    intent = begun(store)
+    slow = {f"shard-of-a-large-fleet-{number:04}" for number in range(0, 1000, 50)}
+    with Activity(Silent(), Command("create", "daily", intent.id), lambda: store, never) as found:
+        found.step("copy", total=4000, unit="tasks")
+        for number in range(1000):
+            node = f"shard-of-a-large-fleet-{number:04}"
+            found.tell(Reading((1 if node in slow else 2) << 35, 1 << 40, "bytes", node))
+        until(lambda: (sign := newest(store, intent)) and sign.other_nodes == 1000 - SIGN_NODES_MAX)
+        sign = newest(store, intent)
+        (key, *_) = [key for key in store.list(f"operations/{intent.id}") if "/sign-" in key]
+        size_bytes = len(store.read(key))
+    assert sign is not None
+    assert {one.node for one in sign.nodes} == slow
+    assert size_bytes < 4096
 
 
 def test_a_command_that_ends_within_the_first_seconds_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +228,36 @@ class Locked(InMemoryStore):
         if "/sign-" in key and self.exists(key):
             raise DeletionRefusedError(url=self.url, key=key, reason="it is locked")
         super().delete(key)
+
+
+class Losing(InMemoryStore):
+    """A store that loses the answer to the first sign."""
+
+    lost: ClassVar[list[str]] = []
+    lists: ClassVar[list[str]] = []
+
+    def create(self, key: str, body: bytes) -> None:
+        super().create(key, body)
+        if "/sign-" in key and not self.lost:
+            self.lost.append(key)
+            raise StoreUnreachableError(url=self.url, reason="it does not answer")
+
+    def list_children(self, prefix: str) -> list[str]:
+        self.lists.append(prefix)
+        return super().list_children(prefix)
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_no_sign_is_left_and_only_after_a_failure_they_are_listed_for_it(*, loses: bool) -> None:
+    store = Losing(unused_url())
+    store.lost[:] = [] if loses else ["none"]
+    intent = begun(store)
+    with Activity(Silent(), Command("create", "daily", intent.id), lambda: store, never):
+        until(lambda: max(sign_numbers(InMemoryStore.list_children(store, f"operations/{intent.id}")), default=0) > 3)
+        store.lists.clear()
+    assert InMemoryStore.list_children(store, f"operations/{intent.id}") == ["intent.json"]
+    # The command waits for what is done at its end.
+    assert len(store.lists) == int(loses)
 
 
 class Away(InMemoryStore):

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from check.report import CheckReport, Conflict, SnapshotReport
-from cli.output.bars import BarProgress, LineProgress
+from cli.output.bars import NODES_MAX, BarProgress, LineProgress
 from cli.output.context import CommandContext, command_context
 from cli.output.failure import CommandFailure, report
 from cli.output.junit import junit_of
@@ -150,6 +150,16 @@ def test_bars_count_the_time_down_between_two_readings(monkeypatch: pytest.Monke
     assert "start Spark (roughly 2.0 s left in all)" in drawn
     # It is never said that nothing is left.
     assert [f"about {left} s left in all" in drawn for left in ("7.0", "3.0", "0.0")] == [True, True, False]
+
+
+def test_bars_show_some_of_very_many_nodes() -> None:
+    with BarProgress(Console(file=io.StringIO(), force_terminal=True, width=160)) as steps:
+        steps.step("copy", total=3, unit="tasks")
+        for number in range(1000):
+            steps.tell(Reading(number, 1000, "bytes", f"s{number}"))
+        steps.tell(Reading(7, 1000, "bytes", "s0"))
+        assert len(steps._bars.tasks) == 1 + NODES_MAX
+        assert steps._bars.tasks[1].completed == 7
 
 
 def test_bars_show_every_node_and_how_long_the_whole_takes() -> None:

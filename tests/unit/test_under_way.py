@@ -167,6 +167,35 @@ def test_a_running_operation_is_asked_and_waited_for() -> None:
     assert found.request == read_cancel_request(store, one.id, 2) is not None
 
 
+@pytest.mark.parametrize("kind", ["delete", "check"])
+def test_a_process_that_ends_without_an_outcome_is_gone_with_its_signs(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, now = memory(), datetime.now(UTC)
+    if kind == "delete":
+        one = begun(store, kind, now=now).id
+        sign(store, structs.replace(begun(store, now=now), operation=one), ago=0.0, now=now)
+    else:
+        one = SIGN.operation
+        store_sign(store, structs.replace(SIGN, kind=kind, seen_at=Time.of(now)), 1)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            store.delete(operation_key(one, "sign-1"))
+
+    monkeypatch.setattr("snapshots.activity.cancelling.time.sleep", sleep)
+    ensure_identity(store, FLEET)
+    asked = [found for found in read_under_way(store) if found.id == one]
+    (found,) = cancel_operations(fleet_of(store), asked, 30.0, Silent())
+    result = CancelResult.UNFINISHED if kind == "delete" else CancelResult.CANCELLED
+    assert (found.operation.id, found.result) == (one, result)
+    # A listing may be out of date: one without signs proves nothing.
+    assert len(slept) == 4
+    assert ("to resume it: snapshot delete daily" in found.text) is (kind == "delete")
+
+
 @pytest.mark.parametrize(
     ("ends", "result"),
     [("cancelled", CancelResult.CANCELLED), ("done", CancelResult.TOO_LATE), ("failed", CancelResult.ENDED)],

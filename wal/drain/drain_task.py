@@ -38,6 +38,11 @@ class DrainTask:
     planned: int = 0
 
     @property
+    def wal_bytes(self) -> int:
+        """How many bytes of WAL lie between what commits list and `finish`."""
+        return max(self.finish - (self.last.through if self.last else self.base), 0)
+
+    @property
     def unlisted_definitions(self) -> tuple[Definition, ...]:
         """The definitions that no commit lists yet."""
         return tuple(one for one in self.definitions if one.group.number in self.unlisted_numbers)

@@ -25,7 +25,7 @@ from snapshots.activity.command import Command
 from snapshots.activity.history import Ending, record_without_intent
 from snapshots.operations.operation import code_of, reason_of
 from snapshots.records.store_identity import open_own_store
-from storage.errors import BusyError, SnapshotError, find_behind
+from storage.errors import BusyError, SnapshotError, UnreachableError, find_behind
 from storage.ids import new_operation_id
 
 SCHEMA = "cutline/watch/1"
@@ -71,12 +71,14 @@ def run_watch(watcher: Watcher) -> NoReturn:
                     watcher.step()
         except SnapshotError as error:
             watcher.is_active = False
-            if find_behind(error, KeyboardInterrupt) is not None:
+            # What is refused at the start is wrong until somebody corrects it.
+            has_begun = watcher.tasks or isinstance(error, UnreachableError | BusyError)
+            if find_behind(error, KeyboardInterrupt) is not None or not has_begun:
                 raise
             is_busy = isinstance(error, BusyError)
             text = f"standing by: {error.message}" if is_busy else f"waiting: {error.message}"
             if text != said:
-                watcher.log(text)
+                watcher.log(text, hint=error.hint)
             watcher.activity.step(text)
             said = text
             time.sleep(seconds)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-PROGRAM = "from cli.main import main; main()"
+from cli.background.child import PROGRAM
+
 # As long as undoing takes: a slot that is waited for, databases that are dropped.
 CLEAN_UP_SECONDS_MAX = 90.0
 POLL_SECONDS = 0.1
@@ -76,7 +77,7 @@ class RunningCommand:
 
 def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     """Start `snapshot` with these words; a signal to this process group does not reach it."""
-    program = [sys.executable, "-c", PROGRAM, "--fleet", str(fleet_file), "--json", "--quiet", *words]
+    program = [sys.executable, *PROGRAM, "--fleet", str(fleet_file), "--json", "--quiet", *words]
     output = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the command
     process = subprocess.Popen(
         program, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True

@@ -12,12 +12,12 @@ from fleet.record import Time
 EVENT_SCHEMA = "cutline/watch-event/1"
 
 
-def log(text: str, *, json_lines: bool, **details: object) -> None:
-    """Write one event; `details` are in its JSON only."""
+def log(text: str, *, json_lines: bool, hint: str = "", **details: object) -> None:
+    """Write one event, with what to do about it; `details` are in its JSON only."""
     at = Time.of(datetime.now(UTC))
     if json_lines:
-        line = json.dumps({"schema": EVENT_SCHEMA, "at": at, "text": text, **details})
+        line = json.dumps({"schema": EVENT_SCHEMA, "at": at, "text": text, "hint": hint, **details})
     else:
-        line = f"{at[:19]}Z {printable(text)}"
+        line = f"{at[:19]}Z {printable(f'{text}   (hint: {hint})' if hint else text)}"
     sys.stderr.write(line + "\n")
     sys.stderr.flush()

@@ -195,6 +195,7 @@ class Watcher:
         if self.chain is not None and is_new and not self.chain.ended:
             # An attempt whose answer was lost, or somebody else.
             return TaskResult(f"snapshot {self.chain.name} is continued")
+        self.log("a full snapshot begins; increments wait for its end")
         name, result = work.take_full(self.fleet, self.rules.name)
         self.chain = find_chain(self.fleet, self.rules.name)
         if self.chain is None or self.chain.name != name:
@@ -241,7 +242,13 @@ class Watcher:
             self._end_chain(failure)
             return
         again = f"; again at {_clock(failed.retry_at)}" if failed.retry_at else ""
-        self.log(f"{task.kind}: {failure.message}{again}", task=task.kind, code=failure.code, error=failure.slug)
+        self.log(
+            f"{task.kind}: {failure.message}{again}",
+            task=task.kind,
+            hint=failure.hint,
+            code=failure.code,
+            error=failure.slug,
+        )
         if failed.failures <= 1:
             self._notify("failed", failed, failure)
 

@@ -1,0 +1,238 @@
+"""`snapshot watch` as a service runs it: processes of their own on real servers, ended by signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import psycopg
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from fleet.config import Fleet
+from tests.commands.snapshot_runs import configure_fleet, run_command, slots_of
+from tests.s3.server import free_port
+from wal.slots.slots import drop_slot
+
+SECONDS_MAX = 120.0
+
+
+class Watch:
+    """A running watch, and what it has logged."""
+
+    def __init__(self, fleet: Fleet, log: Path) -> None:
+        self.log = log
+        program = [sys.executable, "-c", "from cli.main import main; main()", "--json", "--fleet", str(fleet.path)]
+        with log.open("wb") as errors, log.with_suffix(".out").open("wb") as out:
+            self.process = subprocess.Popen([*program, "watch"], stdout=out, stderr=errors)
+
+    def texts(self) -> list[str]:
+        """What it has said."""
+        return [json.loads(line)["text"] for line in self.log.read_text().splitlines()]
+
+    def await_text(self, part: str, count: int = 1) -> str:
+        """Wait until it has said it `count` times; return the last one."""
+        found: list[str] = []
+
+        def is_said() -> bool:
+            found[:] = [one for one in self.texts() if part in one]
+            return len(found) >= count
+
+        wait_until(is_said, lambda: f"{part!r} in {self.texts()}")
+        return found[-1]
+
+    def stop(self) -> tuple[int, dict[str, Any]]:
+        """Ask it to end as a service is; return its exit code and its document."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(SECONDS_MAX)
+        assert time.monotonic() - began < 20
+        return code, json.loads(self.log.with_suffix(".out").read_text() or "{}")
+
+
+def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
+    directory = tmp_path_factory.mktemp("watch") / "fleet"
+    try:
+        yield start_fleet(directory, shards=2, backups=0)
+    finally:
+        stop_fleet(directory, delete=True)
+
+
+@pytest.fixture
+def fleet(servers: EmbeddedFleet, tmp_path: Path) -> Iterator[Fleet]:
+    for node in servers.primaries:
+        with psycopg.connect(node.dsn(), autocommit=True) as session:
+            session.execute("CREATE TABLE IF NOT EXISTS seen (id int PRIMARY KEY)")
+    rules = f"""
+    [watch]
+    every = "10s"
+    check = "never"
+
+    [metrics]
+    listen = "{free_port()}"
+
+    [notify]
+    command = [{json.dumps(sys.executable)}, "-c", {json.dumps(APPEND)}, {json.dumps(str(tmp_path / "notified"))}]
+    """
+    configured = configure_fleet(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=rules)
+    try:
+        yield configured
+    finally:
+        for node in configured.nodes:
+            for slot in slots_of(node.dsn):
+                drop_slot(node, slot)
+
+
+APPEND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + chr(10))"
+
+
+@pytest.fixture
+def watches(fleet: Fleet, tmp_path: Path) -> Iterator[Callable[[], Watch]]:
+    started: list[Watch] = []
+
+    def start() -> Watch:
+        started.append(Watch(fleet, tmp_path / f"watch-{len(started)}.log"))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+def init(fleet: Fleet) -> None:
+    code, document = run_command(fleet, "init")
+    assert code == 0, document
+
+
+def listed(fleet: Fleet) -> list[dict[str, Any]]:
+    code, document = run_command(fleet, "list")
+    assert code == 0
+    snapshots: list[dict[str, Any]] = document["snapshots"]
+    return snapshots
+
+
+def metrics_of(fleet: Fleet) -> dict[tuple[str, str], float]:
+    """By name and kind what the endpoint serves."""
+    address = fleet.metrics.listen
+    assert address is not None
+    with urlopen(f"http://{address.host}:{address.port}/metrics") as answer:
+        text = answer.read().decode()
+    families = text_string_to_metric_families(text)
+    return {(one.name, one.labels.get("kind", "")): one.value for family in families for one in family.samples}
+
+
+def test_it_takes_over_backs_off_and_begins_a_new_chain(
+    fleet: Fleet, watches: Callable[[], Watch], tmp_path: Path
+) -> None:
+    refused = watches()
+    assert refused.process.wait(SECONDS_MAX) == 3
+    assert json.loads(refused.log.with_suffix(".out").read_text())["error"] == "store-not-initialised"
+    init(fleet)
+    first = watches()
+    first.await_text("full snapshot watch-")
+    with psycopg.connect(fleet.primaries[0].dsn, autocommit=True) as session:
+        session.execute("INSERT INTO seen VALUES (1)")
+    assert ": 1 changes, " in first.await_text("increment 1 of watch-")
+    first.await_text("increment 2 of watch-")
+    (snapshot,) = listed(fleet)
+    taken = [time_of(one["cut_at"]) for one in snapshot["increments"]]
+    assert 9 < taken[1] - taken[0] < 30
+
+    code, status = run_command(fleet, "status")
+    (one,) = [found for found in status["operations"] if found["kind"] == "watch"]
+    assert (code, one["state"]) == (0, "running")
+    assert metrics_of(fleet)["cutline_watch_active", ""] == 1
+
+    second = watches()
+    second.await_text("standing by: node s1: another operation is running: watch by")
+    first.process.kill()
+    first.process.wait()
+    # The same chain goes on.
+    second.await_text(f"of {snapshot['name']}: ")
+    assert len(listed(fleet)) == 1
+
+    # A slot that is gone: the chain can't go on, and another one begins.
+    (slot,) = slots_of(fleet.nodes[0].dsn)
+    wait_until(lambda: drop_if_idle(fleet, slot), lambda: "the slot is in use")
+    second.await_text("can't go on")
+    second.await_text("full snapshot watch-")
+    second.await_text("increment 1 of watch-")
+    old, new = sorted(listed(fleet), key=lambda found: found["created_at"])
+    assert (old["name"], new["state"]) == (snapshot["name"], "complete")
+    events = [json.loads(line) for line in (tmp_path / "notified").read_text().splitlines()]
+    assert [(event["event"], event["task"], event["snapshot"]) for event in events][:1] == [
+        ("failed", "increment", snapshot["name"])
+    ]
+    code, document = second.stop()
+    assert (code, document["schema"]) == (0, "cutline/watch/1")
+    assert second.texts()[-1] == "stopped by SIGTERM"
+    assert run_command(fleet, "history")[1]["operations"][0]["state"] == "done"
+
+
+def drop_if_idle(fleet: Fleet, slot: str) -> bool:
+    try:
+        return drop_slot(fleet.nodes[0], slot)
+    except psycopg.Error:
+        return False
+
+
+def time_of(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def test_a_node_that_is_away_is_said_and_waited_for(
+    servers: EmbeddedFleet, fleet: Fleet, watches: Callable[[], Watch], tmp_path: Path
+) -> None:
+    init(fleet)
+    watch = watches()
+    watch.await_text("increment 1 of watch-")
+    node = servers.node("s2")
+    servers.kill_node(node)
+    try:
+        watch.await_text("increment: node s2")
+
+        def is_said() -> bool:
+            _, status = run_command(fleet, "status")
+            return any("increment fails: node s2" in one["phase"] for one in status["operations"])
+
+        wait_until(is_said, lambda: "status says what fails")
+    finally:
+        servers.start_node(node)
+    watch.await_text("increment works again")
+    watch.await_text("increment 2 of watch-")
+    # One word about the failure, however many attempts there were, and one about its end.
+    events = [json.loads(line) for line in (tmp_path / "notified").read_text().splitlines()]
+    assert [(event["event"], event["task"]) for event in events] == [
+        ("failed", "increment"),
+        ("recovered", "increment"),
+    ]
+    assert watch.stop()[0] == 0
+
+
+def test_cancel_ends_a_watch_as_any_operation(fleet: Fleet, watches: Callable[[], Watch]) -> None:
+    init(fleet)
+    watch = watches()
+    watch.await_text("full snapshot watch-")
+    code, document = run_command(fleet, "cancel", "--all")
+    assert code == 0, document
+    assert watch.process.wait(SECONDS_MAX) == 8
+    assert json.loads(watch.log.with_suffix(".out").read_text())["error"] == "cancelled"

@@ -1,0 +1,89 @@
+"""`watch` reads fleet.toml again when it has changed, and goes on with the old one while it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.watch.fleet_source import FleetSource
+from fleet.config import FleetFileError
+from storage.errors import UsageError
+
+FILE = """
+name = "shop"
+store = "file:///backups"
+{watch}
+[[node]]
+id = "a"
+dsn = "postgresql:///a"
+"""
+RULES = '[watch]\nevery = "5min"\n'
+
+
+def write(path: Path, watch: str = RULES) -> None:
+    path.write_text(FILE.format(watch=watch))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.toml"
+    write(path)
+    return path
+
+
+def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(file: Path) -> None:
+    said: list[str] = []
+    source = FleetSource.read(file)
+    assert not source.reload(said.append)
+    write(file, RULES.replace("5min", "1h"))
+    assert source.reload(said.append)
+    assert (source.rules.every, len(said)) == (3600, 1)
+
+
+@pytest.mark.parametrize("watch", ["", "[watch", '[watch]\nevery = "soon"\n', '[watch]\nevery = "1s"\n'])
+def test_a_file_that_is_wrong_or_has_no_schedule_is_not_taken(file: Path, watch: str) -> None:
+    said: list[str] = []
+    source = FleetSource.read(file)
+    write(file, watch)
+    assert not source.reload(said.append)
+    assert source.rules.every == 300
+    assert said[0].endswith("the watch goes on with the file as it was")
+    # It is said once.
+    assert not source.reload(said.append)
+    assert len(said) == 1
+
+
+def test_a_file_that_is_being_replaced_is_read_when_it_is_there(file: Path) -> None:
+    source = FleetSource.read(file)
+    file.unlink()
+    assert not source.reload(lambda _: None)
+    write(file, RULES.replace("5min", "1h"))
+    assert source.reload(lambda _: None)
+
+
+def test_another_store_needs_another_watch(file: Path) -> None:
+    said: list[str] = []
+    source = FleetSource.read(file)
+    file.write_text(file.read_text().replace("/backups", "/elsewhere"))
+    assert not source.reload(said.append)
+    assert "another store needs another watch" in said[0]
+
+
+def test_without_a_schedule_there_is_no_watch(file: Path) -> None:
+    write(file, "")
+    with pytest.raises(UsageError, match=r"has no \[watch\]"):
+        FleetSource.read(file)
+
+
+@pytest.mark.parametrize("name", ["nightly", "nightly-{date}"])
+def test_the_name_has_to_differ_between_two_of_one_day(file: Path, name: str) -> None:
+    write(file, f'{RULES}name = "{name}"\n')
+    with pytest.raises(UsageError, match="one name a day"):
+        FleetSource.read(file)
+
+
+def test_nothing_is_more_often_than_increments(file: Path) -> None:
+    write(file, f'{RULES}check = "1min"\n')
+    with pytest.raises(FleetFileError, match=r"`watch\.check` is more often than `watch\.every`"):
+        FleetSource.read(file)

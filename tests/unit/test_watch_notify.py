@@ -1,0 +1,39 @@
+"""`[notify] command` gets the event as JSON on stdin; what is wrong with it is said, and ends nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import cli.watch.notify
+from cli.watch.notify import notify
+
+EVENT: dict[str, object] = {"event": "failed", "message": "node s1 can't be reached"}
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_the_event_is_on_stdin(tmp_path: Path) -> None:
+    file = tmp_path / "event"
+    assert notify(python(f"import sys; open({str(file)!r}, 'w').write(sys.stdin.read())"), EVENT) == ""
+    assert json.loads(file.read_text()) == {"schema": "cutline/notify/1", **EVENT}
+
+
+def test_without_a_command_nothing_happens() -> None:
+    assert notify((), EVENT) == ""
+
+
+def test_a_command_that_fails_does_not_read_or_is_not_there_is_named() -> None:
+    assert notify(python("raise SystemExit(3)"), EVENT).endswith("ended with exit code 3")
+    assert notify(python("import os; os.close(0)"), EVENT | {"more": "x" * 1_000_000}) == ""
+    assert "/nowhere" in notify(["/nowhere"], EVENT)
+
+
+def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.watch.notify, "NOTIFY_SECONDS_MAX", 0.5)
+    assert "timed out" in notify(python("import time; time.sleep(60)"), EVENT)

@@ -1,0 +1,85 @@
+"""When the tasks of `watch` are due: by arithmetic on times that are chosen here."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cli.watch.schedule import Task, TaskKind, next_task
+from fleet.durations import Interval
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+def task(kind: TaskKind = TaskKind.INCREMENT, seconds: float = 300.0, done_at: datetime | None = None) -> Task:
+    return Task(kind, seconds, done_at)
+
+
+def test_a_task_is_due_an_interval_after_it_was_done() -> None:
+    assert task(done_at=NOON).due_at(NOON) == NOON + 5 * MINUTE
+
+
+def test_what_was_never_done_is_due_at_once_and_what_is_never_to_be_done_is_not() -> None:
+    assert task().due_at(NOON) == NOON
+    assert task(seconds=0).due_at(NOON) is None
+
+
+def test_a_time_that_was_missed_often_is_made_up_once() -> None:
+    late = NOON + timedelta(days=3)
+    found, _ = next_task({TaskKind.INCREMENT: task(done_at=NOON)}, NOON, late)
+    assert found is not None
+    assert next_task({TaskKind.INCREMENT: found.done(late)}, NOON, late) == (None, late + 5 * MINUTE)
+
+
+def test_each_failure_waits_twice_as_long_as_the_one_before_up_to_the_interval() -> None:
+    found, waits = task(done_at=NOON), []
+    for _ in range(9):
+        found = found.failed(NOON, "away")
+        assert found.retry_at is not None
+        waits.append((found.retry_at - NOON).total_seconds())
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    assert (found.failures, found.failing_since, found.problem) == (9, NOON, "away")
+
+
+def test_no_attempt_waits_longer_than_ten_minutes() -> None:
+    found = task(TaskKind.FULL, 7 * 86400.0)
+    for _ in range(20):
+        found = found.failed(NOON, "away")
+    assert found.retry_at == NOON + 10 * MINUTE
+
+
+def test_a_success_ends_the_failures() -> None:
+    done = task(done_at=NOON).failed(NOON, "away").done(NOON + MINUTE)
+    assert (done.failures, done.problem, done.due_at(NOON)) == (0, "", NOON + 6 * MINUTE)
+
+
+def test_a_task_that_is_put_off_has_not_failed() -> None:
+    found = task(done_at=NOON).put_off(NOON, 15)
+    assert (found.failures, found.due_at(NOON)) == (0, NOON + timedelta(seconds=15))
+
+
+def test_of_several_tasks_the_full_snapshot_is_first_and_the_rest_in_order() -> None:
+    tasks = {kind: task(kind) for kind in reversed(TaskKind)}
+    order = []
+    for _ in TaskKind:
+        found, _ = next_task(tasks, NOON, NOON)
+        assert found is not None
+        order.append(found.kind)
+        tasks[found.kind] = found.done(NOON)
+    assert order == list(TaskKind)
+    assert next_task(tasks, NOON, NOON) == (None, NOON + 5 * MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("never", 0), ("hourly", 3600), ("weekly", 604800), ("5min", 300), ("0", 0), ("1.5d", 129600)]
+)
+def test_an_interval_is_a_word_or_a_length_of_time(text: str, seconds: float) -> None:
+    assert Interval.parse(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["often", "5", "-5min", ""])
+def test_nothing_else_is_an_interval(text: str) -> None:
+    with pytest.raises(ValueError, match="not a length of time"):
+        Interval.parse(text)

@@ -20,11 +20,14 @@ def sparkline(values: Sequence[int], levels: str) -> str:
 
 
 def levels_of(encoding: str | None, terminal: str) -> str:
-    """The characters for levels, the lowest first, that the encoding has and the terminal (TERM) can show."""
+    """The characters for levels, the lowest first, that the encoding has and the terminal (TERM) can show.
+
+    A stream without an encoding holds any text.
+    """
     if terminal.startswith(WITHOUT_BLOCKS):
         return ASCII
     try:
-        BLOCKS.encode(encoding or "ascii")
+        BLOCKS.encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
         return ASCII
     return BLOCKS

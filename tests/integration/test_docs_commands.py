@@ -67,6 +67,7 @@ def shell(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
         patch.setenv("SNAPSHOT_FLEET", "")
+        patch.setenv("TERM", "xterm")
         patch.setattr("cli.spark.start.start_spark", lambda *_: SharedSpark(spark))
         try:
             teardown = [one for one in commands_of(PAGES[0]) if one.line.startswith(TEARDOWN)]

@@ -38,7 +38,7 @@ def test_only_the_newest_values_are_shown_and_the_greatest_is_one_of_them() -> N
         ("ascii", "xterm-256color", ASCII),
         ("iso-8859-1", "xterm", ASCII),
         ("no such encoding", "xterm", ASCII),
-        (None, "xterm", ASCII),
+        (None, "xterm", BLOCKS),
         ("utf-8", "dumb", ASCII),
         ("utf-8", "linux", ASCII),
         ("utf-8", "vt220", ASCII),

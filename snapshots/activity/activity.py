@@ -142,11 +142,12 @@ class Activity:
             # What is not answered now is asked again.
             with suppress(Exception):
                 signs = self._follow(signs)
-            if signs is not None:
+            # The command's end waits for what is asked of the store here.
+            if signs is not None and not self._ended.is_set() and time.monotonic() >= signs.due:
                 # Before it looks: who asks sees that a process is there, and when it is gone.
                 with suppress(Exception):
-                    if time.monotonic() >= signs.due:
-                        signs.store_next(self._sign(signs))
+                    signs.store_next(self._sign(signs))
+            if signs is not None and not self._ended.is_set():
                 with suppress(Exception):
                     self._look(signs.store)
         _clear(signs or self._first)

@@ -64,7 +64,6 @@ def take_increment(
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
     left_out = with_large_object_counts(cut.left_out, chain.full) + chain.too_old
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
-    changes = cut.definition_changes
     commit = Increment(
         snapshot=chain.name,
         increment=operation.increment,
@@ -81,7 +80,7 @@ def take_increment(
         history=chain.next_history,
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
         terminal=request.terminal,
-        definition_changes=changes,
+        definition_changes=cut.definition_changes,
         databases=sessions.ask_primaries(read_facts),
     )
     check_commit_stored(store, commit)

@@ -15,6 +15,7 @@ import snapshots.activity.activity as activity
 from fleet.progress import Reading, Silent
 from snapshots.activity.activity import SIGN_NODES_MAX, Activity
 from snapshots.activity.command import Command
+from snapshots.activity.under_way import read_one
 from snapshots.operations.operation import begin, current_time, new_operation
 from snapshots.operations.signs import newest_sign, sign_numbers, store_request, store_sign
 from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife, operation_key
@@ -320,3 +321,28 @@ def test_nothing_is_stored_in_the_store_of_another_fleet() -> None:
         assert looked.wait(SECONDS_MAX)
         time.sleep(0.1)
     assert store.list("") == before
+
+
+def test_a_check_is_seen_as_soon_as_it_shows_itself_and_leaves_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its thread stores nothing before the end.
+    monkeypatch.setattr(activity, "LOOK_SECONDS", SECONDS_MAX)
+    store, operation = memory(), "20261120T000000Z-000000000a"
+    ensure_identity(store, FLEET)
+    with Activity(Silent(), Command("check", "daily", operation), lambda: store, never) as found:
+        assert read_one(store, operation) is None
+        found.show()
+        seen = read_one(store, operation)
+        assert seen is not None
+        assert (seen.kind, seen.snapshot, seen.intent) == ("check", "daily", None)
+    assert store.list_children(f"operations/{operation}") == []
+
+
+def test_each_operation_is_announced_once_it_is_begun() -> None:
+    store, announced = memory(), list[str]()
+    intents = [begun(store, "prune"), begun(store, "prune")]
+    with Activity(Silent(), Command("prune"), lambda: store, never, announced.append) as found:
+        assert announced == []
+        for intent in intents:
+            found.tell(Reading(0, operation=intent.id))
+        found.tell(Reading(1, 2, "objects"))
+    assert announced == [intent.id for intent in intents]

@@ -130,7 +130,8 @@ def traced(fleet: Fleet, target: Progress, command: Command) -> Iterator[Progres
         yield target
         return
     attributes = {"cutline.fleet": fleet.name, "cutline.kind": command.kind}
-    attributes |= {"cutline.snapshot": command.snapshot} if command.snapshot else {}
+    known = {"cutline.snapshot": command.snapshot, "cutline.operation": command.operation}
+    attributes |= {name: value for name, value in known.items() if value}
     with (
         _sending(provider, target),
         Spans(target, provider.get_tracer(SERVICE, version(SERVICE)), f"snapshot {command.kind}", attributes) as spans,

@@ -27,7 +27,7 @@ from tests.faults.ports import free_ports
 from tests.held.retained_wal import Notes
 from tests.unit.document_kinds import FLEET
 
-COMMAND = Command("create", "nightly")
+COMMAND = Command("create", "nightly", "20261120T000000Z-000000000a")
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +158,7 @@ def test_a_collector_receives_the_spans(
     (whole,) = [span for span in spans if not span.parent_span_id]
     assert {one.key: one.value.string_value for one in whole.attributes} == {
         "cutline.fleet": "shop", "cutline.kind": "create", "cutline.snapshot": "nightly",
+        "cutline.operation": COMMAND.operation,
     }  # fmt: skip
 
 

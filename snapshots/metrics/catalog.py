@@ -36,10 +36,10 @@ class Sample:
 FLEET = "fleet"
 # The label `kind`. What a store says besides is "other".
 FULL, INCREMENT, RESTORE_POINT, RESTORE, DRILL = "full", "increment", "restore-point", "restore", "drill"
-CHECK, DELETE, PRUNE, GC, OTHER = "check", "delete", "prune", "gc", "other"
+CHECK, DELETE, PRUNE, GC, WATCH, OTHER = "check", "delete", "prune", "gc", "watch", "other"
 # The label `role`, as fleet.toml has it.
 PRIMARY, STANDBY = "primary", "standby"
-KINDS = (FULL, INCREMENT, RESTORE_POINT, RESTORE, DRILL, CHECK, DELETE, PRUNE, GC, OTHER)
+KINDS = (FULL, INCREMENT, RESTORE_POINT, RESTORE, DRILL, CHECK, DELETE, PRUNE, GC, WATCH, OTHER)
 # The steps of a restore; the changes of the WAL are folded in one of them.
 WAL_STEP = "fold changes"
 RESTORE_STEPS = (

@@ -130,7 +130,8 @@ def traced(fleet: Fleet, target: Progress, command: Command) -> Iterator[Progres
         yield target
         return
     attributes = {"cutline.fleet": fleet.name, "cutline.kind": command.kind}
-    attributes |= {"cutline.snapshot": command.snapshot} if command.snapshot else {}
+    known = {"cutline.snapshot": command.snapshot, "cutline.operation": command.operation}
+    attributes |= {name: value for name, value in known.items() if value}
     with (
         _sending(provider, target),
         Spans(target, provider.get_tracer(SERVICE, version(SERVICE)), f"snapshot {command.kind}", attributes) as spans,
@@ -165,27 +166,30 @@ def _sending(provider: TracerProvider, target: Progress) -> Iterator[None]:
     """Send at the end what is left, for SENDING_SECONDS_MAX at most, and note what could not be sent."""
     kept = _KeptMessages()
     logger = logging.getLogger("opentelemetry")
+    # Without a handler Python would write them to stderr, among the progress.
     logger.addHandler(kept)
-    # Without a handler above, Python writes them to stderr among the progress.
-    logger.propagate = False
     try:
         yield
     finally:
         sender = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
         sender.start()
         sender.join(SENDING_SECONDS_MAX)
-        logger.removeHandler(kept)
-        if kept.messages:
-            target.note(f"spans were lost: {redact(kept.messages[0])}")
+        if sender.is_alive() or kept.has_failed:
+            why = kept.messages[0] if kept.messages else f"no answer within {SENDING_SECONDS_MAX:.0f} s"
+            target.note(f"spans were lost: {redact(why)}")
+        if not sender.is_alive():
+            logger.removeHandler(kept)
 
 
 class _KeptMessages(logging.Handler):
-    """Keeps the warnings of the SDK."""
+    """Keeps the warnings of the SDK; it `has_failed` if it gave something up, which it may have tried again before."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.messages: list[str] = []
+        self.has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep its first line."""
         self.messages.append(record.getMessage().partition("\n")[0])
+        self.has_failed |= record.levelno >= logging.ERROR

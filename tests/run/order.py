@@ -67,6 +67,7 @@ LONG = (
     "tests/integration/test_rules_since.py",
     "tests/integration/test_global_ids.py",
     "tests/integration/test_gc.py",
+    "tests/integration/test_metrics_nodes.py",
     "tests/integration/test_pgbench.py",
     "tests/integration/test_main_job.py",
     "tests/integration/test_policies.py",

@@ -221,6 +221,7 @@ def test_many_checks_hide_no_restore_and_the_window_says_how_far_back_it_reaches
     found = read(samples_of_store(facts, NOW))
     assert set(of(catalog.SUCCESS, found)) == {"restore", "check"}
     # Three checks were read: the window begins where the oldest of them ended.
+    assert [one.kind for one in facts.ended.found] == ["check"] * 3 + ["restore"]
     assert of(catalog.HISTORY_WINDOW, found) == pytest.approx({"": 1800}, abs=1)
     assert of(catalog.ENDED, found)["0/check"] in (2, 3)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -13,7 +14,14 @@ from fleet.config import ListenAddress
 from snapshots.metrics.endpoint import EndpointTakenError, MetricsEndpoint
 from tests.faults.ports import free_ports
 
-HOST = "127.0.0.1"
+HOST, SECONDS_MAX = "127.0.0.1", 30.0
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def new_endpoint(fresh_seconds: float = 60.0) -> MetricsEndpoint:
@@ -66,21 +74,27 @@ def test_an_address_that_is_taken_is_named() -> None:
     assert "[metrics] listen" in caught.value.hint
 
 
-def test_who_sends_nothing_keeps_others_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module._Handler, "timeout", 3.0)
+def test_more_than_so_many_at_a_time_are_turned_away() -> None:
     with new_endpoint() as endpoint:
         endpoint.publish(b"one 1\n")
         idle = [socket.create_connection((HOST, endpoint.port)) for _ in range(module.REQUESTS_MAX - 1)]
         assert answer(endpoint, "/metrics") == (200, b"one 1\n")
-        more = [socket.create_connection((HOST, endpoint.port)) for _ in range(4)]
-        time.sleep(0.3)
-        # All places are taken: further ones are closed without an answer.
+        # The place of the last request is free once its thread has ended.
+        until(lambda: endpoint._server._places._value == 1)
+        idle.append(socket.create_connection((HOST, endpoint.port)))
+        until(lambda: endpoint._server._places._value == 0)
         with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
             answer(endpoint, "/metrics")
-        time.sleep(4)
-        assert answer(endpoint, "/metrics") == (200, b"one 1\n")
-        for one in (*idle, *more):
+        for one in idle:
             one.close()
+        until(lambda: endpoint._server._places._value == module.REQUESTS_MAX)
+        assert answer(endpoint, "/metrics") == (200, b"one 1\n")
+
+
+def test_who_sends_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._Handler, "timeout", 0.2)
+    with new_endpoint() as endpoint, socket.create_connection((HOST, endpoint.port), timeout=SECONDS_MAX) as idle:
+        assert idle.recv(1) == b""
 
 
 def test_it_ends_at_once_though_a_client_is_connected() -> None:

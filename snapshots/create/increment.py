@@ -16,6 +16,7 @@ from fleet.nodes.free_connections import check_free_connections
 from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal
+from fleet.step_times import StepTimes
 from fleet.tables.left_out import LeftOut, read_left_out
 from snapshots.create.append_only_counters import (
     check_append_only,
@@ -56,7 +57,7 @@ class IncrementPlan:
 
 def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
     """Take the next increment of the snapshot and return its commit."""
-    began = time.monotonic()
+    began, progress = time.monotonic(), StepTimes(progress)
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)
@@ -90,7 +91,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
             terminal=request.terminal or UNSET,
             fleet_id=chain.full.fleet_id,
         )
-        operation = Operation(intent)
+        operation = Operation(intent, times=progress)
         context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
         if _needs_spark(chain, node_tables, sessions):
             spark.begin(context.executor_needs, progress)

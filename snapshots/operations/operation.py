@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from fleet.label import own_label
 from fleet.progress import Progress, Reading, Silent
 from fleet.record import Time
+from fleet.step_times import StepTimes
 from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
 from snapshots.records.commit import Commit
@@ -50,6 +51,7 @@ class OutcomeDetails:
     volumes: Mapping[str, int] | UnsetType = UNSET
     causes: tuple[str, ...] | UnsetType = UNSET
     figures: RestoreFigures | UnsetType = UNSET
+    phases: Mapping[str, float] | UnsetType = UNSET
 
 
 @dataclass(slots=True)
@@ -57,12 +59,13 @@ class Operation:
     """One run of a command that changes something, in the process that runs it.
 
     `is_committing` is set before the process puts the commit. From then on the process alone can't tell whether the
-    operation has committed. `details` are what its outcome says of it besides.
+    operation has committed. `details` are what its outcome says of it besides, with the phases of `times`.
     """
 
     intent: Intent
     is_committing: bool = False
     details: OutcomeDetails = field(default_factory=lambda: OutcomeDetails())
+    times: StepTimes | None = None
 
     @property
     def id(self) -> str:
@@ -83,6 +86,10 @@ class Operation:
     def began_at(self) -> Time:
         """When it began, RFC 3339 UTC."""
         return self.intent.began_at
+
+    def ended_details(self, code: int) -> OutcomeDetails:
+        """What its outcome says if it ends now; `code` is the command's exit code."""
+        return replace(self.details, code=code, phases=self.times.phases() if self.times else UNSET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,7 @@ def record_operation(
         progress.ending()
         reason, is_committed = reason_of(error), False
         with suppress(SnapshotError):
-            details = replace(operation.details, code=code_of(error))
+            details = operation.ended_details(code_of(error))
             if operation.is_committing and decide(store, intent):
                 is_committed = True
                 record_outcome(store, intent, DONE, reason, details)
@@ -149,7 +156,7 @@ def record_operation(
         raise
     progress.ending()
     try:
-        record_outcome(store, intent, DONE, details=replace(operation.details, code=0))
+        record_outcome(store, intent, DONE, details=operation.ended_details(0))
     except (UnreachableError, IndeterminateError) as error:
         progress.note(
             f"operation {operation.id} is done, but its outcome could not be stored; the next command records it"
@@ -205,6 +212,7 @@ def record_outcome(
         code=details.code,
         volumes=dict(details.volumes) if isinstance(details.volumes, Mapping) else UNSET,
         causes=details.causes or UNSET,
+        phases=dict(details.phases) if isinstance(details.phases, Mapping) else UNSET,
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)

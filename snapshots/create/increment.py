@@ -30,7 +30,7 @@ from snapshots.create.request import CreateRequest
 from snapshots.ddl.table_changes import NodeTables, known_tables, report_changes
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import exclusive
-from snapshots.operations.operation import Operation, new_operation, record_operation
+from snapshots.operations.operation import Operation, OutcomeDetails, new_operation, record_operation
 from snapshots.operations.settling import note_restores, settle_operations
 from snapshots.operations.slot_guard import guard_nodes, preview_guard
 from snapshots.operations.spark_jobs import SparkSource
@@ -91,7 +91,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
             terminal=request.terminal or UNSET,
             fleet_id=chain.full.fleet_id,
         )
-        operation = Operation(intent, times=progress)
+        operation = Operation(intent, details=OutcomeDetails(times=progress))
         context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
         if _needs_spark(chain, node_tables, sessions):
             spark.begin(context.executor_needs, progress)

@@ -45,13 +45,13 @@ OUTCOME_BYTES_MIN = 100
 
 @dataclass(frozen=True, slots=True)
 class OutcomeDetails:
-    """What an outcome says besides how the operation ended; see Outcome."""
+    """What an outcome says besides how the operation ended; see Outcome. `times` measures its phases."""
 
     code: int | UnsetType = UNSET
     volumes: Mapping[str, int] | UnsetType = UNSET
     causes: tuple[str, ...] | UnsetType = UNSET
     figures: RestoreFigures | UnsetType = UNSET
-    phases: Mapping[str, float] | UnsetType = UNSET
+    times: StepTimes | None = None
 
 
 @dataclass(slots=True)
@@ -59,13 +59,12 @@ class Operation:
     """One run of a command that changes something, in the process that runs it.
 
     `is_committing` is set before the process puts the commit. From then on the process alone can't tell whether the
-    operation has committed. `details` are what its outcome says of it besides, with the phases of `times`.
+    operation has committed. `details` are what its outcome says of it besides.
     """
 
     intent: Intent
     is_committing: bool = False
     details: OutcomeDetails = field(default_factory=lambda: OutcomeDetails())
-    times: StepTimes | None = None
 
     @property
     def id(self) -> str:
@@ -86,10 +85,6 @@ class Operation:
     def began_at(self) -> Time:
         """When it began, RFC 3339 UTC."""
         return self.intent.began_at
-
-    def ended_details(self, code: int) -> OutcomeDetails:
-        """What its outcome says if it ends now; `code` is the command's exit code."""
-        return replace(self.details, code=code, phases=self.times.phases() if self.times else UNSET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +139,7 @@ def record_operation(
         progress.ending()
         reason, is_committed = reason_of(error), False
         with suppress(SnapshotError):
-            details = operation.ended_details(code_of(error))
+            details = replace(operation.details, code=code_of(error))
             if operation.is_committing and decide(store, intent):
                 is_committed = True
                 record_outcome(store, intent, DONE, reason, details)
@@ -156,7 +151,7 @@ def record_operation(
         raise
     progress.ending()
     try:
-        record_outcome(store, intent, DONE, details=operation.ended_details(0))
+        record_outcome(store, intent, DONE, details=replace(operation.details, code=0))
     except (UnreachableError, IndeterminateError) as error:
         progress.note(
             f"operation {operation.id} is done, but its outcome could not be stored; the next command records it"
@@ -186,7 +181,7 @@ def code_of(error: BaseException) -> int:
 
 def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:
     """Put the operation's commit; raises what `put_commit` raises."""
-    operation.details = OutcomeDetails(volumes=dict(commit.counts), causes=commit.cut.causes)
+    operation.details = replace(operation.details, volumes=dict(commit.counts), causes=commit.cut.causes)
     operation.is_committing = True
     put_commit(store, commit, operation.intent.turn)
 
@@ -212,7 +207,7 @@ def record_outcome(
         code=details.code,
         volumes=dict(details.volumes) if isinstance(details.volumes, Mapping) else UNSET,
         causes=details.causes or UNSET,
-        phases=dict(details.phases) if isinstance(details.phases, Mapping) else UNSET,
+        phases=details.times.phases() if details.times else UNSET,
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)

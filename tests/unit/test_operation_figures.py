@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Literal
 
 import pytest
+from msgspec import UNSET
 
 import snapshots.listing.operation_figures as operation_figures
 from check.report import EXAMPLES_MAX, Compared, Conflict, Skipped, SnapshotReport
@@ -21,9 +23,8 @@ from snapshots.operations.operation import (
     begin,
     new_operation,
     record_operation,
-    record_outcome,
 )
-from snapshots.records.operation_records import CheckedPoint, read_outcome
+from snapshots.records.operation_records import CheckedPoint, Outcome, read_outcome, write_operation_record
 from storage.ids import new_operation_id
 from storage.store import ObjectStore
 from tests.unit.made_commits import memory
@@ -32,11 +33,15 @@ from tests.unit.made_figures import BEGIN
 LABEL = own_label("check", "")
 
 
-def create(store: ObjectStore, increment: int, phases: dict[str, float] | None, *, state: str = "done") -> None:
+def create(
+    store: ObjectStore, increment: int, phases: dict[str, float] | None, *, state: Literal["done", "failed"] = "done"
+) -> None:
     intent = new_operation("create", "daily", increment, ("a",))
     begin(store, intent)
-    details = OutcomeDetails(phases=phases) if phases else None
-    record_outcome(store, intent, "done" if state == "done" else "failed", details=details)
+    outcome = Outcome(
+        operation=intent.id, state=state, reason="", ended_at=intent.began_at, phases=phases if phases else UNSET
+    )
+    write_operation_record(store, "outcome", outcome)
 
 
 def found(snapshot: str = "daily", increment: int = 3) -> CheckedPoint:
@@ -100,7 +105,7 @@ def test_an_outcome_records_the_phases_of_its_operation_whether_it_is_done_or_fa
     for fails in (False, True):
         intent = new_operation("create", "daily", 0, ("a",))
         times = StepTimes(Silent())
-        operation = Operation(intent, times=times)
+        operation = Operation(intent, details=OutcomeDetails(times=times))
         try:
             with record_operation(store, operation, lambda: True, times):
                 times.step("copy")

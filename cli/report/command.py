@@ -1,4 +1,4 @@
-"""`snapshot report`."""
+"""`snapshot report`: its options, its file and its JSON."""
 
 from __future__ import annotations
 

@@ -7,19 +7,22 @@ compare (docs/architecture.md, invariant 7).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from fleet.record import to_builtins
 from fleet.tables.left_out import LeftOut
 from snapshots.operations.open_operations import OpenOperation
-from snapshots.records.operation_records import CheckResult
+from snapshots.records.documents import shortened
+from snapshots.records.operation_records import CheckFigures, CheckResult, SkippedPart
 
 SCHEMA = "cutline/check/1"
 VALID: Final = "valid"
 CONFLICTS: Final = "conflicts"
 INCONCLUSIVE: Final = "inconclusive"
 EXIT_CODES: Mapping[CheckResult, int] = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
+# Of what was skipped, outcomes have so many examples.
+EXAMPLES_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,12 @@ class SnapshotReport:
         if self.conflicts:
             return CONFLICTS
         return INCONCLUSIVE if self.skipped or not self.compared.objects else VALID
+
+    @property
+    def figures(self) -> CheckFigures:
+        """What the check's outcome records of the snapshot."""
+        examples = (SkippedPart(shortened(one.what), shortened(one.why)) for one in self.skipped[:EXAMPLES_MAX])
+        return CheckFigures(asdict(self.compared), len(self.conflicts), len(self.skipped), tuple(examples))
 
     def to_json(self) -> dict[str, Any]:
         """The snapshot's part of the JSON document."""

@@ -58,6 +58,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "cancel": CommandEntry("cli.commands.cancel", "cancel", "Stop operations, wherever their processes run."),
     "wait": CommandEntry("cli.commands.wait", "wait", "Wait until an operation ends, and exit as its command does."),
     "history": CommandEntry("cli.commands.history", "history", "List the operations that have ended."),
+    "report": CommandEntry("cli.report.command", "report", "Make a page of cuts, sizes, phases, checks and gaps."),
     "delete": CommandEntry("cli.commands.delete", "delete", "Delete a snapshot for good, after listing what is lost."),
     "prune": CommandEntry("cli.commands.prune", "prune", "Delete what no retention rule keeps."),
     "gc": CommandEntry("cli.commands.gc", "gc", "Remove garbage from the store."),

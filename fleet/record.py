@@ -7,8 +7,10 @@ that this version does not know may change the meaning of others.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 from fleet.lsn import Lsn
 
 T = TypeVar("T")
+_EXAMINING = threading.Lock()
 INTEGER_MAX = 2**63 - 1
 TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$"
 TIME = re.compile(TIME_PATTERN)
@@ -69,12 +72,24 @@ def fields_of(record: Record) -> dict[str, Any]:
 
 def from_builtins(value: Any, kind: type[T]) -> T:
     """A value of `kind` from JSON types; raise msgspec.ValidationError naming the invalid field."""
+    _decoder(kind)
     return msgspec.convert(value, kind, dec_hook=_decode, str_keys=True)
 
 
 def from_json(body: bytes | str, kind: Any) -> Any:
     """A value of `kind` from JSON; raise msgspec.DecodeError, or ValidationError naming the invalid field."""
-    return msgspec.json.decode(body, type=kind, dec_hook=_decode)
+    return _decoder(kind).decode(body)
+
+
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    # msgspec examines a type when it is first used. Two threads that do so at once crash the process.
+    with _EXAMINING:
+        return _new_decoder(kind)
+
+
+@cache
+def _new_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=_decode)
 
 
 def json_schema(kinds: list[Any]) -> tuple[tuple[dict[str, Any], ...], Mapping[str, Any]]:

@@ -44,7 +44,7 @@ FLOORS = (
     ("cli/folders",),
     ("cli/background",),
     ("cli/output", "cli/spark"),
-    ("cli/views", "cli/monitoring"),
+    ("cli/views", "cli/monitoring", "cli/report"),
     ("cli/watch",),
     ("cli/commands", "cli"),
     ("cli/demo",),
@@ -250,7 +250,7 @@ def test_help_imports_neither_spark_nor_a_command() -> None:
     assert not loaded & {entry.module for entry in COMMANDS.values()}
 
 
-@pytest.mark.parametrize("name", ["list", "show"])
+@pytest.mark.parametrize("name", ["list", "show", "report"])
 def test_commands_that_need_no_job_do_not_import_spark(name: str) -> None:
     module = COMMANDS[name].module
     assert not modules_after(f"import {module}") & {"pyspark", "pandas"}

@@ -80,7 +80,7 @@ def volumes_of(report: CheckReport) -> dict[str, int]:
 def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedPoint, ...]:
     """What the outcome says of each restore point."""
     is_full = request.increment is None and not request.metadata_only
-    return tuple(CheckedPoint(one.name, one.increment, one.result, is_full) for one in report.snapshots)
+    return tuple(CheckedPoint(one.name, one.increment, one.result, is_full, one.figures) for one in report.snapshots)
 
 
 def lines_of(report: CheckReport) -> list[str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from cli.commands.list import chain_bytes, entry_document
-from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Transactions
+from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Timeline, Transactions
 from cli.output.context import command_context
 from cli.output.format import causes_lines, count_text, moment_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
 from cli.output.recovery import plan_lines, transaction_lines
 from cli.output.results import emit
+from cli.report.document import figures_document
+from cli.report.terminal import timeline_of
 from fleet.record import to_builtins
+from snapshots.listing.figures import read_figures_of
 from snapshots.listing.in_doubt import in_doubt_transactions
 from snapshots.listing.listing import Entry, show_snapshot
 from snapshots.listing.name_templates import newest_name
@@ -37,6 +41,7 @@ def show(
     increment: Increment = None,
     transactions: Transactions = False,
     recovery_plan: RecoveryPlan = False,
+    timeline: Timeline = False,
 ) -> None:
     """Show all details of one snapshot: nodes, groups, increments and their cuts."""
     options = command_context(context)
@@ -53,6 +58,10 @@ def show(
         nodes = plan_recovery(chain)
         document["recovery_plan"] = [one.to_json() for one in nodes]
         lines += plan_lines(chain.last, nodes)
+    if timeline:
+        figures = read_figures_of(fleet, details, datetime.now(UTC))
+        document["timeline"] = figures_document(figures)
+        lines += [] if options.json else timeline_of(figures)
     if not lines and not options.json:
         lines = [*lines_of(entry, chain), *(one.text for one in open_operations)]
     emit(context, document, lines)

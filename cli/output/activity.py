@@ -15,6 +15,7 @@ from cli.output.results import progress
 from cli.output.stopping import stop_process
 from fleet.config import Fleet
 from fleet.label import own_label
+from fleet.step_times import StepTimes
 from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
 from snapshots.activity.history import Ending, record_without_intent
@@ -56,7 +57,7 @@ def recorded_activity(context: typer.Context, fleet: Fleet, kind: str, snapshot:
     with (
         progress(context) as shown,
         traced(fleet, shown, command) as target,
-        Activity(target, command, partial(open_own_store, fleet), stop_process, announce) as found,
+        Activity(times := StepTimes(target), command, partial(open_own_store, fleet), stop_process, announce) as found,
     ):
         run = RecordedCommand(found)
         if is_in_background():
@@ -73,6 +74,6 @@ def recorded_activity(context: typer.Context, fleet: Fleet, kind: str, snapshot:
         try:
             yield run
         except BaseException as error:
-            record(Ending("failed", reason_of(error), code_of(error)))
+            record(Ending("failed", reason_of(error), code_of(error), phases=times.phases()))
             raise
-        record(Ending("done", run.reason, run.code, run.volumes, run.checked))
+        record(Ending("done", run.reason, run.code, run.volumes, run.checked, times.phases()))

@@ -26,6 +26,9 @@ Transactions = Annotated[
 RecoveryPlan = Annotated[
     bool, typer.Option("--recovery-plan", help="How to recover physical backups of all nodes to the cut.")
 ]
+Timeline = Annotated[
+    bool, typer.Option("--timeline", help="Draw cuts, sizes, phases, checks, gaps and lag of nodes over time.")
+]
 At = Annotated[
     str | None,
     typer.Option("--at", metavar="TIME", help="The newest cut made not after this time, such as 2026-11-20T10:00Z."),

@@ -41,6 +41,7 @@ class Ending:
     code: int | None = None
     volumes: Mapping[str, int] = field(default_factory=dict)
     checked: tuple[CheckedPoint, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 def record_without_intent(store: ObjectStore, command: Command, began_at: Time, by: str, ending: Ending) -> None:
@@ -58,6 +59,7 @@ def record_without_intent(store: ObjectStore, command: Command, began_at: Time, 
         code=UNSET if ending.code is None else ending.code,
         volumes=dict(ending.volumes),
         checked=ending.checked or UNSET,
+        phases=dict(ending.phases) or UNSET,
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)
@@ -128,6 +130,20 @@ class Ended:
         return tuple(_or(self.outcome.causes, ())) if self.outcome else ()
 
     @property
+    def phases(self) -> dict[str, float]:
+        """The seconds of each phase, in order; empty if they are not recorded."""
+        if self.outcome is None:
+            return {}
+        if isinstance(figures := self.outcome.figures, UnsetType):
+            return dict(_or(self.outcome.phases, {}))
+        return {name: step.seconds for name, step in figures.steps.items()}
+
+    @property
+    def checked(self) -> tuple[CheckedPoint, ...]:
+        """What a check found of each restore point; empty if that is not recorded."""
+        return _or(self.outcome.checked, ()) if self.outcome else ()
+
+    @property
     def code(self) -> int | None:
         """The exit code of its command, if that is known: a settled operation has none."""
         return _or(self.outcome.code, None) if self.outcome else None
@@ -149,7 +165,8 @@ class Ended:
             "seconds": None if self.seconds is None else round(self.seconds, 3),
             "volumes": self.volumes,
             "causes": list(self.causes),
-            "checked": to_builtins(_or(outcome.checked, ())) if outcome else [],
+            "phases": self.phases,
+            "checked": to_builtins(self.checked),
             "problem": self.problem or None,
         }
 

@@ -18,11 +18,12 @@ from fleet.nodes.lock import FleetLock
 from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal, undo_freeze
+from fleet.step_times import StepTimes
 from snapshots.create.request import CreateRequest
 from snapshots.executors.needs import ExecutorNeeds
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import exclusive
-from snapshots.operations.operation import Operation, new_operation
+from snapshots.operations.operation import Operation, OutcomeDetails, new_operation
 from snapshots.operations.settling import note_restores, settle_operations
 from snapshots.operations.slot_guard import guard_nodes
 from snapshots.records.commits import free_turn
@@ -59,7 +60,7 @@ class CreateContext:
 
 @contextmanager
 def begin_full(
-    sessions: Sessions, store: ObjectStore, request: CreateRequest, fleet_id: str, progress: Progress
+    sessions: Sessions, store: ObjectStore, request: CreateRequest, fleet_id: str, progress: StepTimes
 ) -> Iterator[CreateContext]:
     """Hold the fleet's lock, settle what died before, and begin a full snapshot of the sessions' nodes.
 
@@ -78,7 +79,7 @@ def begin_full(
         # Settling may have used a turn.
         turn, terminal = free_turn(store, request.name, 0), request.terminal or UNSET
         intent = structs.replace(intent, slot=slot_name(intent.id), turn=turn, terminal=terminal, fleet_id=fleet_id)
-        yield CreateContext(request, store, Operation(intent), lock)
+        yield CreateContext(request, store, Operation(intent, details=OutcomeDetails(times=progress)), lock)
 
 
 def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: Progress) -> bool:

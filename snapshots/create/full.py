@@ -10,6 +10,7 @@ import time
 from fleet.config import Fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
+from fleet.step_times import StepTimes
 from snapshots.create.context import begin_full, undo_create
 from snapshots.create.full_plan import choose_nodes, plan_full
 from snapshots.create.request import CreateRequest
@@ -22,7 +23,7 @@ from wal.slots.slots import slot_name
 
 def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
     """Take the full snapshot and return its commit."""
-    began = time.monotonic()
+    began, progress = time.monotonic(), StepTimes(progress)
     progress.step("check nodes")
     store = fleet.store.open()
     nodes = choose_nodes(fleet, only_primary=request.only_primary)

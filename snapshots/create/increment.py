@@ -16,6 +16,7 @@ from fleet.nodes.free_connections import check_free_connections
 from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal
+from fleet.step_times import StepTimes
 from fleet.tables.left_out import LeftOut, read_left_out
 from snapshots.create.append_only_counters import (
     check_append_only,
@@ -29,7 +30,7 @@ from snapshots.create.request import CreateRequest
 from snapshots.ddl.table_changes import NodeTables, known_tables, report_changes
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import exclusive
-from snapshots.operations.operation import Operation, new_operation, record_operation
+from snapshots.operations.operation import Operation, OutcomeDetails, new_operation, record_operation
 from snapshots.operations.settling import note_restores, settle_operations
 from snapshots.operations.slot_guard import guard_nodes, preview_guard
 from snapshots.operations.spark_jobs import SparkSource
@@ -56,7 +57,7 @@ class IncrementPlan:
 
 def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
     """Take the next increment of the snapshot and return its commit."""
-    began = time.monotonic()
+    began, progress = time.monotonic(), StepTimes(progress)
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)
@@ -90,7 +91,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
             terminal=request.terminal or UNSET,
             fleet_id=chain.full.fleet_id,
         )
-        operation = Operation(intent)
+        operation = Operation(intent, details=OutcomeDetails(times=progress))
         context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
         if _needs_spark(chain, node_tables, sessions):
             spark.begin(context.executor_needs, progress)

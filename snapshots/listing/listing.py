@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fleet.config import Fleet
@@ -106,11 +107,16 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     return Listing(tuple(_with_retained(entry, answers) for entry in entries), answers, open_operations, checks)
 
 
-def read_entry(store: ObjectStore, identity: StoreIdentity, name: str) -> Entry | None:
-    """What `list` shows of the snapshot; None if it has been deleted."""
+def read_entry(
+    store: ObjectStore,
+    identity: StoreIdentity,
+    name: str,
+    read_commits: Callable[[ObjectStore, str], Chain] = read_newest_part,
+) -> Entry | None:
+    """What `list` shows of the snapshot, and the chain as `read_commits` reads it; None if it has been deleted."""
 
     def read() -> Entry:
-        chain = read_newest_part(store, name)
+        chain = read_commits(store, name)
         check_of_fleet(chain, identity)
         entry = entry_of(store, chain)
         # A chain whose last commits were deleted meanwhile would seem to end earlier.

@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from fleet.label import own_label
 from fleet.progress import Progress, Reading, Silent
 from fleet.record import Time
+from fleet.step_times import StepTimes
 from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
 from snapshots.records.commit import Commit
@@ -44,12 +45,13 @@ OUTCOME_BYTES_MIN = 100
 
 @dataclass(frozen=True, slots=True)
 class OutcomeDetails:
-    """What an outcome says besides how the operation ended; see Outcome."""
+    """What an outcome says besides how the operation ended; see Outcome. `times` measures its phases."""
 
     code: int | UnsetType = UNSET
     volumes: Mapping[str, int] | UnsetType = UNSET
     causes: tuple[str, ...] | UnsetType = UNSET
     figures: RestoreFigures | UnsetType = UNSET
+    times: StepTimes | None = None
 
 
 @dataclass(slots=True)
@@ -179,7 +181,7 @@ def code_of(error: BaseException) -> int:
 
 def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:
     """Put the operation's commit; raises what `put_commit` raises."""
-    operation.details = OutcomeDetails(volumes=dict(commit.counts), causes=commit.cut.causes)
+    operation.details = replace(operation.details, volumes=dict(commit.counts), causes=commit.cut.causes)
     operation.is_committing = True
     put_commit(store, commit, operation.intent.turn)
 
@@ -205,6 +207,7 @@ def record_outcome(
         code=details.code,
         volumes=dict(details.volumes) if isinstance(details.volumes, Mapping) else UNSET,
         causes=details.causes or UNSET,
+        phases=details.times.phases() if details.times else UNSET,
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)

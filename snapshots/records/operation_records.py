@@ -78,6 +78,25 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
         return self.terminal is True
 
 
+class SkippedPart(Record, frozen=True):
+    """Something that a check did not compare, and why."""
+
+    what: str
+    why: str
+
+
+class CheckFigures(Record, frozen=True):
+    """How much a check compared: objects, bytes, rows, changes, partitions and transactions; and what it found.
+
+    `skipped` counts what was not compared; `examples` are the first of that.
+    """
+
+    compared: dict[str, Count]
+    conflicts: Count
+    skipped: Count
+    examples: tuple[SkippedPart, ...] = ()
+
+
 class CheckedPoint(Record, frozen=True):
     """What a check found of one restore point; `full`: of all that the newest restore point of its snapshot needs."""
 
@@ -85,14 +104,16 @@ class CheckedPoint(Record, frozen=True):
     increment: Count
     result: CheckResult
     full: bool
+    figures: CheckFigures | UnsetType = UNSET
 
 
 class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """How an operation ended. Early versions did not repeat kind, snapshot and increment of the intent.
 
     `code` is the exit code of the command, `volumes` counts what it worked on (bytes, objects, rows, …), and `causes`
-    says why it had to try again. A restore that loaded everything itself has `figures`, a check what it has `checked`.
-    What has no intent has `by` and `began_at` here; `snapshot` is "" for all.
+    says why it had to try again. `phases` has the seconds of each step by its name, in order, except of restores: one
+    that loaded everything itself has `figures`. A check has what it has `checked`. What has no intent has `by` and
+    `began_at` here; `snapshot` is "" for all.
     """
 
     operation: str
@@ -109,6 +130,7 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     volumes: dict[str, Count] | UnsetType = UNSET
     causes: tuple[str, ...] | UnsetType = UNSET
     checked: tuple[CheckedPoint, ...] | UnsetType = UNSET
+    phases: dict[str, Seconds] | UnsetType = UNSET
 
 
 class NodeSign(Record, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from fleet.nodes.problems import refuse_unfit
 from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal
+from fleet.step_times import StepTimes
 from fleet.tables.publications import check_exists, publication_names
 from snapshots.base_copy.copy_slots import drop_copy_slots, export_snapshots
 from snapshots.create.commit_counts import counted_full
@@ -48,7 +49,7 @@ class RestorePointPlan:
 
 def create_restore_point(fleet: Fleet, request: CreateRequest, progress: Progress) -> FullSnapshot:
     """Take the restore point and return its commit."""
-    began = time.monotonic()
+    began, progress = time.monotonic(), StepTimes(progress)
     progress.step("check nodes")
     store = fleet.store.open()
     with open_sessions(fleet, fleet.primaries) as sessions:

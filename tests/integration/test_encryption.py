@@ -60,7 +60,7 @@ PLAINTEXT = [
 ENCRYPTED_END = b"cutline\x01"
 OPENING_COMMANDS = [
     ["init"], ["create", "other"], ["restore", NAME], ["check"], ["list"], ["show", NAME], ["delete", NAME, "--force"],
-    ["prune", "--keep-full", "9", "--yes"], ["gc"], ["status"], ["history"], ["cancel", "--all"],
+    ["prune", "--keep-full", "9", "--yes"], ["gc"], ["status"], ["history"], ["report"], ["cancel", "--all"],
     ["wait", "20261120T000000Z-000000000a"],
 ]  # fmt: skip
 

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from fleet.config import Fleet, GroupRules, Node
 from fleet.tables.left_out import LeftOut, LeftOutKind
+from snapshots.activity.command import Command
+from snapshots.activity.history import Ending, record_without_intent
 from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
 from snapshots.operations.leases import open_leases
@@ -24,13 +26,17 @@ from snapshots.records.commits import commit_key, find_place, read_commit
 from snapshots.records.lost_chains import LostChain, lost_key, mark_lost, read_lost
 from snapshots.records.operation_records import (
     CancelRequest,
+    CheckedPoint,
+    CheckFigures,
     Intent,
     LeaseRenewal,
     NodeSign,
     SignOfLife,
+    SkippedPart,
     operation_key,
     read_cancel_request,
     read_intent,
+    read_outcome,
     read_sign,
     write_operation_record,
 )
@@ -70,6 +76,14 @@ def write_increment(store: ObjectStore) -> None:
 def write_outcome(store: ObjectStore) -> None:
     with record_operation(store, Operation(OPERATION)):
         pass
+
+
+def write_check(store: ObjectStore) -> None:
+    figures = CheckFigures({"rows": 3}, 0, 1, (SkippedPart("contents", "--metadata-only"),))
+    checked = CheckedPoint("daily", 1, "inconclusive", full=False, figures=figures)
+    ending = Ending("done", "inconclusive", 4, {"rows": 3}, (checked,), {"check daily": 1.5})
+    command = Command("check", "daily", OPERATION.id)
+    record_without_intent(store, command, OPERATION.began_at, "cutline check daily ops@db7:1", ending)
 
 
 def write_lease(store: ObjectStore) -> None:
@@ -121,6 +135,7 @@ KINDS: dict[str, Kind] = {
     "intent": (write_outcome, INTENT, lambda store: read_intent(store, OPERATION.id)),
     "lease": (write_lease, LEASE, lambda store: open_leases(store)),
     "outcome": (write_outcome, OUTCOME, read_recorded_commits),
+    "check": (write_check, OUTCOME, lambda store: read_outcome(store, OPERATION.id)),
     "sign": (
         lambda store: store_sign(store, SIGN, 1),
         operation_key(OPERATION.id, "sign-1"),
@@ -138,12 +153,38 @@ OPTIONAL = {
     "increment": {"previous", "causes"},
     "fleet": {"format"},
     "intent": {"turn"},
-    "lost": {"restore"},
+    "lost": {"restore", "successor"},
     # Earlier versions wrote outcomes without a kind; the intent has it.
     "outcome": {"kind", "snapshot", "increment", "code"},
+    "check": {
+        "kind",
+        "snapshot",
+        "code",
+        "by",
+        "began_at",
+        "volumes",
+        "phases",
+        "checked",
+        "figures",
+        "examples",
+        "rows",
+        "check daily",
+    },
 }
 # Objects that are maps: their keys are nodes, shards or names, not fields.
-MAPS = {"counts", "sequences", "segments", "groups", "base", "roles", "tables", "fingerprints"}
+MAPS = {
+    "counts",
+    "sequences",
+    "segments",
+    "groups",
+    "base",
+    "roles",
+    "tables",
+    "fingerprints",
+    "volumes",
+    "phases",
+    "compared",
+}
 DEFAULTED = {"count", "include", "exclude", "append_only"}
 # Values that are wrong for most fields, but valid for these: seconds may be any number.
 VALID_VALUES = (
@@ -151,10 +192,12 @@ VALID_VALUES = (
     ("seconds", 10**30),
     ("in_recovery", True),
     ("rate", 1.5),
+    ("check daily", 1.5),
     ("seconds_left", 1.5),
     ("next_seconds", 1.5),
     ("is_rough", True),
     ("is_called", True),
+    ("full", True),
     ("cycles", True),
 )
 

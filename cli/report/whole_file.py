@@ -1,0 +1,64 @@
+"""A file that is written whole or not at all: its readers never see a part of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from storage.errors import UsageError
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Callable[[str], None]]:
+    """Yield what writes the file; it takes its place at the end, or what was there stays if the block raises.
+
+    Raises UsageError if the file can't be written, before the block begins if that is seen by then. A file keeps its
+    permissions, and a symbolic link stays: its target is replaced.
+    """
+    with _naming_file(path):
+        target = path.resolve()
+        mode = _mode_of(target)
+        handle, partial = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+
+            def write(text: str) -> None:
+                with _naming_file(path):
+                    out.write(text)
+
+            yield write
+            with _naming_file(path):
+                out.flush()
+                os.fchmod(out.fileno(), mode)
+                os.fsync(out.fileno())
+        with _naming_file(path):
+            Path(partial).replace(target)
+    except BaseException:
+        with suppress(OSError):
+            Path(partial).unlink()
+        raise
+
+
+def _mode_of(target: Path) -> int:
+    """The permissions of the file, or of a new one; raise OSError unless the place is a file's."""
+    try:
+        found = target.stat().st_mode
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+    if not stat.S_ISREG(found):
+        raise OSError(0, "it is not a file")
+    return stat.S_IMODE(found)
+
+
+@contextmanager
+def _naming_file(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="name a file that you may write") from error

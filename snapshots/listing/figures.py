@@ -1,0 +1,195 @@
+"""Figures of snapshots over time: what `report` and `show --timeline` draw. All of it is in commits and outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from fleet.config import Fleet
+from snapshots.listing.gaps import Gaps, RestorePlace, find_gaps
+from snapshots.listing.listing import BROKEN, ENDED, LOST, Entry, SnapshotDetails, read_entry
+from snapshots.listing.operation_figures import OperationFigures, read_operation_figures
+from snapshots.records.chain import Chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commit import Commit
+from snapshots.records.commits import SnapshotMissingError, snapshot_names
+from snapshots.records.cut_times import cut_time
+from snapshots.records.store_identity import read_identity
+from snapshots.records.tombstones import check_not_deleted
+from wal.cut.safe_time import node_time
+
+SECONDS_PER_DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLag:
+    """How far a primary was behind a cut, in seconds: from its own time to when the cut was made.
+
+    Its time is that of its newest commit, or of its marker (wal.cut.safe_time). `idle_seconds` is the time since the
+    newest commit; None if there was none. As clocks differ, both may be negative.
+    """
+
+    seconds: float
+    idle_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PointFigures:
+    """One restore point: its cut, and what its commit added.
+
+    `is_cut_timed`: the commit says when its cut was made; otherwise `cut_at` is when it was put. `lags` are by primary;
+    a primary is missing if the commit, an early one, does not say when it last committed. So is `safe_at`.
+    """
+
+    snapshot: str
+    increment: int
+    operation: str
+    cut_at: datetime
+    is_cut_timed: bool
+    cut_seconds: float
+    in_flight: int
+    included_early: int
+    global_transactions: int
+    attempts: int
+    causes: tuple[str, ...]
+    seconds: float
+    bytes: int
+    changes: int
+    transactions: int
+    comment: str
+    is_terminal: bool
+    safe_at: datetime | None
+    lags: Mapping[str, NodeLag]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFigures:
+    """One snapshot with its restore points in order; of a broken one, only those that can be read.
+
+    `is_given_up`: its chain was lost, or ended by a restore; not if another snapshot has taken its place.
+    """
+
+    name: str
+    state: str
+    remark: str
+    is_only_cut: bool
+    is_given_up: bool
+    points: tuple[PointFigures, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The size of all objects of the chain."""
+        return sum(one.bytes for one in self.points)
+
+    @property
+    def growth_bytes_per_day(self) -> float | None:
+        """What increments add in a day, from the first cut to the last; None with fewer than two cuts."""
+        seconds = (self.points[-1].cut_at - self.points[0].cut_at).total_seconds() if self.points else 0.0
+        return sum(one.bytes for one in self.points[1:]) / seconds * SECONDS_PER_DAY if seconds > 0 else None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its points count for gaps: it has rows, and is not broken."""
+        return not self.is_only_cut and self.state != BROKEN
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """The figures of some snapshots of a store at `made_at`."""
+
+    fleet: str
+    made_at: datetime
+    snapshots: tuple[SnapshotFigures, ...]
+    gaps: Gaps
+    operations: OperationFigures = field(default_factory=OperationFigures)
+
+    @property
+    def points(self) -> list[PointFigures]:
+        """The restore points of all snapshots, in the order of their cuts."""
+        found = (point for one in self.snapshots for point in one.points)
+        return sorted(found, key=lambda point: (point.cut_at, point.snapshot, point.increment))
+
+    @property
+    def nodes(self) -> list[str]:
+        """The primaries of which some commit says when they last committed."""
+        return sorted({node for point in self.points for node in point.lags})
+
+
+def read_figures(fleet: Fleet, name: str | None, now: datetime) -> StoreFigures:
+    """Read the figures of one snapshot, or of all; raise SnapshotMissingError, SnapshotDeletedError.
+
+    A snapshot that can't be read is in the figures with its problem. No object but commits and outcomes is read.
+    """
+    store = fleet.store.open()
+    identity = read_identity(store, fleet)
+    names = snapshot_names(store)
+    if name is not None:
+        check_not_deleted(store, name)
+        if name not in names:
+            raise SnapshotMissingError(
+                f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name}
+            )
+        names = [name]
+    # One after the other: a chain of thousands of commits takes much more memory than its figures.
+    entries = (read_entry(store, identity, one, read_chain) for one in names)
+    snapshots = [figures_of(entry, entry.chain) for entry in entries if entry is not None]
+    return _collect(fleet, now, snapshots, read_operation_figures(store, name))
+
+
+def read_figures_of(fleet: Fleet, details: SnapshotDetails, now: datetime) -> StoreFigures:
+    """The figures of a snapshot whose chain was read."""
+    snapshot = figures_of(details.entry, details.chain)
+    operations = read_operation_figures(fleet.store.open(), details.entry.name)
+    return _collect(fleet, now, [snapshot], operations)
+
+
+def _collect(
+    fleet: Fleet, now: datetime, snapshots: list[SnapshotFigures], operations: OperationFigures
+) -> StoreFigures:
+    return StoreFigures(fleet.name, now, tuple(snapshots), gaps_of(snapshots, now), operations)
+
+
+def gaps_of(snapshots: Iterable[SnapshotFigures], now: datetime) -> Gaps:
+    """The gaps between all restore points that have rows."""
+    ends = [
+        RestorePlace(
+            one.name, point.increment, point.cut_at, one.remark if one.is_given_up and point is one.points[-1] else ""
+        )
+        for one in snapshots
+        if one.is_counted
+        for point in one.points
+    ]
+    return find_gaps(ends, now)
+
+
+def figures_of(entry: Entry, chain: Chain | None) -> SnapshotFigures:
+    """The figures of a snapshot; `chain` is what can be read of it."""
+    points = tuple(map(_point_of, chain.commits)) if chain else ()
+    is_given_up = entry.state in (LOST, ENDED) and entry.lost is not None and not entry.lost.successor
+    is_only_cut = chain is not None and chain.full.only_cut
+    return SnapshotFigures(entry.name, entry.state, entry.remark, is_only_cut, is_given_up, points)
+
+
+def _point_of(commit: Commit) -> PointFigures:
+    cut, counts = commit.cut, commit.counts
+    return PointFigures(
+        commit.snapshot, commit.increment, commit.operation, cut_time(commit), isinstance(cut.made_at, str),
+        cut.seconds, cut.in_flight, cut.included_early, cut.global_transactions, cut.attempts, cut.causes,
+        commit.seconds, counts["bytes"], counts["changes"], counts["transactions"], commit.comment, commit.terminal,
+        datetime.fromisoformat(cut.safe_at) if isinstance(cut.safe_at, str) else None, dict(_lags(commit)),
+    )  # fmt: skip
+
+
+def _lags(commit: Commit) -> Iterator[tuple[str, NodeLag]]:
+    """The lag of each primary of which the commit says its time."""
+    cut_at = cut_time(commit)
+    for one in commit.cut.nodes:
+        if isinstance(at := node_time(one), str):
+            last = one.last_commit_at
+            idle_seconds = _seconds_since(last, cut_at) if isinstance(last, str) else None
+            yield one.node, NodeLag(_seconds_since(at, cut_at), idle_seconds)
+
+
+def _seconds_since(time: str, moment: datetime) -> float:
+    return (moment - datetime.fromisoformat(time)).total_seconds()

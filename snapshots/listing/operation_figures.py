@@ -1,0 +1,93 @@
+"""Figures of operations that have ended: the time that their phases took, and what checks compared and skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from snapshots.activity.checks import EndedCheck
+from snapshots.activity.history import Ended, read_ended
+from snapshots.operations.operation import document_names
+from snapshots.records.commits import ASKING_THREADS_MAX
+from storage.store import ObjectStore
+
+# So many of the newest operations are read, and what each of them says is two reads.
+OPERATIONS_MAX = 1000
+FULL, INCREMENT = "full snapshot", "increment"
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFigures:
+    """A phase of all operations of one kind that have it: how many, and how long it took."""
+
+    kind: str
+    phase: str
+    operations: int
+    mean_seconds: float
+    longest_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OperationFigures:
+    """The figures of `read` operations; if they `are_all`, no other one has ended.
+
+    `untimed` counts those that are done and whose phases were not recorded. `checks` are the newest first.
+    """
+
+    read: int = 0
+    are_all: bool = True
+    untimed: int = 0
+    phases: tuple[PhaseFigures, ...] = ()
+    checks: tuple[EndedCheck, ...] = ()
+
+
+def read_operation_figures(store: ObjectStore, snapshot: str | None = None) -> OperationFigures:
+    """Read the newest operations that have ended, and collect the figures of one snapshot, or of all."""
+    ids = [one for one, names in document_names(store).items() if "outcome.json" in names]
+    newest = ids[: -OPERATIONS_MAX - 1 : -1]
+    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+        found = [one for one in threads.map(lambda operation: read_ended(store, operation), newest) if one]
+    return collect_operations(found, snapshot, are_all=len(newest) == len(ids))
+
+
+def collect_operations(
+    ended: Iterable[Ended], snapshot: str | None = None, *, are_all: bool = True
+) -> OperationFigures:
+    """The figures of operations, the newest first: of one snapshot, or of all."""
+    found = list(ended)
+    own = [one for one in found if one.outcome and one.outcome.state == "done" and snapshot in (None, one.snapshot)]
+    timed = [one for one in own if one.phases]
+    checks = [
+        EndedCheck(one.id, one.outcome.ended_at, point)
+        for one in found
+        if one.outcome
+        for point in one.checked
+        if snapshot in (None, point.snapshot)
+    ]
+    return OperationFigures(len(found), are_all, len(own) - len(timed), _phases(timed), tuple(checks))
+
+
+def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
+    """By kind, in the order of the operation that has most of them."""
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for one in sorted(timed, key=lambda one: -len(one.phases)):
+        of_kind, checked = seconds.setdefault(_kind_of(one), {}), {point.snapshot for point in one.checked}
+        own: dict[str, float] = {}
+        for phase, taken in one.phases.items():
+            # A check has a step for each snapshot, named for it.
+            name = "check commits" if phase.removeprefix("check ") in checked else phase
+            own[name] = own.get(name, 0.0) + taken
+        for name, taken in own.items():
+            of_kind.setdefault(name, []).append(taken)
+    return tuple(
+        PhaseFigures(kind, phase, len(taken), sum(taken) / len(taken), max(taken))
+        for kind, phases in sorted(seconds.items())
+        for phase, taken in phases.items()
+    )
+
+
+def _kind_of(one: Ended) -> str:
+    if one.kind != "create":
+        return one.kind
+    return INCREMENT if one.increment else FULL

@@ -1,0 +1,1 @@
+"""A real browser, where one is installed, for the pages that Cutline makes."""

@@ -1,0 +1,132 @@
+"""Figures of ended operations: the time of phases by kind, and what checks found."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+import pytest
+from msgspec import UNSET
+
+import snapshots.listing.operation_figures as operation_figures
+from check.report import EXAMPLES_MAX, Compared, Conflict, Skipped, SnapshotReport
+from fleet.label import own_label
+from fleet.progress import Silent
+from fleet.record import Time
+from fleet.step_times import StepTimes
+from snapshots.activity.command import Command
+from snapshots.activity.history import Ending, record_without_intent
+from snapshots.listing.operation_figures import PhaseFigures, read_operation_figures
+from snapshots.operations.operation import (
+    Operation,
+    OutcomeDetails,
+    begin,
+    new_operation,
+    record_operation,
+)
+from snapshots.records.operation_records import CheckedPoint, Outcome, read_outcome, write_operation_record
+from storage.ids import new_operation_id
+from storage.store import ObjectStore
+from tests.unit.made_commits import memory
+from tests.unit.made_figures import BEGIN
+
+LABEL = own_label("check", "")
+
+
+def create(
+    store: ObjectStore, increment: int, phases: dict[str, float] | None, *, state: Literal["done", "failed"] = "done"
+) -> None:
+    intent = new_operation("create", "daily", increment, ("a",))
+    begin(store, intent)
+    outcome = Outcome(
+        operation=intent.id, state=state, reason="", ended_at=intent.began_at, phases=phases if phases else UNSET
+    )
+    write_operation_record(store, "outcome", outcome)
+
+
+def found(snapshot: str = "daily", increment: int = 3) -> CheckedPoint:
+    return CheckedPoint(snapshot, increment, "valid", full=True)
+
+
+def check(store: ObjectStore, minutes: int, *checks: CheckedPoint, phases: dict[str, float] | None = None) -> None:
+    began = BEGIN + timedelta(minutes=minutes)
+    command = Command("check", "", new_operation_id(began))
+    ending = Ending("done", "valid", 0, {}, checks, phases or {})
+    record_without_intent(store, command, Time.of(began), LABEL, ending)
+
+
+def test_phases_are_averaged_by_kind() -> None:
+    store = memory()
+    create(store, 0, {"copy": 10.0, "cut": 1.0})
+    create(store, 1, {"cut": 2.0, "commit": 0.5})
+    create(store, 2, {"cut": 4.0})
+    create(store, 3, {"cut": 100.0}, state="failed")
+    create(store, 3, None)
+    figures = read_operation_figures(store)
+    assert set(figures.phases) == {
+        PhaseFigures("full snapshot", "copy", 1, 10.0, 10.0),
+        PhaseFigures("full snapshot", "cut", 1, 1.0, 1.0),
+        PhaseFigures("increment", "cut", 2, 3.0, 4.0),
+        PhaseFigures("increment", "commit", 1, 0.5, 0.5),
+    }
+    assert (figures.read, figures.untimed, figures.are_all) == (5, 1, True)
+    assert read_operation_figures(store, "other").phases == ()
+
+
+def test_the_steps_of_a_check_that_are_named_for_snapshots_are_one_phase() -> None:
+    store = memory()
+    phases = {"check executors": 1.0, "check daily": 2.0, "fold changes": 3.0, "check weekly": 4.0}
+    check(store, 1, found(), found("weekly"), phases=phases)
+    assert {one.phase: one.mean_seconds for one in read_operation_figures(store).phases} == {
+        "check executors": 1.0, "check commits": 6.0, "fold changes": 3.0,
+    }  # fmt: skip
+
+
+def test_checks_are_the_newest_first_and_of_the_snapshot() -> None:
+    store = memory()
+    check(store, 1, found(increment=1))
+    check(store, 2, found(increment=2), found("weekly"))
+    runs = read_operation_figures(store, "daily").checks
+    assert [one.point.increment for one in runs] == [2, 1]
+    assert [one.point.snapshot for one in read_operation_figures(store).checks] == ["daily", "weekly", "daily"]
+
+
+def test_only_the_newest_operations_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operation_figures, "OPERATIONS_MAX", 2)
+    store = memory()
+    for number in range(1, 4):
+        check(store, number, found(increment=number))
+    figures = read_operation_figures(store)
+    assert ([one.point.increment for one in figures.checks], figures.read, figures.are_all) == ([3, 2], 2, False)
+
+
+def test_an_outcome_records_the_phases_of_its_operation_whether_it_is_done_or_fails() -> None:
+    store = memory()
+    for fails in (False, True):
+        intent = new_operation("create", "daily", 0, ("a",))
+        times = StepTimes(Silent())
+        operation = Operation(intent, details=OutcomeDetails(times=times))
+        try:
+            with record_operation(store, operation, lambda: True, times):
+                times.step("copy")
+                if fails:
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            pass
+        outcome = read_outcome(store, intent.id)
+        assert outcome is not None
+        assert outcome.state == ("failed" if fails else "done")
+        assert isinstance(outcome.phases, dict)
+        assert outcome.phases.keys() == {"copy"}
+
+
+def test_a_check_records_how_much_it_compared_and_the_first_of_what_it_skipped() -> None:
+    many = EXAMPLES_MAX + 5
+    report = SnapshotReport("daily", 3, Compared(objects=2, rows=9))
+    report.skipped = [Skipped(f"table {number}", "why" * 1000) for number in range(many)]
+    report.conflicts = [Conflict("kind", "detail")] * 4
+    figures = report.figures
+    assert (figures.compared["objects"], figures.compared["rows"], figures.compared["bytes"]) == (2, 9, 0)
+    assert (figures.conflicts, figures.skipped, len(figures.examples)) == (4, many, EXAMPLES_MAX)
+    assert figures.examples[0].what == "table 0"
+    assert len(figures.examples[0].why) < 400

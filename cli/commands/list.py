@@ -44,7 +44,9 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
     """
     options = command_context(context)
     if csv and options.json:
-        raise UsageError("--csv and --json exclude each other", hint="give one of the two: snapshot list --flat --json")
+        raise UsageError(
+            "--csv and --json exclude each other", hint="give one of the two, as in: snapshot --json list --flat"
+        )
     fleet = options.load_fleet()
     if flat or csv:
         rows = flat_rows(list_store(fleet, all_checks=True))

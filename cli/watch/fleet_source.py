@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.watch.schedule import TaskKind
 from fleet.config import Fleet, load_fleet
 from fleet.fleet_file import WatchTable
 from snapshots.listing.name_templates import NUMBER, TIME, read_template
 from storage.errors import SnapshotError, UsageError
+
+# Between increments that are further apart; and without a key of its own, pruning.
+ARCHIVE_SECONDS, PRUNE_SECONDS = 60.0, 86400.0
 
 
 @dataclass(slots=True)
@@ -65,6 +69,20 @@ def rules_of(fleet: Fleet) -> WatchTable:
             hint="a full snapshot may follow on the same day: add {time} or {n}",
         )
     return fleet.watch
+
+
+def intervals_of(fleet: Fleet) -> dict[TaskKind, float]:
+    """How often each task is done, in seconds; 0 is never."""
+    rules, retention = rules_of(fleet), fleet.retention
+    keeps = (retention.keep_full, retention.keep_days, retention.keep_increments)
+    return {
+        TaskKind.FULL: rules.full,
+        TaskKind.INCREMENT: rules.every,
+        TaskKind.ARCHIVE: ARCHIVE_SECONDS if rules.every > ARCHIVE_SECONDS else 0.0,
+        TaskKind.CHECK: rules.check,
+        TaskKind.PRUNE: PRUNE_SECONDS if any(one is not None for one in keeps) else 0.0,
+        TaskKind.DRILL: rules.drill,
+    }
 
 
 def _body(path: Path) -> bytes:

@@ -17,7 +17,7 @@ from cli.output.stopping import cancel_request, forget_request
 from cli.watch import tasks as work
 from cli.watch.chain import WatchedChain, find_chain
 from cli.watch.child import RunningCommand
-from cli.watch.fleet_source import FleetSource
+from cli.watch.fleet_source import FleetSource, intervals_of
 from cli.watch.last_verdicts import last_verdicts
 from cli.watch.notify import notify
 from cli.watch.schedule import Task, TaskKind, next_task
@@ -36,8 +36,6 @@ from storage.errors import BusyError, find_behind
 TICK_SECONDS = 1.0
 # Another operation holds the fleet.
 BUSY_SECONDS = 15.0
-ARCHIVE_SECONDS = 60.0
-DAY_SECONDS = 86400.0
 # If one chain after the other ends this soon after it began, full snapshots follow each other more and more slowly.
 YOUNG_SECONDS = 3600.0
 FULL_AGAIN_SECONDS_FIRST, FULL_AGAIN_SECONDS_MAX = 60.0, 3600.0
@@ -99,19 +97,7 @@ class Watcher:
 
     def plan(self) -> None:
         """Take the intervals from the rules; what was done stays done."""
-        rules, retention = self.rules, self.fleet.retention
-        is_pruned = any(
-            one is not None for one in (retention.keep_full, retention.keep_days, retention.keep_increments)
-        )
-        intervals = {
-            TaskKind.FULL: float(rules.full),
-            TaskKind.INCREMENT: float(rules.every),
-            TaskKind.ARCHIVE: ARCHIVE_SECONDS if rules.every > ARCHIVE_SECONDS else 0.0,
-            TaskKind.CHECK: float(rules.check),
-            TaskKind.PRUNE: DAY_SECONDS if is_pruned else 0.0,
-            TaskKind.DRILL: float(rules.drill),
-        }
-        for kind, seconds in intervals.items():
+        for kind, seconds in intervals_of(self.fleet).items():
             self.tasks[kind] = replace(self.tasks.get(kind, Task(kind, seconds)), interval_seconds=seconds)
 
     def step(self) -> None:

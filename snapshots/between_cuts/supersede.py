@@ -26,5 +26,5 @@ def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> li
         check_of_fleet(chain, identity)
         last = chain.last.increment
         mark_lost(store, LostChain(name, chain.full.chain, last, "", 0, 0, current_time(), successor=successor))
-        progress.note(f"snapshot {name} gets no more increments: snapshot {successor} has taken its place")
+        progress.note(f"{name} gets no more increments: {successor} has taken its place")
         return drop_slots(fleet.nodes, slot_name(chain.full.operation))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -54,6 +55,8 @@ def replace_file(path: Path, text: bytes) -> None:
 
     The name of the file that is written first does not end in `.prom`: node_exporter would read it, too.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a file")
     first = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         # A file that is there already is one of a process that was killed.

@@ -55,7 +55,7 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
                 f"can't be continued after {after}: restore {self.restore} put its database on node {self.node} aside"
             )
         if self.successor:
-            return f"can't be continued after {after}: snapshot {self.successor} has taken its place"
+            return f"can't be continued after {after}: {self.successor} has taken its place"
         kept, limit = size_text(self.retained_bytes), size_text(self.limit_bytes)
         return f"can't be continued after {after}: node {self.node} kept {kept} of WAL (limit {limit})"
 

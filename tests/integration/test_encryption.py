@@ -61,7 +61,7 @@ ENCRYPTED_END = b"cutline\x01"
 OPENING_COMMANDS = [
     ["init"], ["create", "other"], ["restore", NAME], ["check"], ["list"], ["show", NAME], ["delete", NAME, "--force"],
     ["prune", "--keep-full", "9", "--yes"], ["gc"], ["status"], ["history"], ["report"], ["cancel", "--all"],
-    ["wait", "20261120T000000Z-000000000a"],
+    ["watch"], ["wait", "20261120T000000Z-000000000a"],
 ]  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def chain(
     key = folder / "key"
     key.write_text("11" * 32)
     key.chmod(0o600)
-    more = f"[encryption]\nkey_file = {json.dumps(str(key))}\n"
+    more = f'[encryption]\nkey_file = {json.dumps(str(key))}\n[watch]\nevery = "1h"\n'
     with database_on(shared_fleet, "sealed", folder, more=more) as fleet, dropping_slots(fleet):
         dsn, runs = fleet.primaries[0].dsn, Runs(fleet, Ready(spark))
         execute(dsn, "CREATE TABLE secret_table (id int PRIMARY KEY, value text)")

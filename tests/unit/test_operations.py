@@ -16,7 +16,7 @@ from snapshots.operations.operation import (
 )
 from snapshots.records.commits import commit_key
 from snapshots.records.documents import seal
-from storage.errors import IndeterminateError
+from storage.errors import IndeterminateError, StoppedError
 from storage.memory import InMemoryStore
 from storage.open import open_store
 from storage.store import ObjectStore, StoreUnreachableError
@@ -51,7 +51,10 @@ def test_an_error_undoes_and_closes_the_operation(store: ObjectStore) -> None:
 
 def test_an_interrupt_after_the_commit_undoes_nothing(store: ObjectStore) -> None:
     operation, undone = new_full(), []
-    with pytest.raises(KeyboardInterrupt), record_operation(store, operation, lambda: undone.append(1) is None):
+    with (
+        pytest.raises(StoppedError, match="snapshot shop is committed"),
+        record_operation(store, operation, lambda: undone.append(1) is None),
+    ):
         commit_and_interrupt(store, operation)
     assert undone == []
     assert read_open_intents(store) == []

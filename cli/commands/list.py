@@ -45,7 +45,7 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
     options = command_context(context)
     if csv and options.json:
         raise UsageError(
-            "--csv and --json exclude each other", hint="give one of the two, as in: snapshot --json list --flat"
+            "--csv and --json exclude each other", hint="leave one of the two out"
         )
     fleet = options.load_fleet()
     if flat or csv:

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "kubernetes"
 RELEASES = ("1.27", kubernetes_validate.latest_version())
 MANIFESTS = [
     manifest
-    for file in ("cutline.yaml", "job.yaml")
+    for file in ("cutline.yaml", "job.yaml", "watch.yaml")
     for manifest in yaml.safe_load_all((FOLDER / file).read_text(encoding="utf-8"))
 ]
 CONFIG = next(one for one in MANIFESTS if one["kind"] == "ConfigMap")
@@ -42,6 +42,7 @@ def driver_pods() -> dict[str, dict[str, Any]]:
     return {
         "CronJob": found("CronJob")["spec"]["jobTemplate"]["spec"]["template"],
         "Job": found("Job")["spec"]["template"],
+        "Deployment": found("Deployment")["spec"]["template"],
     }
 
 
@@ -92,11 +93,11 @@ def test_the_cron_job_takes_an_increment_and_then_checks_and_never_twice_at_a_ti
     commands = [one["args"] for one in containers_of(pod) if "args" in one]
     assert [words[0] for words in commands] == ["create", "check"]
     assert "--incremental" in commands[0]
-    for words in (*commands, containers_of(driver_pods()["Job"])[-1]["args"]):
+    for words in (*commands, *(containers_of(driver_pods()[kind])[-1]["args"] for kind in ("Job", "Deployment"))):
         parse(ShownCommand("cutline.yaml", " ".join(["snapshot", *words])))
 
 
-@pytest.mark.parametrize("pod", PODS, ids=["CronJob", "Job", "executor"])
+@pytest.mark.parametrize("pod", PODS, ids=[*driver_pods(), "executor"])
 def test_every_container_is_closed_and_runs_as_any_user(pod: dict[str, Any]) -> None:
     security = pod["spec"]["securityContext"]
     assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -177,13 +178,17 @@ def test_hosts_of_drivers_differ_and_each_name_is_one_pod() -> None:
     assert found("Job")["metadata"]["name"], "a drawn name would let two pods have the name of one host"
 
 
-def test_the_job_and_the_cron_job_have_the_same_pod_but_for_their_commands_and_host() -> None:
-    cron, job = (copy.deepcopy(pod) for pod in driver_pods().values())
-    check, run = cron["spec"]["containers"][0], job["spec"]["containers"][0]
+def test_all_pods_of_commands_are_the_same_but_for_their_commands_and_hosts() -> None:
+    cron, job, watch = (copy.deepcopy(pod) for pod in driver_pods().values())
     create = cron["spec"]["initContainers"].pop()
-    for one in (check, run, create):
+    containers = [*(pod["spec"]["containers"][0] for pod in (cron, job, watch)), create]
+    for one in containers:
         del one["args"], one["name"]
         one["env"] = [variable for variable in one["env"] if variable["name"] != "DRIVER_HOST"]
-    assert create == check
-    del cron["spec"]["hostname"], job["spec"]["hostname"]
-    assert cron == job
+    assert create == containers[0]
+    for pod in (cron, job, watch):
+        del pod["spec"]["hostname"]
+    # A Deployment's pods are started again whenever they end.
+    del cron["spec"]["restartPolicy"], job["spec"]["restartPolicy"]
+    assert watch["metadata"]["labels"].pop("app.kubernetes.io/instance") == "watch"
+    assert cron == job == watch

@@ -48,11 +48,13 @@ def restore_fleet(
     progress: Progress,
     confirm: Confirm | None = None,
     announce: Callable[[RestorePreview], None] | None = None,
+    verify: Callable[[], int] | None = None,
 ) -> RestoreReport:
     """Restore all shards in parallel; no database has its real name before all are loaded and checked.
 
     When every check has passed and before anything is changed, `announce` is given what will be done, and `confirm`
-    what `--replace` will end, a line each; it may raise.
+    what `--replace` will end, a line each; it may raise. At the end `verify` asks what was restored, and returns the
+    exit code that the outcome records.
     """
     began = time.monotonic()
     with running(plan, progress) as run:
@@ -71,7 +73,7 @@ def restore_fleet(
         clear_records(plan.targets, run.connections)
         run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation)
         with saying_published(run):
-            _restore(run, preview, spark, is_resumed=False)
+            _restore(run, preview, spark, is_resumed=False, verify=verify)
     run.report.seconds = time.monotonic() - began
     return run.report
 
@@ -131,8 +133,15 @@ def resume_restore(
     return run.report
 
 
-def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is_resumed: bool) -> None:
-    """Load what is not loaded, and publish it all."""
+def _restore(
+    run: RestoreRun,
+    preview: RestorePreview,
+    spark: SparkSource,
+    *,
+    is_resumed: bool,
+    verify: Callable[[], int] | None = None,
+) -> None:
+    """Load what is not loaded, publish it all, and verify it."""
     plan, report, store = run.plan, run.report, run.plan.store.open()
     run.volumes = preview.volumes
     if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
@@ -179,6 +188,8 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
         ):
             lease.figures = run.pace.figures(report.bytes)
         lease.is_done, lease.stays_open = True, False
+        if verify:
+            lease.code = verify()
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_own_records(run)
     report.rows = sum(node.rows for node in report.nodes)

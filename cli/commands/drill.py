@@ -10,14 +10,14 @@ import typer
 
 from cli.output.activity import activity
 from cli.output.context import command_context
-from cli.output.drill import EXIT_CODES, drill_document, drill_lines
+from cli.output.drill import drill_document, drill_lines
 from cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
 from cli.output.restore_report import announce_plan
 from cli.output.results import emit
 from cli.spark.on_demand import SparkOnDemand
 from fleet.config import Fleet
 from fleet.progress import Noting
-from restore.drill.drill import run_drill
+from restore.drill.drill import EXIT_CODES, run_drill
 from restore.request import RestoreRequest
 from storage.errors import UsageError
 

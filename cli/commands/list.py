@@ -44,9 +44,7 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
     """
     options = command_context(context)
     if csv and options.json:
-        raise UsageError(
-            "--csv and --json exclude each other", hint="leave one of the two out"
-        )
+        raise UsageError("--csv and --json exclude each other", hint="leave one of the two out")
     fleet = options.load_fleet()
     if flat or csv:
         rows = flat_rows(list_store(fleet, all_checks=True))

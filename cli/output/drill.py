@@ -7,7 +7,6 @@ from typing import Any
 from msgspec import UNSET
 
 from cli.output.borrowed import borrowed_document, borrowed_lines
-from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.junit import NO_ASSERTIONS
 from fleet.record import to_builtins
@@ -16,7 +15,6 @@ from restore.drill.drill import DrillReport
 
 SCHEMA = "cutline/drill/1"
 SQL_SHOWN_MAX = 100
-EXIT_CODES = {"holds": DONE, "fails": CONFLICTS, "inconclusive": INCONCLUSIVE}
 
 
 def drill_document(report: DrillReport) -> dict[str, Any]:

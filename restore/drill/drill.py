@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -30,6 +30,9 @@ from snapshots.records.tombstones import check_not_deleted
 from storage.errors import IndeterminateError, UnreachableError
 from storage.store import ObjectStore
 
+# Of the command, by its result: as those of a check.
+EXIT_CODES = {"holds": 0, "fails": 1, "inconclusive": 4}
+
 
 @dataclass(frozen=True, slots=True)
 class DrillReport:
@@ -42,10 +45,15 @@ class DrillReport:
     @property
     def result(self) -> str:
         """`holds`, `fails` or `inconclusive`."""
-        outcomes = [one.holds for one in self.assertions]
-        if False in outcomes:
-            return "fails"
-        return "inconclusive" if None in outcomes or not outcomes else "holds"
+        return verdict_of(self.assertions)
+
+
+def verdict_of(assertions: Sequence[AssertionResult]) -> str:
+    """What they say together: `holds`, `fails` or `inconclusive`."""
+    outcomes = [one.holds for one in assertions]
+    if False in outcomes:
+        return "fails"
+    return "inconclusive" if None in outcomes or not outcomes else "holds"
 
 
 def run_drill(
@@ -73,20 +81,31 @@ def run_drill(
     # Who finds its record knows that its servers are gone with it.
     plan = replace(plan, intent=structs.replace(plan.intent, by=own_label(DRILL, request.name)))
     progress.step("start PostgreSQL")
+    results: list[AssertionResult] = []
     with drill_servers(plan) as placed:
+
+        def verify() -> int:
+            results.extend(_ask_all(source, placed, progress))
+            return EXIT_CODES[verdict_of(results)]
+
         with naming_unfit():
-            restored = restore_fleet(placed, spark, progress, announce=announce and partial(announce, placed))
-        progress.step("ask assertions", total=len(source.drill), unit="assertions")
-        nodes = {target.shard: make_reader(target.maintenance, target.node) for target in placed.targets}
-        results: list[AssertionResult] = []
-        for one in source.drill:
-            if one.node in nodes:
-                results.append(ask(one, nodes[one.node]))
-            else:
-                results.append(AssertionResult(one, holds=None, why=f"the snapshot has no shard {one.node}"))
-            progress.advance(1)
+            restored = restore_fleet(
+                placed, spark, progress, announce=announce and partial(announce, placed), verify=verify
+            )
         progress.step("stop PostgreSQL")
     return DrillReport(restored, tuple(results), time.monotonic() - began)
+
+
+def _ask_all(source: Fleet, placed: RestorePlan, progress: Progress) -> Iterator[AssertionResult]:
+    """Ask every assertion of the restored databases."""
+    progress.step("ask assertions", total=len(source.drill), unit="assertions")
+    nodes = {target.shard: make_reader(target.maintenance, target.node) for target in placed.targets}
+    for one in source.drill:
+        if one.node in nodes:
+            yield ask(one, nodes[one.node])
+        else:
+            yield AssertionResult(one, holds=None, why=f"the snapshot has no shard {one.node}")
+        progress.advance(1)
 
 
 def settle_dead_drills(store: ObjectStore, now: datetime) -> None:

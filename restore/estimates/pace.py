@@ -58,6 +58,10 @@ class RestorePace:
     _began: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        # Before the first step.
+        self._left, self._read = self.estimate.total, self._began
+
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
         """Pass it on, and how long the rest takes."""
         with self._lock:

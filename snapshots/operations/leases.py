@@ -85,13 +85,15 @@ class HeldLease:
     """A lease while it is held. `is_stored`: the operation is recorded in the store.
 
     The holder sets `stays_open` if the operation has no outcome yet when its process ends with an error, `is_done` if
-    it has done all of it, whatever interrupts it, and `figures` if it is to be recorded what the restore measured.
+    it has done all of it, whatever interrupts it, `figures` if it is to be recorded what the restore measured, and
+    `code` if its command ends with another exit code than 0 although it is done.
     """
 
     is_stored: bool
     stays_open: bool = False
     is_done: bool = False
     figures: RestoreFigures | UnsetType = UNSET
+    code: int = 0
 
     def details(self, code: int) -> OutcomeDetails:
         """What the outcome says of a restore that is done; `code` is the command's exit code."""
@@ -149,7 +151,7 @@ def hold_lease(
     # An intent whose answer was lost may be stored: without an outcome it would be taken for that of a dead restore.
     if held.is_stored or is_unsure:
         try:
-            record_outcome(store, intent, "done", details=held.details(0))
+            record_outcome(store, intent, "done", details=held.details(held.code))
         except (UnreachableError, IndeterminateError) as error:
             progress.note(f"the outcome of operation {intent.operation} could not be stored: {error.message}")
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.output.drill import EXIT_CODES, drill_document, drill_lines
+from cli.output.drill import drill_document, drill_lines
 from cli.output.junit import junit_of_drill
 from fleet.config import FleetFileError, check_drill, load_fleet
 from fleet.fleet_file import DrillTable, Expected
 from restore.drill.assertions import AssertionResult, expected_text, is_as_expected
-from restore.drill.drill import DrillReport
+from restore.drill.drill import EXIT_CODES, DrillReport
 from restore.report import NodeReport, RestoreReport
 
 FLEET = """

@@ -29,6 +29,7 @@ from restore.crash_points import RestoreCrashPoint
 from restore.drill.drill import run_drill, settle_dead_drills
 from restore.drill.servers import DrillUnfitError
 from restore.request import RestoreRequest
+from snapshots.activity.history import read_history
 from snapshots.operations.open_operations import read_open_operations
 from snapshots.operations.operation import read_open_intents
 from snapshots.records.chain import Chain
@@ -213,6 +214,9 @@ def test_what_does_not_hold_is_named_and_a_shard_that_is_lacking_is_skipped(dril
     fleet = replace(fleet, nodes=(*fleet.nodes, Node("s9", "host=/nowhere")), drill=(*fleet.drill, extra))
     report = run_drill(fleet, RestoreRequest(NAME, 1), Ready(drilled.spark), Silent())
     assert report.result == "fails"
+    # Who waits for the operation, or looks it up, learns what the assertions found.
+    (ended, *_) = read_history(fleet.store.open(), 1, NAME)
+    assert (ended.kind, ended.code) == ("restore", 1)
     whys = [one.why for one in report.assertions]
     assert whys[:2] == ["expected 1.5, found 2.50", 'expected "NULL", found NULL']
     assert 'column "nothing" does not exist' in whys[2]

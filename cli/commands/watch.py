@@ -99,4 +99,4 @@ def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseE
     try:
         record_without_intent(open_own_store(watcher.fleet), command, activity.began_at, own_label("watch"), ending)
     except SnapshotError as problem:
-        watcher.log(problem.message)
+        watcher.log(problem.message, hint=problem.hint)

@@ -20,9 +20,9 @@ def begin_stopping() -> None:
 
 def stop_process(request: CancelRequest) -> None:
     """Stop the main thread as SIGTERM does, unless a signal has stopped it; called from any thread."""
+    _requests.append(request)
     if _is_stopping.is_set():
         return
-    _requests.append(request)
     # Sent to the thread, so that what it waits for is interrupted.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
@@ -32,7 +32,12 @@ def cancel_request() -> CancelRequest | None:
     return _requests[0] if _requests else None
 
 
-def forget_request() -> None:
+def is_asked_to_stop(operation: str) -> bool:
+    """Whether somebody has asked this operation of the process to stop."""
+    return any(one.operation == operation for one in _requests)
+
+
+def forget_requests() -> None:
     """Go on after a request has stopped one of several operations of this process."""
     _requests.clear()
     _is_stopping.clear()

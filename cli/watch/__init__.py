@@ -4,6 +4,6 @@ A *task* is what it does again and again (TaskKind). Increments are taken in thi
 snapshots, checks, drills and prunings run as commands of their own, each in a process that ends with it.
 
 Imports `cli.background`, `cli.output`, `cli.spark`, `fleet`, `fleet.nodes`, `snapshots.activity`,
-`snapshots.between_cuts`, `snapshots.create`, `snapshots.listing`, `snapshots.metrics`, `snapshots.records` and
-`storage`.
+`snapshots.between_cuts`, `snapshots.create`, `snapshots.listing`, `snapshots.metrics`, `snapshots.operations`,
+`snapshots.records` and `storage`.
 """

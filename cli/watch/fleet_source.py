@@ -48,7 +48,7 @@ class FleetSource:
             if (fleet.name, fleet.store.url) != (self.fleet.name, self.fleet.store.url):
                 raise UsageError(f"{self.path}: another fleet or another store needs another watch")
         except SnapshotError as error:
-            log(f"{error.message}; the watch goes on with the file as it was")
+            log(f"{error.message}; the watch goes on with the file as it was", hint=error.hint)
             return False
         self.fleet = fleet
         log(f"{self.path} was read again")

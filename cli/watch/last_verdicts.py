@@ -1,4 +1,4 @@
-"""When the fleet was last checked and drilled, by whomever: so that a watch that begins does not repeat it."""
+"""When the watched snapshot was last checked, and any drilled, by whomever: a watch that begins does not repeat it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from datetime import datetime
 from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
 from cli.watch.schedule import TaskKind
 from fleet.config import Fleet
-from snapshots.activity.history import Ended
+from snapshots.activity.checks import read_checks
 from snapshots.metrics.ended_operations import EndedReader
 from snapshots.metrics.store_samples import read_facts
+from snapshots.operations.operation import document_names
+from snapshots.records.store_identity import open_own_store
 
-# Of checks and other operations each so many are read, the newest.
+# Of operations with an intent that have committed nothing, drills among them, the newest.
 READ_MAX = 100
 
 
-def last_verdicts(fleet: Fleet) -> dict[TaskKind, datetime]:
-    """When the last check and the last drill ended that had a verdict; raises what reading the store raises."""
+def last_verdicts(fleet: Fleet, snapshot: str) -> dict[TaskKind, datetime]:
+    """When the last full check of the snapshot and the last drill ended; raises what reading the store raises."""
     found: dict[TaskKind, datetime] = {}
+    store = open_own_store(fleet)
+    if (check := read_checks(store, document_names(store)).full.get(snapshot)) is not None:
+        found[TaskKind.CHECK] = check.moment
     for one in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
-        kind = _kind_of(one)
-        if kind is not None and one.outcome is not None and one.code in (DONE, CONFLICTS, INCONCLUSIVE):
-            found.setdefault(kind, datetime.fromisoformat(one.outcome.ended_at))
+        has_verdict = one.outcome is not None and one.code in (DONE, CONFLICTS, INCONCLUSIVE)
+        if one.outcome is not None and has_verdict and one.intent is not None and one.intent.is_drill:
+            found[TaskKind.DRILL] = datetime.fromisoformat(one.outcome.ended_at)
+            break
     return found
-
-
-def _kind_of(one: Ended) -> TaskKind | None:
-    if one.kind == "check":
-        return TaskKind.CHECK
-    return TaskKind.DRILL if one.intent is not None and one.intent.is_drill else None

@@ -13,9 +13,13 @@ RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX = 5.0, 600.0
 
 
 class TaskKind(StrEnum):
-    """What `watch` does. When several are due, the first of this order is done."""
+    """What `watch` does. When several are due, the first of this order is done.
+
+    REPLACE ends the chains that a new full snapshot has replaced.
+    """
 
     FULL = "full"
+    REPLACE = "replace"
     INCREMENT = "increment"
     ARCHIVE = "archive"
     CHECK = "check"

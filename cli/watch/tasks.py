@@ -20,6 +20,7 @@ from snapshots.activity.command import Command
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.listing.name_templates import new_name
+from snapshots.metrics.spans import traced
 from snapshots.records.commit import Commit
 from snapshots.records.store_identity import open_own_store
 from storage.errors import SnapshotError
@@ -38,18 +39,20 @@ class CommandFailedError(SnapshotError):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What was done, for the log; `finding` is what is wrong although the task was done, "" if nothing is."""
+    """What was done, for the log; `finding` is what is wrong although the task was done, None if nothing is."""
 
     text: str
     notes: tuple[str, ...] = ()
-    finding: str = ""
+    finding: CommandFailure | None = None
 
 
 def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
     """Take the next increment in this process; others may see and stop it as any create."""
+    command = Command("create", name)
     with (
         SparkOnDemand(fleet, f"create {name}") as spark,
-        Activity(Silent(), Command("create"), partial(open_own_store, fleet), stop_process) as shown,
+        traced(fleet, Silent(), command) as target,
+        Activity(target, command, partial(open_own_store, fleet), stop_process) as shown,
     ):
         noting = Noting(shown)
         commit = create_increment(fleet, CreateRequest(name), spark, noting)
@@ -83,8 +86,9 @@ def start_drill(fleet: Fleet, name: str) -> RunningCommand:
 def verdict_of(what: str, ended: ChildResult) -> TaskResult:
     """What a check or a drill has found; raise CommandFailedError if it has no verdict."""
     document = _document(ended, VERDICTS)
-    text = f"{what}: {document.get('result')}"
-    return TaskResult(text, finding=text if ended.code else "")
+    result = str(document.get("result"))
+    text = f"{what}: {result}"
+    return TaskResult(text, finding=CommandFailure(ended.code, result, text) if ended.code else None)
 
 
 def prune(fleet: Fleet) -> TaskResult:

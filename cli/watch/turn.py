@@ -39,10 +39,10 @@ class Turn:
             self.lock.renew()
         except NodeUnreachableError as error:
             if error.message != self._problem:
-                self.log(error.message)
+                self.log(error.message, hint=error.hint)
             self._problem = error.message
         except SnapshotError as error:
-            self.log(f"{error.message}; the watch begins anew")
+            self.log(f"{error.message}; the watch begins anew", hint=error.hint)
             return False
         else:
             self._problem = ""

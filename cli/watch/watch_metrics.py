@@ -21,18 +21,21 @@ from snapshots.metrics.gathering import MetricsGatherer
 
 GATHER_SECONDS = 30.0
 FRESH_SECONDS = 4 * GATHER_SECONDS
+END_SECONDS_MAX = 5.0
 
 
 @contextmanager
 def metrics_of(watcher: Watcher) -> Iterator[None]:
-    """Publish the metrics during the block; raises EndpointTakenError."""
-    listen = watcher.fleet.metrics.listen
-    with ExitStack() as stack:
-        endpoint = stack.enter_context(MetricsEndpoint(listen, FRESH_SECONDS)) if listen else None
-        publisher = _Publisher(watcher, endpoint)
-        threading.Thread(target=publisher.run, name="metrics", daemon=True).start()
-        stack.callback(publisher.ended.set)
+    """Publish the metrics during the block."""
+    publisher = _Publisher(watcher)
+    thread = threading.Thread(target=publisher.run, name="metrics", daemon=True)
+    thread.start()
+    try:
         yield
+    finally:
+        publisher.ended.set()
+        # Bounded: the store may not answer.
+        thread.join(END_SECONDS_MAX)
 
 
 @dataclass(slots=True)
@@ -40,19 +43,26 @@ class _Publisher:
     """Gathers, and publishes what was found."""
 
     watcher: Watcher
-    endpoint: MetricsEndpoint | None
+    endpoint: MetricsEndpoint | None = None
     gatherer: MetricsGatherer = field(default_factory=MetricsGatherer)
     ended: threading.Event = field(default_factory=threading.Event)
-    _problem: str = ""
+    _problems: set[str] = field(default_factory=set)
 
     def run(self) -> None:
         """Until `ended` is set."""
-        while True:
-            fleet = self.watcher.fleet
-            if self.endpoint is not None or fleet.metrics.file is not None:
-                self._note(partial(self._publish, fleet))
-            if self.ended.wait(GATHER_SECONDS):
-                return
+        with ExitStack() as stack:
+            while True:
+                fleet = self.watcher.fleet
+                self._note(partial(self._listen, fleet, stack))
+                if self.endpoint is not None or fleet.metrics.file is not None:
+                    self._note(partial(self._publish, fleet))
+                if self.ended.wait(GATHER_SECONDS):
+                    return
+
+    def _listen(self, fleet: Fleet, stack: ExitStack) -> None:
+        """Serve the metrics, unless that is done; a watch that stands by on the same machine waits for its address."""
+        if self.endpoint is None and fleet.metrics.listen is not None:
+            self.endpoint = stack.enter_context(MetricsEndpoint(fleet.metrics.listen, FRESH_SECONDS))
 
     def _publish(self, fleet: Fleet) -> None:
         text = render(fleet.name, [*self.gatherer.gather(fleet).samples, *samples_of_watch(self.watcher)])
@@ -67,9 +77,9 @@ class _Publisher:
             publish()
         except Exception as error:  # noqa: BLE001  # metrics end no watch; what fails is logged
             problem = f"the metrics could not be published: {error}"
-        if problem and problem != self._problem:
+        if problem and problem not in self._problems:
             self.watcher.log(problem)
-        self._problem = problem
+        self._problems = {problem} if problem else self._problems
 
 
 def samples_of_watch(watcher: Watcher) -> Iterator[Sample]:

@@ -13,20 +13,19 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from cli.output.failure import CommandFailure, failure_of
-from cli.output.stopping import cancel_request, forget_request
+from cli.output.stopping import cancel_request, forget_requests, is_asked_to_stop
 from cli.watch import tasks as work
 from cli.watch.chain import WatchedChain, find_chain
 from cli.watch.child import RunningCommand
 from cli.watch.fleet_source import FleetSource, intervals_of
 from cli.watch.last_verdicts import last_verdicts
-from cli.watch.notify import notify
+from cli.watch.notify import event_of, notify
 from cli.watch.schedule import Task, TaskKind, next_task
 from cli.watch.tasks import TaskResult
 from fleet.config import Fleet
 from fleet.fleet_file import WatchTable
 from fleet.hints import NEW_CHAIN
 from fleet.progress import Silent
-from fleet.record import Time
 from snapshots.activity.activity import Activity
 from snapshots.between_cuts.archive_ahead import archive_ahead
 from snapshots.between_cuts.supersede import supersede
@@ -36,6 +35,7 @@ from storage.errors import BusyError, find_behind
 TICK_SECONDS = 1.0
 # Another operation holds the fleet.
 BUSY_SECONDS = 15.0
+DAY_SECONDS = 86400.0
 # If one chain after the other ends this soon after it began, full snapshots follow each other more and more slowly.
 YOUNG_SECONDS = 3600.0
 FULL_AGAIN_SECONDS_FIRST, FULL_AGAIN_SECONDS_MAX = 60.0, 3600.0
@@ -92,7 +92,8 @@ class Watcher:
         else:
             self._done_at(TaskKind.FULL, self.chain.began_at)
             self._done_at(TaskKind.INCREMENT, self.chain.last_at)
-        for kind, moment in last_verdicts(self.fleet).items():
+        self._plan_replacing()
+        for kind, moment in last_verdicts(self.fleet, self.chain.name if self.chain else "").items():
             self._done_at(kind, moment)
 
     def plan(self) -> None:
@@ -164,6 +165,8 @@ class Watcher:
     def _run(self, kind: TaskKind, name: str) -> TaskResult:
         if kind is TaskKind.FULL:
             return self._take_full()
+        if kind is TaskKind.REPLACE:
+            return self._end_replaced()
         if kind is TaskKind.INCREMENT:
             commit, result = work.take_increment(self.fleet, name)
             if self.chain is not None:
@@ -175,22 +178,37 @@ class Watcher:
         return work.prune(self.fleet)
 
     def _take_full(self) -> TaskResult:
-        """Take a full snapshot, and end the chain before, for which the nodes would keep WAL in vain."""
-        before, self.chain = self.chain, find_chain(self.fleet, self.rules.name)
-        is_new = self.chain is not None and (before is None or self.chain.name != before.name)
-        if self.chain is not None and is_new and not self.chain.ended:
-            # An attempt whose answer was lost, or somebody else.
+        """Take a full snapshot, unless somebody has: also an attempt whose answer was lost."""
+        if self._follow_newest() and self.chain is not None and self.chain.goes_on:
             return TaskResult(f"snapshot {self.chain.name} is continued")
         self.log("a full snapshot begins; increments wait for its end")
-        name, result = work.take_full(self.fleet, self.rules.name)
-        self.chain = find_chain(self.fleet, self.rules.name)
-        if self.chain is None or self.chain.name != name:
-            raise RuntimeError(f"snapshot {name} was committed, but is not the newest")
-        self._done_at(TaskKind.INCREMENT, self.chain.last_at)
-        if before is not None and not before.ended:
-            supersede(self.fleet, before.name, name, Silent())
-            self.log(f"snapshot {before.name} gets no more increments: {name} has taken its place")
+        _, result = work.take_full(self.fleet, self.rules.name)
+        self._follow_newest()
         return result
+
+    def _follow_newest(self) -> bool:
+        """Continue the newest snapshot, and end what it replaces; return whether it is another one than before."""
+        before, found = self.chain, find_chain(self.fleet, self.rules.name)
+        if found is None or (before is not None and found.name == before.name):
+            return False
+        self.chain = found
+        self._done_at(TaskKind.INCREMENT, found.last_at)
+        self._plan_replacing()
+        return True
+
+    def _plan_replacing(self) -> None:
+        seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
+        self.tasks[TaskKind.REPLACE] = Task(TaskKind.REPLACE, seconds)
+
+    def _end_replaced(self) -> TaskResult:
+        """End the chains that the newest snapshot has replaced: the nodes would keep WAL for them in vain."""
+        assert self.chain is not None  # else nothing has been replaced
+        for name in self.chain.replaced:
+            supersede(self.fleet, name, self.chain.name, Silent())
+            self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place")
+        self.chain = replace(self.chain, replaced=())
+        self._plan_replacing()
+        return TaskResult("")
 
     def _after_success(self, task: Task, result: TaskResult) -> None:
         now = datetime.now(UTC)
@@ -202,24 +220,24 @@ class Watcher:
         done = task.done(now)
         if task.kind is TaskKind.INCREMENT and self.chain is not None:
             done = task.done(self.chain.last_at)
-        if result.finding:
-            done = replace(done, failing_since=task.failing_since or now, problem=result.finding)
-            if task.problem != result.finding:
-                self._notify("failed", done, CommandFailure(1, "finding", result.finding))
+        if result.finding is not None:
+            done = replace(done, failing_since=task.failing_since or now, problem=result.finding.message)
+            if task.problem != result.finding.message:
+                self._notify("failed", done, result.finding)
         elif task.failing_since is not None:
-            self.log(f"{task.kind} works again, after {task.failures} failures", task=task.kind)
+            self.log(f"{task.kind} works again: it had failed since {_clock(task.failing_since)}", task=task.kind)
             self._notify("recovered", task, CommandFailure(0, "", task.problem))
-        self.tasks[task.kind] = done
+        # Ending what was replaced has planned itself anew.
+        if task.kind is not TaskKind.REPLACE:
+            self.tasks[task.kind] = done
 
     def _after_error(self, task: Task, error: BaseException) -> None:
         interrupt = find_behind(error, KeyboardInterrupt)
-        if interrupt is not None:
-            request = cancel_request()
-            if request is None or request.operation == self.operation:
-                raise error
-            # Somebody has stopped this task, and not the watch.
+        # A signal, or a request to the watch itself, maybe beside one to this task.
+        if interrupt is not None and (cancel_request() is None or is_asked_to_stop(self.operation)):
+            raise error
         failure = failure_of(error)
-        forget_request()
+        forget_requests()
         now = datetime.now(UTC)
         failed = task.done(now) if interrupt is not None else task.failed(now, failure.message)
         self.counts["failed"] += 1
@@ -235,15 +253,14 @@ class Watcher:
             code=failure.code,
             error=failure.slug,
         )
-        if failed.failures <= 1:
+        if failed.failures == 1:
             self._notify("failed", failed, failure)
 
     def _end_chain(self, failure: CommandFailure) -> None:
         """The chain can't go on: a new full snapshot begins another one, if the rules say so."""
         assert self.chain is not None  # an increment of it has failed
         self.chain = replace(self.chain, ended=failure.message)
-        increment = self.tasks[TaskKind.INCREMENT]
-        self._notify("failed", increment, failure)
+        self._notify("failed", self.tasks[TaskKind.INCREMENT], failure)
         self._ask_for_full(f"snapshot {self.chain.name} can't go on: {failure.message}")
 
     def _ask_for_full(self, reason: str) -> None:
@@ -286,24 +303,10 @@ class Watcher:
         self.tasks[kind] = self.tasks[kind].done(moment)
 
     def _notify(self, event: str, task: Task, failure: CommandFailure) -> None:
-        since = task.failing_since
-        problem = notify(
-            self.fleet.notify,
-            {
-                "event": event,
-                "at": Time.of(datetime.now(UTC)),
-                "fleet": self.fleet.name,
-                "task": task.kind.value,
-                "snapshot": self.chain.name if self.chain else None,
-                "since": Time.of(since) if since else None,
-                "code": failure.code,
-                "error": failure.slug,
-                "message": failure.message,
-                "hint": failure.hint,
-            },
-        )
+        snapshot = self.chain.name if self.chain else None
+        problem = notify(self.fleet.notify, event_of(event, self.fleet.name, snapshot, task, failure))
         if problem:
-            self.log(problem)
+            self.log(problem, hint="run it by hand, with the event on stdin")
 
 
 def _clock(moment: datetime | None) -> str:

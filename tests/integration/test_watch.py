@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -52,10 +53,8 @@ class Watch:
 
     def stop(self) -> tuple[int, dict[str, Any]]:
         """Ask it to end as a service is; return its exit code and its document."""
-        began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(SECONDS_MAX)
-        assert time.monotonic() - began < 20
         return code, json.loads(self.log.with_suffix(".out").read_text() or "{}")
 
 
@@ -134,8 +133,12 @@ def metrics_of(fleet: Fleet) -> dict[tuple[str, str], float]:
     """By name and kind what the endpoint serves."""
     address = fleet.metrics.listen
     assert address is not None
-    with urlopen(f"http://{address.host}:{address.port}/metrics") as answer:
-        text = answer.read().decode()
+    try:
+        with urlopen(f"http://{address.host}:{address.port}/metrics") as answer:
+            text = answer.read().decode()
+    except OSError:
+        # Nothing listens, or nothing was gathered yet.
+        return {}
     families = text_string_to_metric_families(text)
     return {(one.name, one.labels.get("kind", "")): one.value for family in families for one in family.samples}
 
@@ -151,16 +154,18 @@ def test_it_takes_over_backs_off_and_begins_a_new_chain(
     first.await_text("full snapshot watch-")
     with psycopg.connect(fleet.primaries[0].dsn, autocommit=True) as session:
         session.execute("INSERT INTO seen VALUES (1)")
-    assert ": 1 changes, " in first.await_text("increment 1 of watch-")
-    first.await_text("increment 2 of watch-")
+    assert "increment " in first.await_text(": 1 changes, ")
+    first.await_text("increment 3 of watch-")
     (snapshot,) = listed(fleet)
     taken = [time_of(one["cut_at"]) for one in snapshot["increments"]]
-    assert 9 < taken[1] - taken[0] < 30
+    assert all(other - one > 9 for one, other in pairwise(taken))
 
     code, status = run_command(fleet, "status")
     (one,) = [found for found in status["operations"] if found["kind"] == "watch"]
     assert (code, one["state"]) == (0, "running")
-    assert metrics_of(fleet)["cutline_watch_active", ""] == 1
+    wait_until(
+        lambda: metrics_of(fleet).get(("cutline_watch_active", "")) == 1, lambda: "the metrics say that it works"
+    )
 
     second = watches()
     second.await_text("standing by: node s1: another operation is running: watch by")
@@ -178,14 +183,21 @@ def test_it_takes_over_backs_off_and_begins_a_new_chain(
     second.await_text("increment 1 of watch-")
     old, new = sorted(listed(fleet), key=lambda found: found["created_at"])
     assert (old["name"], new["state"]) == (snapshot["name"], "complete")
-    events = [json.loads(line) for line in (tmp_path / "notified").read_text().splitlines()]
-    assert [(event["event"], event["task"], event["snapshot"]) for event in events][:1] == [
-        ("failed", "increment", snapshot["name"])
-    ]
+    wait_until(lambda: listed(fleet)[0]["state"] == "ended", lambda: "the chain before is ended")
+    assert len(slots_of(fleet.nodes[1].dsn)) == 1
+    wait_until(lambda: bool(notified(tmp_path)), lambda: "the failure is notified")
+    event = notified(tmp_path)[0]
+    assert [event[name] for name in ("event", "task", "snapshot")] == ["failed", "increment", snapshot["name"]]
     code, document = second.stop()
     assert (code, document["schema"]) == (0, "cutline/watch/1")
     assert second.texts()[-1] == "stopped by SIGTERM"
     assert run_command(fleet, "history")[1]["operations"][0]["state"] == "done"
+
+
+def notified(folder: Path) -> list[dict[str, Any]]:
+    """What the command of [notify] was given."""
+    file = folder / "notified"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def drop_if_idle(fleet: Fleet, slot: str) -> bool:
@@ -220,11 +232,10 @@ def test_a_node_that_is_away_is_said_and_waited_for(
     watch.await_text("increment works again")
     watch.await_text("increment 2 of watch-")
     # One word about the failure, however many attempts there were, and one about its end.
-    events = [json.loads(line) for line in (tmp_path / "notified").read_text().splitlines()]
-    assert [(event["event"], event["task"]) for event in events] == [
-        ("failed", "increment"),
-        ("recovered", "increment"),
-    ]
+    wait_until(lambda: len(notified(tmp_path)) > 1, lambda: "its end is notified")
+    events = notified(tmp_path)
+    assert [event["event"] for event in events] == ["failed", "recovered"]
+    assert {event["task"] for event in events} == {"increment"}
     assert watch.stop()[0] == 0
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from fleet.nodes.lock import FleetBusyError, FleetLockLostError
 from fleet.progress import Silent
-from storage.errors import SnapshotError
+from storage.errors import SnapshotError, StoppedError
 from storage.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.repository_model import CreateRun, NodeSilentError, RepositoryWorld
@@ -157,6 +157,9 @@ class Process(Silent):
             reported, how = "", "killed"
         except CtrlCError:
             reported, how = "", "interrupted"
+        except StoppedError as error:
+            # What it says of a create is a promise as any report.
+            reported, how = "yes" if self.create_run and error.message.endswith("is committed") else "", "interrupted"
         except SnapshotError as error:
             reported = "unknown" if error.exit_code == INDETERMINATE else "no"
             how = f"{error.exit_code} {error.slug}: {error.message}"

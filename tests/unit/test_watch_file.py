@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,16 @@ def write(path: Path, watch: str = RULES) -> None:
     path.write_text(FILE.format(watch=watch))
 
 
+def saying() -> tuple[list[str], Callable[..., None]]:
+    """What is said, and what says it."""
+    said: list[str] = []
+
+    def say(text: str, **_: object) -> None:
+        said.append(text)
+
+    return said, say
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "fleet.toml"
@@ -33,40 +44,40 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(file: Path) -> None:
-    said: list[str] = []
+    said, say = saying()
     source = FleetSource.read(file)
-    assert not source.reload(said.append)
+    assert not source.reload(say)
     write(file, RULES.replace("5min", "1h"))
-    assert source.reload(said.append)
+    assert source.reload(say)
     assert (source.rules.every, len(said)) == (3600, 1)
 
 
 @pytest.mark.parametrize("watch", ["", "[watch", '[watch]\nevery = "soon"\n', '[watch]\nevery = "1s"\n'])
 def test_a_file_that_is_wrong_or_has_no_schedule_is_not_taken(file: Path, watch: str) -> None:
-    said: list[str] = []
+    said, say = saying()
     source = FleetSource.read(file)
     write(file, watch)
-    assert not source.reload(said.append)
+    assert not source.reload(say)
     assert source.rules.every == 300
     assert said[0].endswith("the watch goes on with the file as it was")
     # It is said once.
-    assert not source.reload(said.append)
+    assert not source.reload(say)
     assert len(said) == 1
 
 
 def test_a_file_that_is_being_replaced_is_read_when_it_is_there(file: Path) -> None:
     source = FleetSource.read(file)
     file.unlink()
-    assert not source.reload(lambda _: None)
+    assert not source.reload(saying()[1])
     write(file, RULES.replace("5min", "1h"))
-    assert source.reload(lambda _: None)
+    assert source.reload(saying()[1])
 
 
 def test_another_store_needs_another_watch(file: Path) -> None:
-    said: list[str] = []
+    said, say = saying()
     source = FleetSource.read(file)
     file.write_text(file.read_text().replace("/backups", "/elsewhere"))
-    assert not source.reload(said.append)
+    assert not source.reload(say)
     assert "another store needs another watch" in said[0]
 
 

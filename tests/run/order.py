@@ -77,6 +77,7 @@ LONG = (
     "tests/integration/test_cancel.py",
     "tests/test_tidy.py",
     "tests/integration/test_cut_times.py",
+    "tests/integration/test_watch.py",
     "tests/integration/test_report.py",
 )
 PLACES = {unit: place for place, unit in enumerate(LONG)}

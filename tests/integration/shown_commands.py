@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import typer.main
@@ -30,6 +31,8 @@ ELISION = "…"
 FENCE = re.compile(r"^(`{3,})(\w*).*\n((?:.*\n)*?)^\1\n", re.MULTILINE)
 INDENTED = re.compile(r"(?:^\n|\A)((?: {4}.*\n|\n(?= {4}))+)", re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
+# A variable of the shell and the command whose output it takes.
+ASSIGNMENT = re.compile(rf"(\w+)=\$\(({PROGRAM} .*)\)")
 # Placeholders that pages write for a number.
 NUMBERS = {"N": "1", "D": "30", "K": "2"}
 WAIT_SECONDS_MAX = 120
@@ -61,7 +64,7 @@ class ShownCommand:
     @property
     def words(self) -> list[str]:
         """The words after `snapshot`, as the shell would split them."""
-        return shlex.split(self.line)[1:]
+        return shlex.split(ASSIGNMENT.sub(r"\2", self.line))[1:]
 
 
 def pages() -> list[Path]:
@@ -79,7 +82,10 @@ def blocks_of(text: str) -> list[list[str]]:
 
 
 def commands_of(page: Path) -> list[ShownCommand]:
-    """The shell commands in a page's blocks: those after a prompt, with their output, and bare `snapshot` lines."""
+    """The shell commands in a page's blocks: those after a prompt, with their output, and bare `snapshot` lines.
+
+    A line such as `operation=$(snapshot …)` is one, too.
+    """
     found: list[ShownCommand] = []
     for block in blocks_of(page.read_text(encoding="utf-8")):
         has_prompts = any(line.startswith(PROMPT) for line in block)
@@ -89,6 +95,8 @@ def commands_of(page: Path) -> list[ShownCommand]:
             elif has_prompts:
                 last = found[-1]
                 found[-1] = ShownCommand(last.page, last.line, (*(last.output or ()), line))
+            elif ASSIGNMENT.fullmatch(line):
+                found.append(ShownCommand(page.name, line))
             elif line.startswith(f"{PROGRAM} "):
                 lines = re.split(r"\s*(?:&&|;)\s*", re.sub(r"\s+#.*", "", line))
                 found += [ShownCommand(page.name, one) for one in lines]
@@ -156,6 +164,8 @@ def difference(expected: tuple[str, ...], output: str) -> str:
 class Shell:
     """Runs command lines one after the other in this process; a line with `&` runs in a subprocess until `wait`.
 
+    `--background` starts its own command line again, so a line that has it runs in a subprocess, too.
+
     `changes` are regular expressions and their replacements, applied to every line first. `outputs` holds the output of
     every command that was run, as the page shows the command.
     """
@@ -163,6 +173,7 @@ class Shell:
     changes: Mapping[str, str] = field(default_factory=dict)
     outputs: dict[ShownCommand, str] = field(default_factory=dict)
     _background: subprocess.Popen[str] | None = None
+    _variables: dict[str, str] = field(default_factory=dict)
 
     def run_shown(self, command: ShownCommand) -> None:
         """Run one line and keep its output; raise AssertionError unless it exits with 0."""
@@ -178,27 +189,41 @@ class Shell:
             self._background.communicate(timeout=WAIT_SECONDS_MAX)
 
     def _run(self, line: str) -> str:
-        program, *words = shlex.split(line)
+        if assignment := ASSIGNMENT.fullmatch(line):
+            self._variables[assignment[1]] = self._run(assignment[2]).strip()
+            return ""
+        program, *words = shlex.split(Template(line).safe_substitute(self._variables))
         if program == "export":
             name, _, value = words[0].partition("=")
             os.environ[name] = value
             return ""
         if program == "wait" and self._background:
-            output, problems = self._background.communicate(timeout=WAIT_SECONDS_MAX)
-            assert self._background.returncode == 0, problems
+            output = _output_of(self._background)
             self._background = None
             return output
         assert program == PROGRAM, f"{line}: only {PROGRAM}, export and wait can be run"
         if words[-1] == "&":
-            self._background = subprocess.Popen(
-                [sys.executable, "-c", "from cli.main import main; main()", *words[:-1]],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
+            self._background = _start(words[:-1])
             return ""
+        if "--background" in words:
+            return _output_of(_start(words))
         with _captured() as streams:
             code = run(words)
         assert code == 0, f"{line}: exit {code}\n{streams[0].getvalue()}{streams[1].getvalue()}"
         return streams[0].getvalue()
+
+
+def _start(words: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from cli.main import main; main()", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def _output_of(process: subprocess.Popen[str]) -> str:
+    output, problems = process.communicate(timeout=WAIT_SECONDS_MAX)
+    assert process.returncode == 0, problems
+    return output
 
 
 @contextlib.contextmanager

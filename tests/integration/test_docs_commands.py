@@ -15,6 +15,7 @@ import pytest
 
 from embedded.fleet import is_fleet, stop_fleet
 from tests.integration.shown_commands import (
+    ASSIGNMENT,
     Shell,
     ShownCommand,
     commands_of,
@@ -68,6 +69,7 @@ def shell(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         patch.chdir(directory)
         patch.setenv("SNAPSHOT_FLEET", "")
         patch.setenv("TERM", "xterm")
+        patch.setenv("XDG_STATE_HOME", str(directory / "state"))
         patch.setattr("cli.spark.start.start_spark", lambda *_: SharedSpark(spark))
         try:
             teardown = [one for one in commands_of(PAGES[0]) if one.line.startswith(TEARDOWN)]
@@ -106,7 +108,7 @@ def test_the_pages_show_commands() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_line_parses(page: Path) -> None:
     for command in [*commands_of(page), *mentions_of(page)]:
-        if command.line.startswith("snapshot"):
+        if command.line.startswith("snapshot") or ASSIGNMENT.fullmatch(command.line):
             try:
                 parse(command)
             except Exception as error:

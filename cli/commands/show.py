@@ -16,7 +16,7 @@ from cli.output.left_out import left_out_lines
 from cli.output.recovery import plan_lines, transaction_lines
 from cli.output.results import emit
 from cli.report.document import figures_document
-from cli.report.terminal import timeline_of
+from cli.report.terminal import timeline_levels, timeline_of
 from fleet.record import to_builtins
 from snapshots.listing.figures import read_figures_of
 from snapshots.listing.in_doubt import in_doubt_transactions
@@ -61,7 +61,7 @@ def show(
     if timeline:
         figures = read_figures_of(fleet, details, datetime.now(UTC))
         document["timeline"] = figures_document(figures)
-        lines += [] if options.json else timeline_of(figures)
+        lines += [] if options.json else timeline_of(figures, timeline_levels())
     if not lines and not options.json:
         lines = [*lines_of(entry, chain), *(one.text for one in open_operations)]
     emit(context, document, lines)

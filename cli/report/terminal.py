@@ -1,4 +1,4 @@
-"""The sections in a terminal: the same rows and bars by block characters, legible without colours, and their tables."""
+"""The sections in a terminal: the same rows and bars by blocks or ASCII, legible without colours, and their tables."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from cli.report.drawing import (
     shaded_columns,
 )
 from cli.report.sections import extent_of_points, sections_of
+from cli.views.sparkline import stdout_levels
 from snapshots.listing.figures import StoreFigures
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-NO_MARK, SHADED = " ", "░"
-PARTS = {
-    PartKind.AMOUNT: "█",
-    PartKind.VALID: "█",
-    PartKind.INCONCLUSIVE: "▒",
-    PartKind.CONFLICTS: "X",
-    PartKind.UNKNOWN: "·",
-}
+NO_MARK = " "
+# What is drawn beside the levels, whose highest is an amount and a valid part of a bar.
+SHADED, INCONCLUSIVE, UNKNOWN = "░", "▒", "·"
+ASCII_FORMS = {SHADED: "/", INCONCLUSIVE: "~", UNKNOWN: "."}
 # In a pipe there is no width to fit; labels take no more than this of a line, and tables no more lines than this.
 WIDTH_OF_A_PIPE, LABEL_SHARE, COLUMNS_MIN, TABLE_ROWS_MAX = 100, 0.4, 10, 20
 
 
-def timeline_of(figures: StoreFigures) -> list[str | RenderableType]:
-    """All sections, to be drawn in the width of the terminal."""
+def timeline_levels() -> str:
+    """The characters for levels that a timeline on stdout is drawn with."""
+    return stdout_levels(SHADED + INCONCLUSIVE + UNKNOWN)
+
+
+def timeline_of(figures: StoreFigures, levels: str) -> list[str | RenderableType]:
+    """All sections, to be drawn in the width of the terminal; in ASCII if the `levels` are."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -46,7 +47,7 @@ def timeline_of(figures: StoreFigures) -> list[str | RenderableType]:
     lines: list[str | RenderableType] = []
     for section in sections_of(figures):
         texts = (Padding(Text(text), (0, 0, 0, 2), expand=False) for text in section.texts)
-        lines += ["", section.title, *texts, _Picture(section, extent)]
+        lines += ["", section.title, *texts, _Picture(section, extent, levels)]
         for table in section.tables:
             lines += _table(table)
     return lines[1:]
@@ -58,6 +59,7 @@ class _Picture:
 
     section: Section
     extent: Extent | None
+    levels: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         from rich.text import Text
@@ -70,32 +72,48 @@ class _Picture:
         columns = max(width - 5 - beside - max(map(len, texts), default=0), COLUMNS_MIN)
 
         def line(label: str, drawn: str, text: str) -> Text:
-            return Text(f"  {label[:beside]:{beside}} {drawn} {text}".rstrip(), no_wrap=True, overflow="ellipsis")
+            shown = f"  {label[:beside]:{beside}} {drawn} {text}".rstrip()
+            # An ellipsis is not ASCII.
+            return Text(shown, no_wrap=True, overflow="crop" if self.levels.isascii() else "ellipsis")
 
         if rows and self.extent:
-            yield from (line(one.label, time_line(one, self.extent, columns), one.peak) for one in rows)
+            drawn = (time_line(one, self.extent, columns, self.levels) for one in rows)
+            yield from (line(one.label, shown, one.peak) for one, shown in zip(rows, drawn, strict=True))
             begin, end = moment_text(self.extent.begin), moment_text(self.extent.end)
             yield line("", f"{begin}{end:>{max(columns - len(begin), len(end) + 1)}}", "")
-        yield from (line(one.label, bar_line(one, columns), one.text) for one in self.section.bars)
+        yield from (line(one.label, bar_line(one, columns, self.levels), one.text) for one in self.section.bars)
 
 
-def time_line(row: TimeRow, extent: Extent, count: int) -> str:
+def time_line(row: TimeRow, extent: Extent, count: int, levels: str) -> str:
     """A row over time in so many characters; a mark of zero is seen as the lowest one."""
+    shade = _fitting(SHADED, levels)
     shaded = shaded_columns(row, extent, count)
     heights = heights_of(columns_of(row, extent, count))
     return "".join(
-        (SHADED if is_shaded else NO_MARK) if height is None else BLOCKS[round(height * (len(BLOCKS) - 1))]
+        (shade if is_shaded else NO_MARK) if height is None else levels[round(height * (len(levels) - 1))]
         for height, is_shaded in zip(heights, shaded, strict=True)
     )
 
 
-def bar_line(bar: Bar, count: int) -> str:
+def bar_line(bar: Bar, count: int, levels: str) -> str:
     """A bar in so many characters: what is not nothing is seen."""
+    parts = {
+        PartKind.AMOUNT: levels[-1],
+        PartKind.VALID: levels[-1],
+        PartKind.INCONCLUSIVE: _fitting(INCONCLUSIVE, levels),
+        PartKind.CONFLICTS: "X",
+        PartKind.UNKNOWN: _fitting(UNKNOWN, levels),
+    }
     drawn, share = "", 0.0
     for part in bar.parts:
         share += part.share
-        drawn += PARTS[part.kind] * max(round(share * count) - len(drawn), 1)
+        drawn += parts[part.kind] * max(round(share * count) - len(drawn), 1)
     return f"{drawn[:count]:{count}}"
+
+
+def _fitting(character: str, levels: str) -> str:
+    """The character, or its ASCII form if the levels are ASCII."""
+    return ASCII_FORMS[character] if levels.isascii() else character
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,5 +143,5 @@ class _FittingTable:
 
 def _table(table: DataTable) -> Iterable[str | RenderableType]:
     more = len(table.rows) - TABLE_ROWS_MAX
-    left_out = [f"… {more} more rows; all of them with --json"] if more > 0 else []
+    left_out = [f"{more} more rows; all of them with --json"] if more > 0 else []
     return ["", f"{table.caption}:", _FittingTable(table), *left_out] if table.rows else []

@@ -19,20 +19,21 @@ def sparkline(values: Sequence[int], levels: str) -> str:
     return "".join(levels[max(-(-len(levels) * value // top) - 1, 0) if top else 0] for value in shown)
 
 
-def levels_of(encoding: str | None, terminal: str) -> str:
+def levels_of(encoding: str | None, terminal: str, beside: str = "") -> str:
     """The characters for levels, the lowest first, that the encoding has and the terminal (TERM) can show.
 
-    A stream without an encoding holds any text.
+    They are blocks only where the encoding has the characters that are drawn `beside` them, too. A stream without an
+    encoding holds any text.
     """
     if terminal.startswith(WITHOUT_BLOCKS):
         return ASCII
     try:
-        BLOCKS.encode(encoding or "utf-8")
+        (BLOCKS + beside).encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
         return ASCII
     return BLOCKS
 
 
-def stdout_levels() -> str:
-    """The characters for levels on stdout."""
-    return levels_of(sys.stdout.encoding, os.environ.get("TERM", ""))
+def stdout_levels(beside: str = "") -> str:
+    """The characters for levels on stdout, where others are drawn `beside` them."""
+    return levels_of(sys.stdout.encoding, os.environ.get("TERM", ""), beside)

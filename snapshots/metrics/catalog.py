@@ -91,7 +91,9 @@ SNAPSHOT_INCREMENTS = Metric(
     "cutline_snapshot_increments", "Increments of a snapshot; of the newest 20.", ("snapshot",)
 )
 NEWEST_CUT = Metric(
-    "cutline_newest_cut_timestamp_seconds", "When the newest cut was made; to lose what came later is the least RPO."
+    "cutline_newest_cut_timestamp_seconds",
+    "When the newest cut was made, of those with rows and in no broken snapshot; to lose what came later is the least"
+    " RPO.",
 )
 CUT_SECONDS = Metric(
     "cutline_newest_cut_seconds", "How long the newest cut took: from the first start marker to the last finish marker."

@@ -85,8 +85,8 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
     yield catalog.COMMITTED_BYTES.of(sum(sizes.values()))
     chains = facts.chains
     yield from _samples_of_names(facts.entries, chains, sizes)
-    if chains:
-        yield from _samples_of_newest(chains[-1])
+    if restorable := chains_by_cut(one for one in facts.entries if _has_rows(one) and one.state != BROKEN):
+        yield from _samples_of_newest(restorable[-1])
     yield from samples_of_open(facts.open_operations, {one.id: one.state(now) for one in facts.open_operations})
     yield from samples_of_ends(facts.ended, _committed_ends(facts.entries), now.timestamp())
 
@@ -94,6 +94,10 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
 def _size_bytes(entry: Entry) -> int:
     full = entry.chain.full.counts.get("bytes", 0) if entry.chain else 0
     return full + sum(one.bytes for one in entry.summaries)
+
+
+def _has_rows(entry: Entry) -> bool:
+    return entry.chain is not None and not entry.chain.full.only_cut
 
 
 def _samples_of_names(entries: Iterable[Entry], chains: list[Chain], sizes: Mapping[str, int]) -> Iterator[Sample]:

@@ -30,6 +30,7 @@ from snapshots.metrics.node_samples import samples_of_nodes
 from snapshots.metrics.store_samples import archived_positions, chains_by_cut, read_facts, samples_of_store
 from snapshots.operations.operation import OutcomeDetails, begin, new_operation, record_outcome
 from snapshots.operations.signs import store_sign
+from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit, FullSnapshot
 from snapshots.records.operation_records import Intent
 from snapshots.records.restore_figures import RestoreFigures, StepFigures
@@ -296,6 +297,22 @@ def test_the_newest_cut_and_the_sizes_are_those_of_the_commits() -> None:
     assert set(of(catalog.SUCCESS, found)) == {"full", "increment"}
     # The outcomes of what has committed are not read.
     assert facts.ended.found == ()
+
+
+def test_the_newest_cut_is_one_that_can_be_restored() -> None:
+    fleet = new_fleet(SHARD_FLEET)
+    store_chain(fleet, "daily", "2026-11-20T00:00:00Z")
+    store_chain(fleet, "later", "2026-11-21T00:00:00Z")
+    facts = read_facts(fleet, EndedReader(100))
+    daily, later = facts.entries
+    assert later.chain
+    without_rows = replace(later, chain=Chain(structs.replace(later.chain.full, only_cut=True)))
+    cut_at = datetime.fromisoformat("2026-11-20T00:00:00Z").timestamp() + later.chain.full.seconds
+    for other in (without_rows, replace(later, problem="commit 1 is missing")):
+        found = read(samples_of_store(replace(facts, entries=(daily, other)), NOW))
+        assert of(catalog.NEWEST_CUT, found) == {"": pytest.approx(cut_at)}
+        nothing = read(samples_of_store(replace(facts, entries=(other,)), NOW))
+        assert catalog.NEWEST_CUT.name not in nothing
 
 
 def test_of_many_snapshots_only_the_newest_are_named() -> None:

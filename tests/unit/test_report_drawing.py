@@ -23,6 +23,7 @@ from cli.report.drawing import (
 )
 from cli.report.operation_sections import operation_sections
 from cli.report.terminal import bar_line, time_line, timeline_of
+from cli.views.sparkline import ASCII, BLOCKS
 from fleet.record import Time
 from snapshots.activity.checks import EndedCheck
 from snapshots.listing.operation_figures import OperationFigures, PhaseFigures
@@ -68,13 +69,19 @@ def test_heights_are_parts_of_the_greatest() -> None:
 def test_a_row_in_a_terminal_shows_values_zeros_and_shades_apart() -> None:
     marks = row((0, 0.0), (2, 7.0), (9, 3.5), shades=((2, 8),))
     assert shaded_columns(marks, TEN_MINUTES, 10) == [False, False, *[True] * 7, False]
-    assert time_line(marks, TEN_MINUTES, 10) == "▁ █░░░░░░▅"
+    assert time_line(marks, TEN_MINUTES, 10, BLOCKS) == "▁ █░░░░░░▅"
+    assert time_line(marks, TEN_MINUTES, 10, ASCII) == "_ #//////="
 
 
 def test_the_parts_of_a_bar_are_seen_however_small() -> None:
     parts = (BarPart(0.5, PartKind.VALID), BarPart(0.001, PartKind.CONFLICTS), BarPart(0.25, PartKind.UNKNOWN))
-    assert bar_line(Bar("bar", "", parts), 8) == "████X·  "
-    assert bar_line(Bar("bar", "", ()), 3) == "   "
+    assert bar_line(Bar("bar", "", parts), 8, BLOCKS) == "████X·  "
+    assert bar_line(Bar("bar", "", ()), 3, BLOCKS) == "   "
+
+
+def test_a_bar_in_ascii_has_its_parts_apart() -> None:
+    parts = tuple(BarPart(0.25, kind) for kind in PartKind if kind is not PartKind.AMOUNT)
+    assert bar_line(Bar("bar", "", parts), 8, ASCII) == "##~~XX.."
 
 
 def check_run(increment: int, result: CheckResult, minute: int) -> EndedCheck:
@@ -103,14 +110,14 @@ def test_an_inconclusive_check_hides_no_conclusive_one() -> None:
     assert bar.text == "4 valid, 2 inconclusive, 2 unknown"
 
 
-def drawn(width: int, *, is_terminal: bool = True) -> list[str]:
+def drawn(width: int, *, is_terminal: bool = True, levels: str = BLOCKS) -> list[str]:
     """The timeline of a chain of nine points in a terminal of this width, or in a pipe."""
     phases = (PhaseFigures("increment", "cut", 8, 0.5, 1.0), PhaseFigures("increment", "archive WAL", 8, 1.0, 2.0))
     runs = (check_run(3, "valid", 5),)
     figures = made_figures(made_snapshot(8), operations=OperationFigures(phases=phases, checks=runs))
     stream = StringIO()
     console = Console(file=stream, width=width, force_terminal=is_terminal, no_color=True, markup=False)
-    for line in timeline_of(figures):
+    for line in timeline_of(figures, levels):
         if not isinstance(line, str):
             console.print(line)
     return Text.from_ansi(stream.getvalue()).plain.splitlines()
@@ -137,3 +144,8 @@ def test_a_timeline_in_a_pipe_has_a_width_of_its_own() -> None:
     pictures = [line for line in drawn(1000, is_terminal=False) if set(line) & set("▁▂▃▄▅▆▇█")]
     assert pictures
     assert max(map(len, pictures)) <= 100
+
+
+def test_a_timeline_with_ascii_levels_is_ascii_however_narrow() -> None:
+    for width in (12, 80):
+        assert all(line.isascii() for line in drawn(width, levels=ASCII))

@@ -50,3 +50,10 @@ def test_blocks_are_shown_where_encoding_and_terminal_have_them(
     assert levels_of(encoding, terminal) == levels
     assert len(levels) == 8
     assert len(set(levels)) == 8
+
+
+def test_blocks_are_shown_only_where_what_is_beside_them_can_be() -> None:
+    # GBK has all the blocks, but not the light shade.
+    assert levels_of("gbk", "xterm") == BLOCKS
+    assert levels_of("gbk", "xterm", "░") == ASCII
+    assert levels_of("utf-8", "xterm", "░") == BLOCKS

@@ -61,6 +61,8 @@ def run_watch(watcher: Watcher) -> NoReturn:
     """Work while it is this process's turn, and stand by while it is another's."""
     said, seconds = "", STAND_BY_SECONDS
     while True:
+        # A node may have another address by now.
+        watcher.source.reload(watcher.log)
         try:
             with take_turn(watcher.fleet, watcher.log) as turn:
                 watcher.begin()

@@ -15,6 +15,7 @@ from cli.output.results import emit
 from cli.output.stopping import cancel_request, stop_process
 from cli.watch.fleet_source import FleetSource
 from cli.watch.log import log
+from cli.watch.notices import Notices
 from cli.watch.turn import take_turn
 from cli.watch.watch_metrics import metrics_of
 from cli.watch.watcher import Watcher
@@ -42,7 +43,7 @@ def watch(context: typer.Context) -> None:
     say = partial(log, json_lines=options.json)
     command = Command("watch", "", new_operation_id(datetime.now(UTC)))
     with Activity(Silent(), command, lambda: open_own_store(source.fleet), stop_process) as activity:
-        watcher = Watcher(source, activity, command.operation, say)
+        watcher = Watcher(source, activity, command.operation, say, Notices(source, say))
         try:
             say(f"the watch of fleet {source.fleet.name} begins, operation {command.operation}")
             with metrics_of(watcher):
@@ -67,6 +68,9 @@ def run_watch(watcher: Watcher) -> NoReturn:
             with take_turn(watcher.fleet, watcher.log) as turn:
                 watcher.begin()
                 watcher.is_active = True
+                watcher.notices.waits(None)
+                if said:
+                    watcher.log("it is this watch's turn")
                 said, seconds = "", STAND_BY_SECONDS
                 nodes = watcher.fleet.nodes
                 while turn.keep() and watcher.fleet.nodes == nodes:
@@ -80,7 +84,10 @@ def run_watch(watcher: Watcher) -> NoReturn:
             is_busy = isinstance(error, BusyError)
             text = f"standing by: {error.message}" if is_busy else f"waiting: {error.message}"
             if text != said:
-                watcher.log(text, hint=error.hint)
+                # Whoever works is no obstacle.
+                watcher.log(text, hint="" if is_busy else error.hint)
+            if not is_busy:
+                watcher.notices.waits(error)
             watcher.activity.step(text)
             said = text
             time.sleep(seconds)

@@ -14,6 +14,8 @@ from storage.errors import SnapshotError, UsageError
 
 # Between increments that are further apart; and without a key of its own, pruning.
 ARCHIVE_SECONDS, PRUNE_SECONDS = 60.0, 86400.0
+# How often in turn the file can't be read before that is said.
+MISSING_TIMES = 5
 
 
 @dataclass(slots=True)
@@ -23,6 +25,7 @@ class FleetSource:
     path: Path
     fleet: Fleet
     body: bytes
+    _missing: int = 0
 
     @classmethod
     def read(cls, path: Path) -> FleetSource:
@@ -39,6 +42,10 @@ class FleetSource:
     def reload(self, log: Callable[..., None]) -> bool:
         """Read the file if it has changed; return whether the fleet is another one now."""
         body = _body(self.path)
+        # While an editor replaces it, it is not there for a moment.
+        self._missing = 0 if body else self._missing + 1
+        if self._missing == MISSING_TIMES:
+            log(f"{self.path} can't be read; the watch goes on with the file as it was", hint="put it back")
         if body == self.body or not body:
             return False
         self.body = body
@@ -60,7 +67,7 @@ def rules_of(fleet: Fleet) -> WatchTable:
     if fleet.watch is None:
         raise UsageError(
             f"{fleet.path} has no [watch]",
-            hint='add what to do, such as:\n[watch]\nevery = "5min"   (docs/operations.md has all keys)',
+            hint=["add what to do, such as (docs/operations.md has all keys):", "[watch]", 'every = "5min"'],
         )
     template = read_template(fleet.watch.name)
     if not template.fields & {TIME, NUMBER}:

@@ -5,30 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
-from datetime import UTC, datetime
-
-from cli.output.failure import CommandFailure
-from cli.watch.schedule import Task
-from fleet.record import Time
 
 NOTIFY_SCHEMA = "cutline/notify/1"
 NOTIFY_SECONDS_MAX = 30.0
-
-
-def event_of(event: str, fleet: str, snapshot: str | None, task: Task, failure: CommandFailure) -> dict[str, object]:
-    """What is told of a task that has failed or works again."""
-    return {
-        "event": event,
-        "at": Time.of(datetime.now(UTC)),
-        "fleet": fleet,
-        "task": task.kind.value,
-        "snapshot": snapshot,
-        "since": Time.of(task.failing_since) if task.failing_since else None,
-        "code": failure.code,
-        "error": failure.slug,
-        "message": failure.message,
-        "hint": failure.hint,
-    }
 
 
 def notify(command: Sequence[str], event: dict[str, object]) -> str:

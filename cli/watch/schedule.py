@@ -15,7 +15,7 @@ RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX = 5.0, 600.0
 class TaskKind(StrEnum):
     """What `watch` does. When several are due, the first of this order is done.
 
-    REPLACE ends the chains that a new full snapshot has replaced.
+    REPLACE ends the chains that a new full snapshot has replaced. WATCH, the watch itself, is never due.
     """
 
     FULL = "full"
@@ -25,6 +25,7 @@ class TaskKind(StrEnum):
     CHECK = "check"
     PRUNE = "prune"
     DRILL = "drill"
+    WATCH = "watch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from cli.output.format import count_text, seconds_text, size_text
 from cli.output.stopping import stop_process
 from cli.spark.on_demand import SparkOnDemand
 from cli.watch.child import ChildResult, RunningCommand, run_command, start_command
+from cli.watch.schedule import Task
 from fleet.config import Fleet
 from fleet.progress import Noting, Silent
 from snapshots.activity.activity import Activity
@@ -44,6 +45,15 @@ class TaskResult:
     text: str
     notes: tuple[str, ...] = ()
     finding: CommandFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A check or a drill that runs while increments are taken; `what` names it."""
+
+    task: Task
+    what: str
+    running: RunningCommand
 
 
 def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:

@@ -39,7 +39,7 @@ class Turn:
             self.lock.renew()
         except NodeUnreachableError as error:
             if error.message != self._problem:
-                self.log(error.message, hint=error.hint)
+                self.log(f"the lock of the watch: {error.message}", hint=error.hint)
             self._problem = error.message
         except SnapshotError as error:
             self.log(f"{error.message}; the watch begins anew", hint=error.hint)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cli.watch.watcher import Watcher
-from fleet.config import Fleet
+from fleet.config import Fleet, ListenAddress
 from snapshots.metrics import catalog
 from snapshots.metrics.catalog import Sample
 from snapshots.metrics.endpoint import MetricsEndpoint
@@ -46,6 +46,7 @@ class _Publisher:
     endpoint: MetricsEndpoint | None = None
     gatherer: MetricsGatherer = field(default_factory=MetricsGatherer)
     ended: threading.Event = field(default_factory=threading.Event)
+    _address: ListenAddress | None = None
     _problems: set[str] = field(default_factory=set)
 
     def run(self) -> None:
@@ -61,8 +62,12 @@ class _Publisher:
 
     def _listen(self, fleet: Fleet, stack: ExitStack) -> None:
         """Serve the metrics, unless that is done; a watch that stands by on the same machine waits for its address."""
+        if self._address != fleet.metrics.listen:
+            stack.close()
+            self.endpoint = self._address = None
         if self.endpoint is None and fleet.metrics.listen is not None:
             self.endpoint = stack.enter_context(MetricsEndpoint(fleet.metrics.listen, FRESH_SECONDS))
+            self._address = fleet.metrics.listen
 
     def _publish(self, fleet: Fleet) -> None:
         text = render(fleet.name, [*self.gatherer.gather(fleet).samples, *samples_of_watch(self.watcher)])

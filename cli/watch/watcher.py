@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from cli.output.exit_codes import CANCELLED
 from cli.output.failure import CommandFailure, failure_of
 from cli.output.stopping import cancel_request, forget_requests, is_asked_to_stop
 from cli.watch import tasks as work
 from cli.watch.chain import WatchedChain, find_chain
-from cli.watch.child import RunningCommand
 from cli.watch.fleet_source import FleetSource, intervals_of
 from cli.watch.last_verdicts import last_verdicts
-from cli.watch.notify import event_of, notify
+from cli.watch.notices import Notices
 from cli.watch.schedule import Task, TaskKind, next_task
-from cli.watch.tasks import TaskResult
+from cli.watch.tasks import Beside, TaskResult
 from fleet.config import Fleet
 from fleet.fleet_file import WatchTable
 from fleet.hints import NEW_CHAIN
@@ -35,6 +35,8 @@ from storage.errors import BusyError, find_behind
 TICK_SECONDS = 1.0
 # Another operation holds the fleet.
 BUSY_SECONDS = 15.0
+# Somebody has cancelled a task, and wants it not to begin again at once.
+CANCELLED_SECONDS = 300.0
 DAY_SECONDS = 86400.0
 # If one chain after the other ends this soon after it began, full snapshots follow each other more and more slowly.
 YOUNG_SECONDS = 3600.0
@@ -45,15 +47,6 @@ BESIDE = (TaskKind.CHECK, TaskKind.DRILL)
 Log = Callable[..., None]
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A check or a drill that runs while increments are taken; `what` names it."""
-
-    task: Task
-    what: str
-    running: RunningCommand
-
-
 @dataclass(slots=True)
 class Watcher:
     """What `watch` knows between two tasks."""
@@ -62,6 +55,7 @@ class Watcher:
     activity: Activity
     operation: str
     log: Log
+    notices: Notices
     begun_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     chain: WatchedChain | None = None
     tasks: dict[TaskKind, Task] = field(default_factory=dict)
@@ -112,7 +106,8 @@ class Watcher:
             self._say_idle(next_at)
             time.sleep(TICK_SECONDS)
             return
-        self._say(f"{task.kind}" + (f" of {self.chain.name}" if self.chain else ""))
+        of_chain = f" of {self.chain.name}" if self.chain and task.kind is not TaskKind.FULL else ""
+        self._say(f"{task.kind}{of_chain}")
         self._do(task)
 
     def _possible(self) -> dict[TaskKind, Task]:
@@ -146,6 +141,7 @@ class Watcher:
         if task.kind in BESIDE:
             start = work.start_check if task.kind is TaskKind.CHECK else work.start_drill
             self._beside = Beside(task, f"{task.kind} of {name}", start(self.fleet, name))
+            self.log(f"{self._beside.what} begins", task=task.kind)
         else:
             self._settle(task, lambda: self._run(task.kind, name))
 
@@ -168,6 +164,10 @@ class Watcher:
         if kind is TaskKind.REPLACE:
             return self._end_replaced()
         if kind is TaskKind.INCREMENT:
+            # Somebody may have taken a full snapshot; or a command that an earlier watch has left.
+            if self._follow_newest() and self.chain is not None:
+                name = self.chain.name
+                self.log(f"snapshot {name} is continued from now on")
             commit, result = work.take_increment(self.fleet, name)
             if self.chain is not None:
                 self.chain = replace(self.chain, last_at=cut_time(commit))
@@ -223,10 +223,11 @@ class Watcher:
         if result.finding is not None:
             done = replace(done, failing_since=task.failing_since or now, problem=result.finding.message)
             if task.problem != result.finding.message:
-                self._notify("failed", done, result.finding)
+                self._tell("failed", done, result.finding)
         elif task.failing_since is not None:
             self.log(f"{task.kind} works again: it had failed since {_clock(task.failing_since)}", task=task.kind)
-            self._notify("recovered", task, CommandFailure(0, "", task.problem))
+            text = f"{task.kind} works again; it had failed: {task.problem}"
+            self._tell("recovered", task, CommandFailure(0, "", text))
         # Ending what was replaced has planned itself anew.
         if task.kind is not TaskKind.REPLACE:
             self.tasks[task.kind] = done
@@ -239,11 +240,12 @@ class Watcher:
         failure = failure_of(error)
         forget_requests()
         now = datetime.now(UTC)
-        failed = task.done(now) if interrupt is not None else task.failed(now, failure.message)
+        is_cancelled = failure.code == CANCELLED
+        failed = task.put_off(now, CANCELLED_SECONDS) if is_cancelled else task.failed(now, failure.message)
         self.counts["failed"] += 1
         self.tasks[task.kind] = failed
         if NEW_CHAIN in failure.hint and task.kind in (TaskKind.INCREMENT, TaskKind.ARCHIVE):
-            self._end_chain(failure)
+            self._end_chain(failed, failure)
             return
         again = f"; again at {_clock(failed.retry_at)}" if failed.retry_at else ""
         self.log(
@@ -253,14 +255,17 @@ class Watcher:
             code=failure.code,
             error=failure.slug,
         )
-        if failed.failures == 1:
-            self._notify("failed", failed, failure)
+        if failed.failures == 1 and not is_cancelled:
+            self._tell("failed", failed, failure)
 
-    def _end_chain(self, failure: CommandFailure) -> None:
+    def _end_chain(self, failed: Task, failure: CommandFailure) -> None:
         """The chain can't go on: a new full snapshot begins another one, if the rules say so."""
         assert self.chain is not None  # an increment of it has failed
         self.chain = replace(self.chain, ended=failure.message)
-        self._notify("failed", self.tasks[TaskKind.INCREMENT], failure)
+        if self.rules.full > 0:
+            failure = replace(failure, hint="nothing: the watch begins another chain by a full snapshot")
+        if failed.failures == 1:
+            self._tell("failed", failed, failure)
         self._ask_for_full(f"snapshot {self.chain.name} can't go on: {failure.message}")
 
     def _ask_for_full(self, reason: str) -> None:
@@ -299,14 +304,11 @@ class Watcher:
             self.activity.step(phase)
         self._phase = phase
 
+    def _tell(self, event: str, task: Task, failure: CommandFailure) -> None:
+        self.notices.send(event, self.chain.name if self.chain else None, task, failure)
+
     def _done_at(self, kind: TaskKind, moment: datetime) -> None:
         self.tasks[kind] = self.tasks[kind].done(moment)
-
-    def _notify(self, event: str, task: Task, failure: CommandFailure) -> None:
-        snapshot = self.chain.name if self.chain else None
-        problem = notify(self.fleet.notify, event_of(event, self.fleet.name, snapshot, task, failure))
-        if problem:
-            self.log(problem, hint="run it by hand, with the event on stdin")
 
 
 def _clock(moment: datetime | None) -> str:

@@ -22,7 +22,7 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from snapshots.activity.command import Command
 from snapshots.activity.history import Ending, record_without_intent
-from snapshots.activity.under_way import ActivityState, UnderWay
+from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import CANCELLED, current_time, is_open
@@ -92,6 +92,10 @@ def cancel_operations(
     if alive:
         progress.step("wait for operations to stop", total=len(alive), unit="operations")
         results |= {one.operation.id: one for one in _await(store, alive, wait_seconds, progress)}
+        late = {one.operation.id for one in results.values() if one.result is CancelResult.STILL_RUNNING}
+        # One that was killed just before it was asked is known to be dead by now.
+        found = [one for one in read_under_way(store) if one.id in late]
+        dead += [one for one in found if one.state(datetime.now(UTC)) is ActivityState.DEAD]
     if dead:
         progress.step("settle dead operations")
         results |= {one.operation.id: one for one in _settle_all(store, fleet, dead, progress)}

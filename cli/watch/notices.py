@@ -1,0 +1,58 @@
+"""Notices: what the command in `[notify]` is told of tasks that fail and work again, and of the watch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cli.output.failure import CommandFailure
+from cli.watch.fleet_source import FleetSource
+from cli.watch.notify import notify
+from cli.watch.schedule import Task, TaskKind
+from fleet.record import Time
+from storage.errors import SnapshotError
+
+
+@dataclass(slots=True)
+class Notices:
+    """Sends notices to the command of the fleet's file; what is wrong with that is logged."""
+
+    source: FleetSource
+    log: Callable[..., None]
+    _trouble: Task | None = None
+
+    def send(self, event: str, snapshot: str | None, task: Task, failure: CommandFailure) -> None:
+        """Tell that a task has `failed`, or has `recovered`."""
+        fleet = self.source.fleet
+        problem = notify(fleet.notify, event_of(event, fleet.name, snapshot, task, failure))
+        if problem:
+            self.log(problem, hint="run it by hand, with the event on stdin")
+
+    def waits(self, error: SnapshotError | None) -> None:
+        """Tell of what keeps the watch from working at all, once, and of its end, which is None."""
+        before = self._trouble
+        if error is not None and before is None:
+            self._trouble = Task(TaskKind.WATCH, 0.0).failed(datetime.now(UTC), error.message)
+            failure = CommandFailure(error.exit_code, error.slug, error.message, error.hint)
+            self.send("failed", None, self._trouble, failure)
+        elif error is None and before is not None:
+            self._trouble = None
+            text = f"the watch works again; it had failed: {before.problem}"
+            self.send("recovered", None, before, CommandFailure(0, "", text))
+
+
+def event_of(event: str, fleet: str, snapshot: str | None, task: Task, failure: CommandFailure) -> dict[str, object]:
+    """A notice as JSON."""
+    return {
+        "event": event,
+        "at": Time.of(datetime.now(UTC)),
+        "fleet": fleet,
+        "task": task.kind.value,
+        "snapshot": snapshot,
+        "since": Time.of(task.failing_since) if task.failing_since else None,
+        "code": failure.code,
+        "error": failure.slug,
+        "message": failure.message,
+        "hint": failure.hint,
+    }

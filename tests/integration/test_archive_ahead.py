@@ -1,0 +1,138 @@
+"""WAL that is archived between cuts is part of the next increment, once, and nodes keep it no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+import snapshots.between_cuts.archive_ahead as module
+from embedded.fleet import EmbeddedFleet
+from fleet.config import Fleet
+from fleet.nodes.connections import with_database
+from fleet.nodes.lock import FleetBusyError
+from fleet.nodes.sessions import open_sessions
+from fleet.progress import Silent
+from snapshots.between_cuts.archive_ahead import archive_ahead
+from snapshots.between_cuts.supersede import supersede
+from snapshots.operations.exclusive import exclusive
+from snapshots.records.commits import read_full
+from snapshots.records.lost_chains import ChainLostError
+from tests.commands.snapshot_runs import Runs, runs_on, slots_of, sorted_copies
+from tests.integration.refusing import execute
+from wal.slots.retained import read_waiting
+from wal.slots.slots import slot_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "ahead"
+ROWS = 200
+
+
+@pytest.fixture(scope="module")
+def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    with runs_on(shared_fleet, tmp_path_factory.mktemp("ahead"), spark) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def any_wal_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AHEAD_BYTES_MIN", 1)
+
+
+def update(fleet: Fleet, remainder: int) -> int:
+    """Update some accounts on every shard; return how many changes that were, as PostgreSQL says."""
+    changes = 0
+    for node in fleet.primaries:
+        with psycopg.connect(node.dsn, autocommit=True) as connection:
+            query = "UPDATE account SET balance = balance + 1 WHERE id %% 50 = %s"
+            changes += connection.execute(query, [remainder]).rowcount
+    return changes
+
+
+def waiting(fleet: Fleet) -> dict[str, int]:
+    """The bytes of WAL by node that the chain's slots still have to read."""
+    full = read_full(fleet.store.open(), NAME)
+    with open_sessions(fleet, fleet.nodes) as sessions:
+        return read_waiting(sessions, slot_name(full.operation))
+
+
+def copies(fleet: Fleet) -> dict[str, dict[str, bytes]]:
+    return {node.id: sorted_copies(node.dsn) for node in fleet.primaries}
+
+
+def test_what_was_archived_ahead_is_in_the_next_increment_once(runs: Runs) -> None:
+    fleet = runs.fleet
+    runs.full(NAME)
+    changes = update(fleet, 1)
+    with psycopg.connect(fleet.primaries[0].dsn, autocommit=True) as connection:
+        connection.execute("BEGIN")
+        changes += connection.execute("UPDATE account SET balance = balance + 1 WHERE id % 50 = 40").rowcount
+        connection.execute("PREPARE TRANSACTION 'over an archive'")
+        before = max(waiting(fleet).values())
+        assert archive_ahead(fleet, NAME, Silent()) >= before
+        # Little but the marker's own record is left on any node, standbys included.
+        assert max(waiting(fleet).values()) < before / 2
+        changes += update(fleet, 2)
+        connection.execute("COMMIT PREPARED 'over an archive'")
+    assert archive_ahead(fleet, NAME, Silent()) > 0
+    changes += update(fleet, 3)
+    expected = copies(fleet)
+    commit = runs.increment(NAME)
+    assert commit.counts["changes"] == changes
+    # On every node: two that were archived ahead, and the increment's own.
+    assert {len(segments) for segments in commit.segments.values()} == {3}
+    assert runs.check_one(NAME).result == "valid"
+    restored = replace(fleet, nodes=tuple(with_database(node, "ahead_restored") for node in fleet.primaries))
+    try:
+        runs.restore(NAME, restored)
+        assert copies(restored) == expected
+    finally:
+        for node in restored.nodes:
+            execute(with_database(node, "postgres").dsn, "DROP DATABASE IF EXISTS ahead_restored WITH (FORCE)")
+
+
+def test_changed_tables_are_left_to_the_increment(runs: Runs) -> None:
+    fleet = runs.fleet
+    for node in fleet.primaries:
+        execute(node.dsn, "CREATE TABLE added (id int PRIMARY KEY)")
+    try:
+        for node in fleet.primaries:
+            execute(node.dsn, "INSERT INTO added VALUES (1)")
+        before = waiting(fleet)
+        assert archive_ahead(fleet, NAME, Silent()) == 0
+        assert all(waiting(fleet)[node] >= bytes_before for node, bytes_before in before.items())
+        assert runs.increment(NAME).counts["rows"] > 0
+        assert runs.check_one(NAME).result == "valid"
+    finally:
+        for node in fleet.primaries:
+            execute(node.dsn, "DROP TABLE added")
+    runs.increment(NAME)
+
+
+def test_it_needs_the_fleets_lock(runs: Runs) -> None:
+    fleet = runs.fleet
+    update(fleet, 4)
+    with (
+        open_sessions(fleet, fleet.primaries) as sessions,
+        exclusive(sessions, fleet.store.open(), "create", "another"),
+        pytest.raises(FleetBusyError, match="another operation is running: create another"),
+    ):
+        archive_ahead(fleet, NAME, Silent())
+
+
+def test_a_chain_that_is_replaced_ends_keeps_no_wal_and_can_be_restored(runs: Runs) -> None:
+    fleet = runs.fleet
+    kept = slots_of(fleet.nodes[0].dsn)
+    assert supersede(fleet, NAME, "next", Silent()) == []
+    assert [len(slots_of(node.dsn)) for node in fleet.nodes] == [len(kept) - 1] * len(fleet.nodes)
+    with pytest.raises(ChainLostError, match="next has taken its place"):
+        runs.increment(NAME)
+    assert archive_ahead(fleet, NAME, Silent()) == 0
+    assert runs.check_one(NAME).result == "valid"
+    # Again, as after a crash between the mark and the slots.
+    assert supersede(fleet, NAME, "next", Silent()) == []

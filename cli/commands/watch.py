@@ -65,15 +65,15 @@ def run_watch(watcher: Watcher) -> NoReturn:
         # A node may have another address by now.
         watcher.source.reload(watcher.log)
         try:
-            with take_turn(watcher.fleet, watcher.log) as turn:
+            with take_turn(watcher.source.fleet, watcher.log) as turn:
                 watcher.begin()
                 watcher.is_active = True
                 watcher.notices.waits(None)
                 if said:
                     watcher.log("it is this watch's turn")
                 said, seconds = "", STAND_BY_SECONDS
-                nodes = watcher.fleet.nodes
-                while turn.keep() and watcher.fleet.nodes == nodes:
+                nodes = watcher.source.fleet.nodes
+                while turn.keep() and watcher.source.fleet.nodes == nodes:
                     watcher.step()
         except SnapshotError as error:
             watcher.is_active = False
@@ -106,6 +106,7 @@ def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseE
     if not _is_terminated(error):
         ending = Ending("failed", reason_of(error), code_of(error), watcher.counts)
     try:
-        record_without_intent(open_own_store(watcher.fleet), command, activity.began_at, own_label("watch"), ending)
+        store = open_own_store(watcher.source.fleet)
+        record_without_intent(store, command, activity.began_at, own_label("watch"), ending)
     except SnapshotError as problem:
         watcher.log(problem.message, hint=problem.hint)

@@ -5,6 +5,7 @@ Chains of older ones that still go on are those that the newest has replaced; th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -19,8 +20,8 @@ from snapshots.records.store_identity import open_own_store
 from snapshots.records.tombstones import is_only_full
 from storage.store import ObjectStore
 
-# Older ones were ended, or are none of this watch's.
-REPLACED_MAX = 3
+# Older ones were ended.
+READ_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +43,30 @@ class WatchedChain:
         return not self.ended
 
 
-def find_chain(fleet: Fleet, template: str) -> WatchedChain | None:
-    """The chain, None if no snapshot has such a name; raises what reading the store raises."""
+def matching_names(fleet: Fleet, template: str) -> tuple[str, ...]:
+    """The names of snapshots that the template can have made, in its order; raises what reading the store raises."""
     store, parsed = open_own_store(fleet), read_template(template)
     matching = {name: values for name in snapshot_names(store) if (values := parsed.values_in(name))}
-    if not matching:
+    return tuple(sorted(matching, key=lambda one: matching[one]))
+
+
+def find_chain(fleet: Fleet, names: Sequence[str]) -> WatchedChain | None:
+    """The chain of the newest of these snapshots that has rows, None if none has; raises what reading the store raises.
+
+    The newest is the one whose first cut was made last: a name may have a time that has not come yet.
+    """
+    store = open_own_store(fleet)
+    fulls = [full for name in names[-READ_MAX:] if not (full := read_full(store, name)).only_cut]
+    if not fulls:
         return None
-    *older, name = sorted(matching, key=lambda one: matching[one])
-    chain = read_newest_part(store, name)
-    replaced = tuple(one for one in older[-REPLACED_MAX:] if not _why_ended(store, read_full(store, one)))
-    return WatchedChain(name, cut_time(chain.full), cut_time(chain.last), _why_ended(store, chain.full), replaced)
+    *older, newest = sorted(fulls, key=cut_time)
+    replaced = tuple(one.snapshot for one in older if not _why_ended(store, one))
+    chain = read_newest_part(store, newest.snapshot)
+    return WatchedChain(newest.snapshot, cut_time(newest), cut_time(chain.last), _why_ended(store, newest), replaced)
 
 
 def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:
     """Why the chain of this full snapshot gets no increments, "" if it does."""
     if is_lost(store, full.snapshot, full.chain):
         return "its chain was given up or ended"
-    if is_only_full(store, full.snapshot):
-        return "its increments were pruned"
-    return "it is a cut without rows (--only-cut)" if full.only_cut else ""
+    return "its increments were pruned" if is_only_full(store, full.snapshot) else ""

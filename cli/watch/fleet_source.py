@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ class FleetSource:
     path: Path
     fleet: Fleet
     body: bytes
+    accepted: bytes
     _missing: int = 0
 
     @classmethod
@@ -32,7 +34,17 @@ class FleetSource:
         """Read the file; raises FleetFileError, and UsageError if it has no `[watch]`."""
         fleet = load_fleet(path)
         rules_of(fleet)
-        return cls(path, fleet, _body(path))
+        body = _body(path)
+        return cls(path, fleet, body, body)
+
+    @property
+    def copy(self) -> Path:
+        """A file with what was accepted, for the commands that the watch runs: what is refused is not theirs, either."""
+        # Of this process alone, which deletes it at the end.
+        copy = Path(tempfile.gettempdir()) / "fleet.toml"
+        copy.touch(mode=0o600)
+        copy.write_bytes(self.accepted)
+        return copy
 
     @property
     def rules(self) -> WatchTable:
@@ -52,12 +64,12 @@ class FleetSource:
         try:
             fleet = load_fleet(self.path)
             rules_of(fleet)
-            if (fleet.name, fleet.store.url) != (self.fleet.name, self.fleet.store.url):
+            if _identity(fleet) != _identity(self.fleet):
                 raise UsageError(f"{self.path}: another fleet or another store needs another watch")
         except SnapshotError as error:
             log(f"{error.message}; the watch goes on with the file as it was", hint=error.hint)
             return False
-        self.fleet = fleet
+        self.fleet, self.accepted = fleet, body
         log(f"{self.path} was read again")
         return True
 
@@ -90,6 +102,10 @@ def intervals_of(fleet: Fleet) -> dict[TaskKind, float]:
         TaskKind.PRUNE: PRUNE_SECONDS if any(one is not None for one in keeps) else 0.0,
         TaskKind.DRILL: rules.drill,
     }
+
+
+def _identity(fleet: Fleet) -> tuple[object, ...]:
+    return fleet.name, fleet.store.url, fleet.store.options.get("endpoint_url")
 
 
 def _body(path: Path) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Sequence
 
@@ -19,7 +21,18 @@ def notify(command: Sequence[str], event: dict[str, object]) -> str:
         return ""
     body = json.dumps({"schema": NOTIFY_SCHEMA, **event}).encode()
     try:
-        done = subprocess.run(list(command), input=body, capture_output=True, timeout=NOTIFY_SECONDS_MAX, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    # ValueError: a word has a NUL.
+    except (OSError, ValueError) as error:
         return f"[notify] command {command[0]}: {error}"
-    return f"[notify] command {command[0]} ended with exit code {done.returncode}" if done.returncode else ""
+    with process:
+        try:
+            process.communicate(body, NOTIFY_SECONDS_MAX)
+        except subprocess.TimeoutExpired as error:
+            # With all that it has started.
+            os.killpg(process.pid, signal.SIGKILL)
+            return f"[notify] command {command[0]}: {error}"
+    return f"[notify] command {command[0]} ended with exit code {process.returncode}" if process.returncode else ""

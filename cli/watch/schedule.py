@@ -5,11 +5,15 @@ Pure values and arithmetic on them. A task that was missed, however often, is du
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX = 5.0, 600.0
+RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX, DOUBLINGS_MAX = 5.0, 600.0, 20
+# A chain that ends this soon after it began is young.
+YOUNG_SECONDS = 3600.0
+PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
 
 
 class TaskKind(StrEnum):
@@ -28,6 +32,12 @@ class TaskKind(StrEnum):
     WATCH = "watch"
 
 
+# They run beside the others; they need a chain that goes on, or any snapshot.
+BESIDE = (TaskKind.CHECK, TaskKind.DRILL)
+OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
+OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A task, how often it is done (0: never), when it was last done, and what has failed since.
@@ -43,13 +53,17 @@ class Task:
     failing_since: datetime | None = None
     problem: str = ""
 
-    def due_at(self, begun_at: datetime) -> datetime | None:
-        """When it is to be done next, None if never; what was never done is due from `begun_at` on."""
+    def due_at(self, begun_at: datetime, now: datetime) -> datetime | None:
+        """When it is to be done next, None if never; what was never done is due from `begun_at` on.
+
+        A clock that was ahead, here or of whoever has done it, makes nobody wait for more than an interval.
+        """
         if self.interval_seconds <= 0:
             return None
+        interval = timedelta(seconds=self.interval_seconds)
         if self.retry_at is not None:
-            return self.retry_at
-        return begun_at if self.done_at is None else self.done_at + timedelta(seconds=self.interval_seconds)
+            return min(self.retry_at, now + max(interval, timedelta(seconds=RETRY_SECONDS_MAX)))
+        return begun_at if self.done_at is None else min(self.done_at, now) + interval
 
     def done(self, now: datetime) -> Task:
         """The task after it was done."""
@@ -58,7 +72,7 @@ class Task:
     def failed(self, now: datetime, problem: str) -> Task:
         """The task after an attempt that failed: the next one waits twice as long as the one before."""
         longest = min(RETRY_SECONDS_MAX, max(self.interval_seconds, RETRY_SECONDS_FIRST))
-        seconds = min(RETRY_SECONDS_FIRST * 2.0**self.failures, longest)
+        seconds = min(RETRY_SECONDS_FIRST * 2.0 ** min(self.failures, DOUBLINGS_MAX), longest)
         return Task(
             self.kind, self.interval_seconds, self.done_at, self.failures + 1, now + timedelta(seconds=seconds),
             self.failing_since or now, problem,
@@ -74,6 +88,32 @@ class Task:
 
 def next_task(tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime) -> tuple[Task | None, datetime | None]:
     """The task that is due now, if any, and when the next one is."""
-    due = {kind: at for kind, task in tasks.items() if (at := task.due_at(begun_at)) is not None}
+    due = {kind: at for kind, task in tasks.items() if (at := task.due_at(begun_at, now)) is not None}
     ready = [kind for kind in TaskKind if kind in due and due[kind] <= now]
     return (tasks[ready[0]] if ready else None), min(due.values(), default=None)
+
+
+@dataclass(slots=True)
+class FullPauses:
+    """How long a full snapshot waits after a chain has ended: ever longer if one chain after the other ends young."""
+
+    _young_ends: int = 0
+
+    def next_seconds(self, age_seconds: float | None) -> float:
+        """The seconds to wait, of a chain that began so long ago; None: there was no chain."""
+        is_young = age_seconds is not None and age_seconds < YOUNG_SECONDS
+        self._young_ends = self._young_ends + 1 if is_young else 0
+        if self._young_ends < 2:
+            return 0.0
+        return min(PAUSE_SECONDS_FIRST * 2.0 ** min(self._young_ends - 2, DOUBLINGS_MAX), PAUSE_SECONDS_MAX)
+
+
+def idle_texts(tasks: Iterable[Task], next_at: datetime | None) -> list[str]:
+    """What is said while nothing is due: until when, and what fails."""
+    until = f"idle until {clock_text(next_at)}" if next_at else "idle"
+    return [until, *(f"{one.kind} fails: {one.problem}" for one in tasks if one.problem)]
+
+
+def clock_text(moment: datetime | None) -> str:
+    """A moment, to the second."""
+    return f"{moment + timedelta(milliseconds=500):%Y-%m-%d %H:%M:%SZ}" if moment else ""

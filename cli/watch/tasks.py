@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from cli.output.format import count_text, seconds_text, size_text
 from cli.output.stopping import stop_process
 from cli.spark.on_demand import SparkOnDemand
 from cli.watch.child import ChildResult, RunningCommand, run_command, start_command
+from cli.watch.fleet_source import FleetSource
 from cli.watch.schedule import Task
 from fleet.config import Fleet
 from fleet.progress import Noting, Silent
@@ -74,23 +76,23 @@ def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
     return commit, TaskResult(text, tuple(noting.notes))
 
 
-def take_full(fleet: Fleet, template: str) -> tuple[str, TaskResult]:
+def take_full(source: FleetSource) -> tuple[str, TaskResult]:
     """Repair the publications, take a full snapshot under a new name, and return the name."""
-    _run(fleet, ["init"])
-    name = new_name(fleet, template)
-    document = _run(fleet, ["create", name])
+    _run(source, ["init"])
+    name = new_name(source.fleet, source.rules.name)
+    document = _run(source, ["create", name])
     text = f"full snapshot {name}: {size_text(document['bytes'])}, {seconds_text(document['seconds'])}"
     return name, TaskResult(text, tuple(document["warnings"]))
 
 
-def start_check(fleet: Fleet, name: str) -> RunningCommand:
+def start_check(source: FleetSource, name: str) -> RunningCommand:
     """Begin to check the snapshot with all its increments."""
-    return start_command(fleet.path, ["check", name])
+    return start_command(source.copy, ["check", name])
 
 
-def start_drill(fleet: Fleet, name: str) -> RunningCommand:
+def start_drill(source: FleetSource, name: str) -> RunningCommand:
     """Begin to restore the snapshot into servers made for it, and to ask the assertions."""
-    return start_command(fleet.path, ["restore", name, "--drill"])
+    return start_command(source.copy, ["restore", name, "--drill"])
 
 
 def verdict_of(what: str, ended: ChildResult) -> TaskResult:
@@ -101,15 +103,15 @@ def verdict_of(what: str, ended: ChildResult) -> TaskResult:
     return TaskResult(text, finding=CommandFailure(ended.code, result, text) if ended.code else None)
 
 
-def prune(fleet: Fleet) -> TaskResult:
+def prune(source: FleetSource) -> TaskResult:
     """Delete what no retention rule keeps."""
-    document = _run(fleet, ["prune", "--yes"])
+    document = _run(source, ["prune", "--yes"])
     gone = [one["snapshot"] for one in document["done"]]
     return TaskResult(f"pruned {', '.join(gone)}" if gone else "")
 
 
-def _run(fleet: Fleet, words: Sequence[str]) -> dict[str, Any]:
-    return _document(run_command(fleet.path, words))
+def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:
+    return _document(run_command(source.copy, words))
 
 
 def _document(ended: ChildResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:
@@ -117,5 +119,7 @@ def _document(ended: ChildResult, verdicts: Sequence[int] = ()) -> dict[str, Any
     if ended.code and ended.code not in verdicts:
         slug = str(ended.document.get("error") or "command-failed")
         details = ended.document.get("details", {})
-        raise CommandFailedError(CommandFailure(ended.code, slug, ended.text, ended.hint, details))
+        # Its commands name the copy of the file, which goes with the watch.
+        hint = re.sub(r" --fleet \S+", "", ended.hint)
+        raise CommandFailedError(CommandFailure(ended.code, slug, ended.text, hint, details))
     return ended.document

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 
 from cli.watch.watcher import Watcher
@@ -53,7 +54,7 @@ class _Publisher:
         """Until `ended` is set."""
         with ExitStack() as stack:
             while True:
-                fleet = self.watcher.fleet
+                fleet = self.watcher.source.fleet
                 self._note(partial(self._listen, fleet, stack))
                 if self.endpoint is not None or fleet.metrics.file is not None:
                     self._note(partial(self._publish, fleet))
@@ -93,7 +94,7 @@ def samples_of_watch(watcher: Watcher) -> Iterator[Sample]:
     if not watcher.is_active:
         return
     for kind, task in dict(watcher.tasks).items():
-        due = task.due_at(watcher.begun_at)
+        due = task.due_at(watcher.begun_at, datetime.now(UTC))
         if due is not None:
             yield catalog.WATCH_NEXT.of(due.timestamp(), kind.value)
             yield catalog.WATCH_FAILURES.of(task.failures, kind.value)

@@ -9,40 +9,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from cli.output.exit_codes import CANCELLED
 from cli.output.failure import CommandFailure, failure_of
 from cli.output.stopping import cancel_request, forget_requests, is_asked_to_stop
 from cli.watch import tasks as work
-from cli.watch.chain import WatchedChain, find_chain
+from cli.watch.chain import WatchedChain, find_chain, matching_names
 from cli.watch.fleet_source import FleetSource, intervals_of
 from cli.watch.last_verdicts import last_verdicts
 from cli.watch.notices import Notices
-from cli.watch.schedule import Task, TaskKind, next_task
+from cli.watch.schedule import (
+    BESIDE,
+    OF_CHAIN,
+    OF_SNAPSHOT,
+    FullPauses,
+    Task,
+    TaskKind,
+    clock_text,
+    idle_texts,
+    next_task,
+)
 from cli.watch.tasks import Beside, TaskResult
-from fleet.config import Fleet
-from fleet.fleet_file import WatchTable
 from fleet.hints import NEW_CHAIN
 from fleet.progress import Silent
 from snapshots.activity.activity import Activity
 from snapshots.between_cuts.archive_ahead import archive_ahead
 from snapshots.between_cuts.supersede import supersede
 from snapshots.records.cut_times import cut_time
-from storage.errors import BusyError, find_behind
+from storage.errors import BusyError, SnapshotError, find_behind
 
 TICK_SECONDS = 1.0
 # Another operation holds the fleet.
 BUSY_SECONDS = 15.0
+FINAL_FAILURES = 5
+LOOK_SECONDS = 30.0
 # Somebody has cancelled a task, and wants it not to begin again at once.
 CANCELLED_SECONDS = 300.0
 DAY_SECONDS = 86400.0
-# If one chain after the other ends this soon after it began, full snapshots follow each other more and more slowly.
-YOUNG_SECONDS = 3600.0
-FULL_AGAIN_SECONDS_FIRST, FULL_AGAIN_SECONDS_MAX = 60.0, 3600.0
-
-BESIDE = (TaskKind.CHECK, TaskKind.DRILL)
 
 Log = Callable[..., None]
 
@@ -65,21 +71,14 @@ class Watcher:
     _beside: Beside | None = None
     _busy_text: str = ""
     _phase: str = ""
-    _young_ends: int = 0
-
-    @property
-    def fleet(self) -> Fleet:
-        """The fleet, as its file was last read."""
-        return self.source.fleet
-
-    @property
-    def rules(self) -> WatchTable:
-        """`[watch]` of it."""
-        return self.source.rules
+    _pauses: FullPauses = field(default_factory=FullPauses)
+    _names: tuple[str, ...] = ()
+    _looked_at: float = 0.0
 
     def begin(self) -> None:
         """Find the chain, and when each task was last done; raises what reading the store raises."""
-        self.chain = find_chain(self.fleet, self.rules.name)
+        self._names = matching_names(self.source.fleet, self.source.rules.name)
+        self.chain = find_chain(self.source.fleet, self._names)
         self.plan()
         if self.chain is None or self.chain.ended:
             self._ask_for_full("" if self.chain is None else f"snapshot {self.chain.name}: {self.chain.ended}")
@@ -87,12 +86,12 @@ class Watcher:
             self._done_at(TaskKind.FULL, self.chain.began_at)
             self._done_at(TaskKind.INCREMENT, self.chain.last_at)
         self._plan_replacing()
-        for kind, moment in last_verdicts(self.fleet, self.chain.name if self.chain else "").items():
+        for kind, moment in last_verdicts(self.source.fleet, self.chain.name if self.chain else "").items():
             self._done_at(kind, moment)
 
     def plan(self) -> None:
         """Take the intervals from the rules; what was done stays done."""
-        for kind, seconds in intervals_of(self.fleet).items():
+        for kind, seconds in intervals_of(self.source.fleet).items():
             self.tasks[kind] = replace(self.tasks.get(kind, Task(kind, seconds)), interval_seconds=seconds)
 
     def step(self) -> None:
@@ -104,23 +103,28 @@ class Watcher:
         task, next_at = next_task(self._possible(), self.begun_at, now)
         if task is None:
             self._say_idle(next_at)
+            self._look_for_chain()
             time.sleep(TICK_SECONDS)
             return
         of_chain = f" of {self.chain.name}" if self.chain and task.kind is not TaskKind.FULL else ""
         self._say(f"{task.kind}{of_chain}")
         self._do(task)
 
+    def _look_for_chain(self) -> None:
+        """While none goes on, see now and then whether somebody has begun one."""
+        if (self.chain is not None and self.chain.goes_on) or time.monotonic() < self._looked_at + LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        # What can't be read now is read next time.
+        with suppress(SnapshotError):
+            if self._follow_newest() and self.chain is not None and self.chain.goes_on:
+                self._done_at(TaskKind.FULL, self.chain.began_at)
+
     def _possible(self) -> dict[TaskKind, Task]:
-        """The tasks that can be done: without a chain that goes on, only a full snapshot can."""
-        goes_on = self.chain is not None and not self.chain.ended
-        needs_chain = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
-        with_snapshot = self.tasks if self.chain else {TaskKind.FULL: self.tasks[TaskKind.FULL]}
-        waiting = BESIDE if self._beside else ()
-        return {
-            kind: one
-            for kind, one in with_snapshot.items()
-            if kind not in waiting and (goes_on or kind not in needs_chain)
-        }
+        left_out = set(BESIDE) if self._beside else set[TaskKind]()
+        if self.chain is None or self.chain.ended:
+            left_out |= {*OF_CHAIN, *(() if self.chain else OF_SNAPSHOT)}
+        return {kind: one for kind, one in self.tasks.items() if kind not in left_out}
 
     def _look_beside(self) -> None:
         """See whether the check or the drill has ended."""
@@ -140,7 +144,7 @@ class Watcher:
         name = self.chain.name if self.chain else ""
         if task.kind in BESIDE:
             start = work.start_check if task.kind is TaskKind.CHECK else work.start_drill
-            self._beside = Beside(task, f"{task.kind} of {name}", start(self.fleet, name))
+            self._beside = Beside(task, f"{task.kind} of {name}", start(self.source, name))
             self.log(f"{self._beside.what} begins", task=task.kind)
         else:
             self._settle(task, lambda: self._run(task.kind, name))
@@ -165,33 +169,39 @@ class Watcher:
             return self._end_replaced()
         if kind is TaskKind.INCREMENT:
             # Somebody may have taken a full snapshot; or a command that an earlier watch has left.
-            if self._follow_newest() and self.chain is not None:
-                name = self.chain.name
-                self.log(f"snapshot {name} is continued from now on")
-            commit, result = work.take_increment(self.fleet, name)
-            if self.chain is not None:
-                self.chain = replace(self.chain, last_at=cut_time(commit))
+            self._follow_newest()
+            if self.chain is None:
+                return TaskResult("")
+            commit, result = work.take_increment(self.source.fleet, self.chain.name)
+            self.chain = replace(self.chain, last_at=cut_time(commit))
             return result
         if kind is TaskKind.ARCHIVE:
-            archived = archive_ahead(self.fleet, name, Silent())
+            archived = archive_ahead(self.source.fleet, name, Silent())
             return TaskResult(f"archived {archived:,} bytes of WAL of {name}" if archived else "")
-        return work.prune(self.fleet)
+        return work.prune(self.source)
 
     def _take_full(self) -> TaskResult:
         """Take a full snapshot, unless somebody has: also an attempt whose answer was lost."""
         if self._follow_newest() and self.chain is not None and self.chain.goes_on:
-            return TaskResult(f"snapshot {self.chain.name} is continued")
+            return TaskResult("")
         self.log("a full snapshot begins; increments wait for its end")
-        _, result = work.take_full(self.fleet, self.rules.name)
+        _, result = work.take_full(self.source)
         self._follow_newest()
         return result
 
     def _follow_newest(self) -> bool:
         """Continue the newest snapshot, and end what it replaces; return whether it is another one than before."""
-        before, found = self.chain, find_chain(self.fleet, self.rules.name)
+        names = matching_names(self.source.fleet, self.source.rules.name)
+        if names == self._names:
+            return False
+        before, found = self.chain, find_chain(self.source.fleet, names)
+        self.chain, self._names = found or self.chain, names
+        if found is None and before is not None:
+            self.chain = None
+            self._ask_for_full(f"snapshot {before.name} is gone")
         if found is None or (before is not None and found.name == before.name):
             return False
-        self.chain = found
+        self.log(f"snapshot {found.name} is continued from now on")
         self._done_at(TaskKind.INCREMENT, found.last_at)
         self._plan_replacing()
         return True
@@ -204,7 +214,7 @@ class Watcher:
         """End the chains that the newest snapshot has replaced: the nodes would keep WAL for them in vain."""
         assert self.chain is not None  # else nothing has been replaced
         for name in self.chain.replaced:
-            supersede(self.fleet, name, self.chain.name, Silent())
+            supersede(self.source.fleet, name, self.chain.name, Silent())
             self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place")
         self.chain = replace(self.chain, replaced=())
         self._plan_replacing()
@@ -225,7 +235,7 @@ class Watcher:
             if task.problem != result.finding.message:
                 self._tell("failed", done, result.finding)
         elif task.failing_since is not None:
-            self.log(f"{task.kind} works again: it had failed since {_clock(task.failing_since)}", task=task.kind)
+            self.log(f"{task.kind} works again: it had failed since {clock_text(task.failing_since)}", task=task.kind)
             text = f"{task.kind} works again; it had failed: {task.problem}"
             self._tell("recovered", task, CommandFailure(0, "", text))
         # Ending what was replaced has planned itself anew.
@@ -244,10 +254,14 @@ class Watcher:
         failed = task.put_off(now, CANCELLED_SECONDS) if is_cancelled else task.failed(now, failure.message)
         self.counts["failed"] += 1
         self.tasks[task.kind] = failed
-        if NEW_CHAIN in failure.hint and task.kind in (TaskKind.INCREMENT, TaskKind.ARCHIVE):
+        # Other hints name it beside something that may mend the chain.
+        is_final = failure.hint.startswith(NEW_CHAIN) or (
+            NEW_CHAIN in failure.hint and failed.failures >= FINAL_FAILURES
+        )
+        if is_final and task.kind in (TaskKind.INCREMENT, TaskKind.ARCHIVE):
             self._end_chain(failed, failure)
             return
-        again = f"; again at {_clock(failed.retry_at)}" if failed.retry_at else ""
+        again = f"; again at {clock_text(failed.retry_at)}" if failed.retry_at else ""
         self.log(
             f"{task.kind}: {failure.message}{again}",
             task=task.kind,
@@ -262,7 +276,7 @@ class Watcher:
         """The chain can't go on: a new full snapshot begins another one, if the rules say so."""
         assert self.chain is not None  # an increment of it has failed
         self.chain = replace(self.chain, ended=failure.message)
-        if self.rules.full > 0:
+        if self.source.rules.full > 0:
             failure = replace(failure, hint="nothing: the watch begins another chain by a full snapshot")
         if failed.failures == 1:
             self._tell("failed", failed, failure)
@@ -270,17 +284,13 @@ class Watcher:
 
     def _ask_for_full(self, reason: str) -> None:
         """Make a full snapshot due: at once, unless the chain before was young; never, if the rules say so."""
-        if self.rules.full <= 0:
+        if self.source.rules.full <= 0:
             text = f"{reason or 'there is no snapshot'}; [watch] full is never: take one by: snapshot create NAME"
             self.log(text)
             return
         now = datetime.now(UTC)
-        is_young = self.chain is not None and (now - self.chain.began_at).total_seconds() < YOUNG_SECONDS
-        self._young_ends = self._young_ends + 1 if is_young else 0
-        seconds = 0.0
-        if self._young_ends > 1:
-            seconds = min(FULL_AGAIN_SECONDS_FIRST * 2.0 ** (self._young_ends - 2), FULL_AGAIN_SECONDS_MAX)
-        self.tasks[TaskKind.FULL] = Task(TaskKind.FULL, float(self.rules.full)).put_off(now, seconds)
+        seconds = self._pauses.next_seconds((now - self.chain.began_at).total_seconds() if self.chain else None)
+        self.tasks[TaskKind.FULL] = Task(TaskKind.FULL, float(self.source.rules.full)).put_off(now, seconds)
         if reason:
             self.log(f"{reason}; a full snapshot follows" + (f" in {seconds:.0f} s" if seconds else ""))
 
@@ -292,11 +302,8 @@ class Watcher:
         self._say(f"{task.kind} waits: another operation is running")
 
     def _say_idle(self, next_at: datetime | None) -> None:
-        failing = [f"{one.kind} fails: {one.problem}" for one in self.tasks.values() if one.problem]
-        if self.chain is None or self.chain.ended:
-            failing.append("no snapshot gets increments")
-        until = f"idle until {_clock(next_at)}" if next_at else "idle"
-        self._say("; ".join([until, *failing]))
+        more = [] if self.chain is not None and self.chain.goes_on else ["no snapshot gets increments"]
+        self._say("; ".join([*idle_texts(self.tasks.values(), next_at), *more]))
 
     def _say(self, phase: str) -> None:
         """Show what is done now, or what fails, in `status`."""
@@ -309,7 +316,3 @@ class Watcher:
 
     def _done_at(self, kind: TaskKind, moment: datetime) -> None:
         self.tasks[kind] = self.tasks[kind].done(moment)
-
-
-def _clock(moment: datetime | None) -> str:
-    return f"{moment + timedelta(milliseconds=500):%H:%M:%SZ}" if moment else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -84,6 +85,12 @@ class MetricsEndpoint:
         return _HttpAnswer(HTTPStatus.OK, CONTENT_TYPE, published[0])
 
 
+def shut_down(request: socket.socket) -> None:
+    """End a connection, whatever another thread is doing with it."""
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
 class _Server(ThreadingHTTPServer):
     """Answers REQUESTS_MAX requests at a time; others are closed."""
 
@@ -111,10 +118,14 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and free the thread's place."""
+        """Answer, and free the thread's place; who takes too long in all is cut off, however busy they look."""
+        cut_off = threading.Timer(REQUEST_SECONDS_MAX, shut_down, (request,))
+        cut_off.daemon = True
+        cut_off.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            cut_off.cancel()
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cli.watch.schedule import Task, TaskKind, next_task
+from cli.watch.schedule import FullPauses, Task, TaskKind, next_task
 from fleet.durations import Interval
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -18,12 +18,12 @@ def task(kind: TaskKind = TaskKind.INCREMENT, seconds: float = 300.0, done_at: d
 
 
 def test_a_task_is_due_an_interval_after_it_was_done() -> None:
-    assert task(done_at=NOON).due_at(NOON) == NOON + 5 * MINUTE
+    assert task(done_at=NOON).due_at(NOON, NOON) == NOON + 5 * MINUTE
 
 
 def test_what_was_never_done_is_due_at_once_and_what_is_never_to_be_done_is_not() -> None:
-    assert task().due_at(NOON) == NOON
-    assert task(seconds=0).due_at(NOON) is None
+    assert task().due_at(NOON, NOON) == NOON
+    assert task(seconds=0).due_at(NOON, NOON) is None
 
 
 def test_a_time_that_was_missed_often_is_made_up_once() -> None:
@@ -43,6 +43,27 @@ def test_each_failure_waits_twice_as_long_as_the_one_before_up_to_the_interval()
     assert (found.failures, found.failing_since, found.problem) == (9, NOON, "away")
 
 
+def test_a_clock_that_was_ahead_makes_nobody_wait_for_more_than_an_interval() -> None:
+    for year in (2027, 9999):
+        assert task(done_at=NOON.replace(year=year)).due_at(NOON, NOON) == NOON + 5 * MINUTE
+    ahead = task(done_at=NOON).failed(NOON.replace(year=2027), "away")
+    assert ahead.due_at(NOON, NOON) == NOON + 10 * MINUTE
+
+
+def test_a_task_may_fail_for_months() -> None:
+    found = task()
+    for _ in range(5000):
+        found = found.failed(NOON, "away")
+    assert found.retry_at == NOON + 5 * MINUTE
+
+
+def test_full_snapshots_follow_ever_more_slowly_while_chains_end_young() -> None:
+    pauses = FullPauses()
+    assert [pauses.next_seconds(600) for _ in range(9)] == [0, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+    assert [pauses.next_seconds(86400), pauses.next_seconds(600), pauses.next_seconds(600)] == [0, 0, 60]
+    assert pauses.next_seconds(None) == 0
+
+
 def test_no_attempt_waits_longer_than_ten_minutes() -> None:
     found = task(TaskKind.FULL, 7 * 86400.0)
     for _ in range(20):
@@ -52,12 +73,12 @@ def test_no_attempt_waits_longer_than_ten_minutes() -> None:
 
 def test_a_success_ends_the_failures() -> None:
     done = task(done_at=NOON).failed(NOON, "away").done(NOON + MINUTE)
-    assert (done.failures, done.problem, done.due_at(NOON)) == (0, "", NOON + 6 * MINUTE)
+    assert (done.failures, done.problem, done.due_at(NOON, NOON + MINUTE)) == (0, "", NOON + 6 * MINUTE)
 
 
 def test_a_task_that_is_put_off_has_not_failed() -> None:
     found = task(done_at=NOON).put_off(NOON, 15)
-    assert (found.failures, found.due_at(NOON)) == (0, NOON + timedelta(seconds=15))
+    assert (found.failures, found.due_at(NOON, NOON)) == (0, NOON + timedelta(seconds=15))
 
 
 def test_of_several_tasks_the_full_snapshot_is_first_and_the_rest_in_order() -> None:

@@ -66,9 +66,12 @@ class _Ahead:
             raise self._error
 
     def stop(self) -> None:
-        """Stop reading after the current batch, and wait for the thread."""
+        """Stop reading after the current batch, and wait for the thread.
+
+        If an interrupt came while the thread was starting, it may not be joined yet: it ends after its first batch.
+        """
         self._released.put(None)
-        if self._thread.ident is not None:
+        if self._thread.is_alive():
             self._thread.join()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from storage.store import RequestStoppedError, check_not_stopped, stoppable_requests
 from wal.drain.overlap import AHEAD_BYTES, BackgroundCalls, read_ahead
 
 SECONDS_MAX = 30.0
@@ -150,6 +151,12 @@ def test_an_error_of_a_call_is_raised_by_the_next_one_which_does_not_run(way: st
         with pytest.raises(StoreError):
             behind.wait() if way == "wait" else behind.run(lambda: seen.append("next"))
     assert seen == []
+
+
+def test_whoever_stops_the_requests_of_a_thread_stops_those_of_its_calls() -> None:
+    with stoppable_requests() as stop, pytest.raises(RequestStoppedError), BackgroundCalls() as behind:
+        stop()
+        behind.run(check_not_stopped)
 
 
 def test_at_the_end_of_the_block_no_call_is_running() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from contextvars import copy_context
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeAlias
@@ -100,9 +101,9 @@ class BackgroundCalls:
         self._running: Future[None] | None = None
 
     def run(self, call: Callable[[], None]) -> None:
-        """Wait for the call before, and start this one."""
+        """Wait for the call before, and start this one in this thread's context: who stops its requests stops these."""
         self.wait()
-        self._running = self._threads.submit(call)
+        self._running = self._threads.submit(copy_context().run, call)
 
     def wait(self) -> None:
         """Wait until the last call has ended."""

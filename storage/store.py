@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -25,7 +26,8 @@ Leftovers: TypeAlias = "list[Unfinished]"
 # keys have none of these, in any store. A surrogate is how Python reads a file name that is not UTF-8.
 SEGMENT = r"[^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff.][^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff]*"
 KEY = re.compile(f"{SEGMENT}(?:/{SEGMENT})*")
-_thread = threading.local()
+# A thread that stores for another one runs in that one's context.
+_stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -291,15 +293,16 @@ def stoppable_requests() -> Iterator[Callable[[], None]]:
     An interrupt reaches the main thread alone, which may wait for this one. The requests raise RequestStoppedError;
     whether the store has carried them out is not known. Only S3 stores end them.
     """
-    stopped = _thread.stopped = threading.Event()
+    stopped = threading.Event()
+    before = _stopped.set(stopped)
     try:
         yield stopped.set
     finally:
-        del _thread.stopped
+        _stopped.reset(before)
 
 
 def check_not_stopped() -> None:
     """Raise RequestStoppedError if the requests of this thread are to end."""
-    stopped: threading.Event | None = getattr(_thread, "stopped", None)
+    stopped = _stopped.get()
     if stopped is not None and stopped.is_set():
         raise RequestStoppedError

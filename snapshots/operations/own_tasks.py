@@ -9,6 +9,7 @@ from typing import TypeVar
 from fleet.nodes.sessions import Sessions
 from fleet.nodes.shut_down import shut_down_sessions
 from fleet.progress import Progress
+from storage.store import stoppable_requests
 
 Task = TypeVar("Task")
 Report = TypeVar("Report")
@@ -22,14 +23,21 @@ def run_own_tasks(
 ) -> list[Report]:
     """Run `work` on every task; return the reports in the order of the tasks.
 
-    If this thread is interrupted, all connections of this process to the nodes but `sessions` are ended until the tasks
-    have: they must release their slots before the caller cleans up the nodes. The sessions' watch does the same if a
-    node falls silent.
+    If this thread is interrupted, the tasks' requests to the store, and all connections of this process to the nodes
+    but `sessions` are ended until the tasks have: they must release their slots before the caller cleans up the nodes.
+    The sessions' watch does the same to the connections if a node falls silent.
     """
+    stops: list[Callable[[], None]] = []
+
+    def run(task: Task) -> Report:
+        with stoppable_requests() as stop:
+            stops.append(stop)
+            return work(task)
+
     if not tasks:
         return []
     with ThreadPoolExecutor(max_workers=min(len(tasks), THREADS_MAX)) as threads:
-        futures = [threads.submit(work, task) for task in tasks]
+        futures = [threads.submit(run, task) for task in tasks]
         try:
             for _ in as_completed(futures):
                 progress.advance(1)
@@ -37,6 +45,8 @@ def run_own_tasks(
             for future in futures:
                 future.cancel()
             while wait(futures, END_POLL_SECONDS).not_done:
+                for stop in stops:
+                    stop()
                 for node in sessions.nodes:
                     shut_down_sessions(node, sessions.connections.values())
             raise

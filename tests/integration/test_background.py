@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from embedded.fleet import EmbeddedFleet
@@ -80,12 +81,16 @@ def test_the_prompt_is_back_with_the_id_and_wait_ends_as_the_command_does(runs: 
 
 
 def test_it_outlives_its_terminal(runs: Runs) -> None:
-    code, document = run_command(runs.fleet, "create", "hung-up", "--only-cut", "--background")
-    process = document["process"]
-    assert (code, document["schema"]) == (0, "cutline/background/1")
-    assert os.getsid(process) == process != os.getsid(0)
-    assert Path(f"/proc/{process}/fd/0").readlink() == Path(os.devnull)
-    os.kill(process, signal.SIGHUP)
+    with psycopg.connect(runs.fleet.node("s1").dsn) as older:
+        # The create waits for this transaction, so its process is there.
+        older.execute("SELECT pg_current_xact_id()")
+        words = ("create", "hung-up", "--wait", str(SECONDS_MAX), "--background")
+        code, document = run_command(runs.fleet, *words)
+        process = document["process"]
+        assert (code, document["schema"]) == (0, "cutline/background/1")
+        assert os.getsid(process) == process != os.getsid(0)
+        assert Path(f"/proc/{process}/fd/0").readlink() == Path(os.devnull)
+        os.kill(process, signal.SIGHUP)
     assert wait_for(runs, document["operation"])[0] == 0
     result = json.loads(until_written(Path(document["result"])))
     assert (result["snapshot"], result["operation"]) == ("hung-up", document["operation"])

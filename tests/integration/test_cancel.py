@@ -64,13 +64,13 @@ def until(found: Callable[[], Found | None]) -> Found:
 
 
 def shown(runs: Runs, name: str) -> dict[str, Any] | None:
-    """What `status` shows of the create `name`, once it shows a sign of life."""
+    """What `status` shows of the create `name`, once a sign of life has the phase in which it waits."""
     code, document = run_command(runs.fleet, "status", "--nodes")
     assert code == 0
     primaries = [one for one in document["nodes"] if one["role"] == "primary"]
     held = {one["node"]: one["holder"] and one["holder"]["snapshot"] for one in primaries}
     for one in document["operations"]:
-        if one["snapshot"] == name and one["phase"] is not None:
+        if one["snapshot"] == name and one["phase"] == "slots":
             assert held == dict.fromkeys((node.id for node in runs.fleet.primaries), name)
             return dict(one)
     return None

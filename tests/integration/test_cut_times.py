@@ -78,6 +78,7 @@ def test_each_node_has_its_own_last_commit_and_an_idle_one_its_marker(
         assert moment(commit.cut.safe_at) <= moment(commit.cut.made_at)
     # The times that commits have are those of the archived events.
     assert runs.check_one(NAME).result == "valid"
-    # Servers of one machine have one clock.
+    # Servers of one machine have one clock. What is not known of a node's is its answer's time, which is a part of the
+    # cut's, before and after; the skew is rounded to milliseconds.
     assert isinstance(third.cut.skew_seconds, float)
-    assert third.cut.skew_seconds < 1
+    assert third.cut.skew_seconds <= 2 * third.cut.seconds + 0.001

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 import pytest
 
+import wal.slots.lags as module
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.lsn import Lsn
@@ -32,9 +33,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SECONDS_MAX = 60.0
+# Nodes that answer do so within this, though the machine may be busy.
+ASKING_SECONDS_MAX = 30.0
 POSITION = "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text"
 SLOT = "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+AGE = "SELECT extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float"
 FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 300000), true)"
+Found = TypeVar("Found")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +47,11 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pyt
     with runs_on(shared_fleet, tmp_path_factory.mktemp("metrics"), spark) as found:
         found.full("daily")
         yield found
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASKING_SECONDS_MAX", ASKING_SECONDS_MAX)
 
 
 def value(dsn: str, query: str, *arguments: Any) -> tuple[Any, ...]:
@@ -56,6 +66,22 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+def at_rest(fleet: Fleet, ask: Callable[[], Found]) -> tuple[Found, dict[str, Lsn]]:
+    """What `ask` finds, and the positions of the nodes, which are the same before and after it: it is of these."""
+    found: list[tuple[Found, dict[str, Lsn]]] = []
+
+    def positions() -> dict[str, Lsn]:
+        return {node.id: Lsn.parse(value(node.dsn, POSITION)[0]) for node in fleet.nodes}
+
+    def nobody_writes() -> bool:
+        before = positions()
+        found[:] = [(ask(), before)]
+        return positions() == before
+
+    until(nobody_writes)
+    return found[0]
+
+
 @contextmanager
 def paused_replay(dsn: str) -> Iterator[None]:
     execute(dsn, "SELECT pg_wal_replay_pause()")
@@ -67,7 +93,7 @@ def paused_replay(dsn: str) -> Iterator[None]:
 
 
 def lags_of(fleet: Fleet) -> dict[str, NodeLags]:
-    return LagsQuery(fleet.nodes, 10.0).lags()
+    return LagsQuery(fleet.nodes).lags()
 
 
 def test_slots_and_standbys_lag_by_what_postgresql_says(runs: Runs) -> None:
@@ -77,35 +103,30 @@ def test_slots_and_standbys_lag_by_what_postgresql_says(runs: Runs) -> None:
     assert lags_of(runs.fleet)["s1-b1"].replay is not None
     with paused_replay(standby.dsn):
         execute(primary.dsn, FILLER)
-        # Between two equal positions nobody has written: what is told between them is of this position.
-        while True:
-            before = value(primary.dsn, POSITION)
-            found = lags_of(runs.fleet)
-            if before == value(primary.dsn, POSITION):
-                break
-        at = Lsn.parse(before[0])
+        (earlier, found, later), positions = at_rest(
+            runs.fleet, lambda: (value(standby.dsn, AGE)[0], lags_of(runs.fleet), value(standby.dsn, AGE)[0])
+        )
+        at, replayed = positions["s1"], positions["s1-b1"]
         confirmed, restart = map(Lsn.parse, value(primary.dsn, SLOT, slot))
         (one,) = found["s1"].slots
         assert (one.slot, one.lag_bytes, one.retained_bytes) == (slot, at - confirmed, at - restart)
         assert one.lag_bytes > 300_000
         assert (found["s1"].is_in_recovery, found["s1-b1"].is_in_recovery) == (False, True)
-        replay, replayed = found["s1-b1"].replay, Lsn.parse(value(standby.dsn, POSITION)[0])
+        replay = found["s1-b1"].replay
         assert replay is not None
         assert replay.size_bytes == at - replayed > 300_000
         assert replay.seconds is not None
-        last = value(standby.dsn, "SELECT extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())")
-        assert replay.seconds == pytest.approx(float(last[0]), abs=5)
-        assert replay.seconds > 0
+        assert 0 < earlier <= replay.seconds <= later
         (standby_lag,) = found["s1-b1"].slots
         assert standby_lag.lag_bytes == replayed - Lsn.parse(value(standby.dsn, SLOT, slot)[0])
-    until(lambda: value(standby.dsn, POSITION) >= value(primary.dsn, POSITION))
+    until(lambda: value(standby.dsn, POSITION) == value(primary.dsn, POSITION))
     until(lambda: (lag := lags_of(runs.fleet)["s1-b1"].replay) is not None and (lag.size_bytes, lag.seconds) == (0, 0))
     assert all(one.replay is None for one in lags_of(runs.fleet).values() if not one.is_in_recovery)
 
 
 def test_status_says_how_far_the_nodes_are(runs: Runs) -> None:
     execute(runs.fleet.node("s1").dsn, FILLER)
-    code, document = run_here(runs.fleet, "status", "--nodes")
+    (code, document), positions = at_rest(runs.fleet, lambda: run_here(runs.fleet, "status", "--nodes"))
     assert code == 0
     nodes = {one["node"]: one for one in document["nodes"]}
     assert {name: one["role"] for name, one in nodes.items()} == {
@@ -114,7 +135,8 @@ def test_status_says_how_far_the_nodes_are(runs: Runs) -> None:
     chain = read_chain(runs.fleet.store.open(), "daily")
     for name, one in nodes.items():
         archived = chain.last.segments[name][-1].through
-        assert one["archive_lag_bytes"] == Lsn.parse(one["position"]) - archived
+        assert Lsn.parse(one["position"]) == positions[name]
+        assert one["archive_lag_bytes"] == positions[name] - archived
         (slot,) = one["slots"]
         assert slot["slot"] in slots_of(runs.fleet.node(name).dsn)
         assert (one["replay_lag_bytes"] is None) == (one["role"] == "primary")
@@ -159,7 +181,8 @@ def test_of_a_node_that_is_away_nothing_else_is_told(runs: Runs) -> None:
     assert problem.startswith("node s1: ")
 
 
-def test_a_node_that_never_answers_is_waited_for_only_so_long(runs: Runs) -> None:
+def test_a_node_that_never_answers_is_waited_for_only_so_long(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASKING_SECONDS_MAX", 5.0)
     with psycopg.connect(runs.fleet.node("s2").dsn) as connection:
         (server,) = connection.execute("SELECT current_setting('data_directory')").fetchone() or ("",)
     process = int(Path(server, "postmaster.pid").read_text().splitlines()[0])
@@ -167,7 +190,7 @@ def test_a_node_that_never_answers_is_waited_for_only_so_long(runs: Runs) -> Non
     try:
         began = time.monotonic()
         found = read(MetricsGatherer().gather(runs.fleet).samples)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
     finally:
         subprocess.run(["kill", "-CONT", str(process)], check=True)
     assert of(catalog.NODE_UP, found)["s2/primary"] == 0

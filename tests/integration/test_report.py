@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -145,9 +144,8 @@ def test_the_check_is_there_with_what_it_compared(runs: Runs, document: dict[str
 def test_the_page_and_the_terminal_show_the_chain(
     runs: Runs, document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, began = tmp_path / "report.html", time.monotonic()
+    file = tmp_path / "report.html"
     assert run_as_text(runs.fleet, "report", "--html", str(file)) == f"{file}: 1 snapshot, 3 restore points\n"
-    assert time.monotonic() - began < 10.0
     page = file.read_text()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "<script" not in page

@@ -164,9 +164,12 @@ def test_a_file_is_replaced_at_once_and_readable_by_all(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_replaced_stays_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        replace_file(tmp_path / "folder", b"new\n")
-    assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(OSError, match="it is not a file"):
+            replace_file(tmp_path / name, b"new\n")
+    assert {one.name for one in tmp_path.iterdir()} == {"folder", "pipe"}
+    assert (tmp_path / "pipe").is_fifo()
     with pytest.raises(FileNotFoundError):
         replace_file(tmp_path / "missing" / "cutline.prom", b"new\n")
 
@@ -384,7 +387,7 @@ def test_a_store_that_hangs_keeps_one_thread_and_no_caller(monkeypatch: pytest.M
     began = time.monotonic()
     for _ in range(3):
         assert of(catalog.STORE_UP, read(gatherer.gather(fleet, 0.2).samples)) == {"": 0}
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert len(asked) == 1
     answer.set()
     deadline = time.monotonic() + 30

@@ -12,7 +12,6 @@ import pytest
 import snapshots.metrics.endpoint as module
 from fleet.config import ListenAddress
 from snapshots.metrics.endpoint import EndpointTakenError, MetricsEndpoint
-from tests.faults.ports import free_ports
 
 HOST, SECONDS_MAX = "127.0.0.1", 30.0
 
@@ -25,8 +24,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def new_endpoint(fresh_seconds: float = 60.0) -> MetricsEndpoint:
-    (port,) = free_ports(1)
-    return MetricsEndpoint(ListenAddress(HOST, port), fresh_seconds)
+    return MetricsEndpoint(ListenAddress(HOST, 0), fresh_seconds)
 
 
 def answer(endpoint: MetricsEndpoint, path: str, method: str = "GET") -> tuple[int, bytes]:
@@ -53,11 +51,14 @@ def test_what_was_published_last_is_served() -> None:
         assert answer(endpoint, "/metrics", "POST")[0] == 501
 
 
-def test_health_ends_when_nothing_is_gathered_any_more() -> None:
-    with new_endpoint(fresh_seconds=0.2) as endpoint:
+def test_health_ends_when_nothing_is_gathered_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_seconds = time.monotonic()
+    with new_endpoint(fresh_seconds=60.0) as endpoint, monkeypatch.context() as clock:
+        clock.setattr(module.time, "monotonic", lambda: now_seconds)
         endpoint.publish(b"one 1\n")
+        now_seconds += 60.0
         assert answer(endpoint, "/healthz")[0] == 200
-        time.sleep(0.4)
+        now_seconds += 0.1
         assert answer(endpoint, "/healthz")[0] == 503
         assert answer(endpoint, "/metrics")[0] == 200
 

@@ -28,6 +28,7 @@ from tests.held.retained_wal import Notes
 from tests.unit.document_kinds import FLEET
 
 COMMAND = Command("create", "nightly", "20261120T000000Z-000000000a")
+SECONDS_MAX = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +146,7 @@ def test_a_collector_receives_the_spans(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, *, traces: bool | None
 ) -> None:
     monkeypatch.setenv(ENDPOINTS[1], collector.url)
+    monkeypatch.setattr(module, "SENDING_SECONDS_MAX", SECONDS_MAX)
     target = Notes()
     with traced(fleet_with(traces=traces), target, COMMAND) as progress:
         progress.step("copy")
@@ -168,6 +170,7 @@ def test_only_spans_that_are_given_up_are_said_to_be_lost(
 ) -> None:
     """After 503 the SDK tries again."""
     monkeypatch.setenv(ENDPOINTS[1], collector.url)
+    monkeypatch.setattr(module, "SENDING_SECONDS_MAX", SECONDS_MAX)
     collector.refusals.append(status)
     target = Notes()
     with traced(fleet_with(traces=True), target, COMMAND) as progress:
@@ -216,6 +219,8 @@ def test_a_collector_that_is_away_fails_nothing_and_is_not_waited_for(monkeypatc
     (port,) = free_ports(1)
     monkeypatch.setenv(ENDPOINTS[1], f"http://127.0.0.1:{port}")
     target = Notes()
+    # The first provider imports the exporter, which takes a while.
+    module._make_provider().shutdown()
     began = time.monotonic()
     with traced(fleet_with(traces=None), target, COMMAND) as progress:
         progress.step("copy")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from contextvars import copy_context
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeAlias
@@ -66,9 +67,12 @@ class _Ahead:
             raise self._error
 
     def stop(self) -> None:
-        """Stop reading after the current batch, and wait for the thread."""
+        """Stop reading after the current batch, and wait for the thread.
+
+        If an interrupt came while the thread was starting, it may not be joined yet: it ends after its first batch.
+        """
         self._released.put(None)
-        if self._thread.ident is not None:
+        if self._thread.is_alive():
             self._thread.join()
 
 
@@ -97,9 +101,9 @@ class BackgroundCalls:
         self._running: Future[None] | None = None
 
     def run(self, call: Callable[[], None]) -> None:
-        """Wait for the call before, and start this one."""
+        """Wait for the call before, and start this one in this thread's context: who stops its requests stops these."""
         self.wait()
-        self._running = self._threads.submit(call)
+        self._running = self._threads.submit(copy_context().run, call)
 
     def wait(self) -> None:
         """Wait until the last call has ended."""

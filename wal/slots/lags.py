@@ -74,11 +74,11 @@ class NodeLags:
 
 
 class LagsQuery:
-    """Asks all `nodes` at once, in background threads that start with this object."""
+    """Asks all `nodes` at once, for ASKING_SECONDS_MAX, in background threads that start with this object."""
 
-    def __init__(self, nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> None:
+    def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = tuple(nodes)
-        self._query = NodesQuery(self._nodes, _ask, seconds_max)
+        self._query = NodesQuery(self._nodes, _ask, ASKING_SECONDS_MAX)
 
     def lags(self) -> dict[str, NodeLags]:
         """How far the nodes are, by node in their order; waits until the time limit."""

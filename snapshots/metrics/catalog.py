@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from snapshots.activity.kinds import DRILL, FULL, INCREMENT, ONLY_CUT, RESTORE
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -34,12 +36,11 @@ class Sample:
 
 
 FLEET = "fleet"
-# The label `kind`. What a store says besides is "other".
-FULL, INCREMENT, RESTORE_POINT, RESTORE, DRILL = "full", "increment", "restore-point", "restore", "drill"
+# The label `kind`, besides those of snapshots.activity.kinds. What a store says besides is "other".
 CHECK, DELETE, PRUNE, GC, WATCH, OTHER = "check", "delete", "prune", "gc", "watch", "other"
 # The label `role`, as fleet.toml has it.
 PRIMARY, STANDBY = "primary", "standby"
-KINDS = (FULL, INCREMENT, RESTORE_POINT, RESTORE, DRILL, CHECK, DELETE, PRUNE, GC, WATCH, OTHER)
+KINDS = (FULL, INCREMENT, ONLY_CUT, RESTORE, DRILL, CHECK, DELETE, PRUNE, GC, WATCH, OTHER)
 # The steps of a restore; the changes of the WAL are folded in one of them.
 WAL_STEP = "fold changes"
 RESTORE_STEPS = (

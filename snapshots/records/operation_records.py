@@ -38,7 +38,8 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
 
     `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes, or one that an
     older version made. `terminal`: the operation may leave the fleet read-only. `by` is the label of the command
-    (fleet.label). Only creates have `fleet_id`, that of the store, and only restores `expires_at`, when the lease first
+    (fleet.label). Only creates have `fleet_id`, that of the store, and `only_cut`: they are without rows. Only restores
+    have `expires_at`, when the lease first
     expires, `targets`, the databases that it makes, as `system identifier/name`, `servers`, where these are, as
     `host:port` or `folder of the socket:port`, `started`, when these were started, for a physical copy of a server has
     its system identifier, and `only_nodes`: it was asked for `nodes` alone.
@@ -60,6 +61,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     servers: tuple[str, ...] | UnsetType = UNSET
     started: tuple[str, ...] | UnsetType = UNSET
     only_nodes: bool | UnsetType = UNSET
+    only_cut: bool | UnsetType = UNSET
 
     @property
     def id(self) -> str:

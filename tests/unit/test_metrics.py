@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.config import Fleet
@@ -263,18 +263,20 @@ def test_a_restore_says_how_long_its_wal_phase_took() -> None:
 def test_open_operations_are_counted_by_kind_and_state() -> None:
     fleet = new_fleet()
     store = fleet.store.open()
-    for number, ago in enumerate((1.0, 3600.0)):
+    for number, (ago, only_cut) in enumerate(((1.0, False), (3600.0, False), (1.0, True))):
         began = NOW - timedelta(seconds=3600 + number)
         intent = structs.replace(
             new_operation("create", "daily", 0, ("a",)), operation=f"{began:%Y%m%dT%H%M%SZ}-{number:010d}",
-            began_at=Time.of(began),
+            began_at=Time.of(began), only_cut=only_cut or UNSET,
         )  # fmt: skip
         begin(store, intent)
         sign = structs.replace(SIGN, operation=intent.id, seen_at=Time.of(NOW - timedelta(seconds=ago)))
         store_sign(store, sign, 1)
     found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
     counts = of(catalog.OPEN_OPERATIONS, found)
-    assert {name: count for name, count in counts.items() if count} == {"full/running": 1, "full/dead": 1}
+    assert {name: count for name, count in counts.items() if count} == {
+        "full/running": 1, "full/dead": 1, "only-cut/running": 1,
+    }  # fmt: skip
     assert counts["gc/dead"] == 0
 
 

@@ -118,9 +118,9 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
 
 
 def checks_document(checks: NewestChecks, name: str) -> dict[str, Any]:
-    """The newest check of a snapshot, and the newest full one that found it valid; null if none is known."""
-    last, valid = checks.last.get(name), checks.valid.get(name)
-    return {"last_check": last.to_json() if last else None, "last_full_check": valid.to_json() if valid else None}
+    """The newest check of a snapshot, the newest full one, and the newest full one that found it valid, or null."""
+    found = {"last_check": checks.last, "last_full_check": checks.full, "last_valid_check": checks.valid}
+    return {field: check.to_json() if (check := newest.get(name)) else None for field, newest in found.items()}
 
 
 def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -24,7 +22,7 @@ from snapshots.activity.history import Ending, record_without_intent
 from snapshots.metrics import catalog, gathering
 from snapshots.metrics.catalog import METRICS, Metric, Sample
 from snapshots.metrics.ended_operations import EndedReader
-from snapshots.metrics.exposition import render, replace_file
+from snapshots.metrics.exposition import render
 from snapshots.metrics.gathering import MetricsGatherer
 from snapshots.metrics.node_samples import samples_of_nodes
 from snapshots.metrics.store_samples import archived_positions, chains_by_cut, read_facts, samples_of_store
@@ -145,38 +143,6 @@ def test_hostile_names_stay_in_their_label(name: str) -> None:
 def test_a_sample_has_the_labels_of_its_metric() -> None:
     with pytest.raises(ValueError, match="labels"):
         catalog.NODE_UP.of(1, "a")
-
-
-def test_a_file_is_replaced_at_once_and_readable_by_all(tmp_path: Path) -> None:
-    file = tmp_path / "cutline.prom"
-    file.write_text("old")
-    with file.open() as before:
-        old_mask = os.umask(0o077)
-        try:
-            replace_file(file, b"new\n")
-        finally:
-            os.umask(old_mask)
-        assert before.read() == "old"
-    assert file.read_bytes() == b"new\n"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o644
-    assert [one.name for one in tmp_path.iterdir()] == ["cutline.prom"]
-
-
-def test_a_file_that_cannot_be_replaced_stays_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        replace_file(tmp_path / "folder", b"new\n")
-    assert [one.name for one in tmp_path.iterdir()] == ["folder"]
-    with pytest.raises(FileNotFoundError):
-        replace_file(tmp_path / "missing" / "cutline.prom", b"new\n")
-
-
-def test_a_file_that_a_killed_process_left_is_no_obstacle_nor_followed(tmp_path: Path) -> None:
-    victim, file = tmp_path / "victim", tmp_path / "cutline.prom"
-    victim.write_text("mine")
-    (tmp_path / f".cutline.prom.{os.getpid()}").symlink_to(victim)
-    replace_file(file, b"new\n")
-    assert (victim.read_text(), file.read_text()) == ("mine", "new\n")
 
 
 def test_operations_are_counted_by_kind_and_exit_code() -> None:

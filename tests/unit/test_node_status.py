@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.monitoring.node_status import NodeStatus
+from cli.views.node_status import NodeStatus
 from fleet.lsn import Lsn
 from fleet.nodes.lock_holders import LockAnswer
 from wal.slots.lags import NodeLags

@@ -17,12 +17,13 @@ from cli.views.flat_list import csv_rows, flat_lines, flat_rows
 from cli.views.sparkline import sparkline, stdout_levels
 from fleet.record import to_builtins
 from fleet.tables.left_out import select_warnings
-from snapshots.activity.checks import VALID, EndedCheck, NewestChecks
+from snapshots.activity.checks import EndedCheck, NewestChecks
 from snapshots.listing.listing import Entry, Listing, list_store
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import CommitSummary
 from snapshots.records.cut_times import cut_time, safe_time
 from snapshots.records.documents import shortened
+from snapshots.records.operation_records import VALID
 from storage.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ others would have to settle, so they have no intent. All kinds share one format 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType, field
 
@@ -29,6 +29,9 @@ DRILL = "drill"
 
 ExitCode: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
 CheckResult: TypeAlias = Literal["valid", "conflicts", "inconclusive"]
+VALID: Final = "valid"
+CONFLICTS: Final = "conflicts"
+INCONCLUSIVE: Final = "inconclusive"
 # Units per second, bytes among them.
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 

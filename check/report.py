@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from fleet.record import to_builtins
 from fleet.tables.left_out import LeftOut
 from snapshots.operations.open_operations import OpenOperation
 from snapshots.records.documents import shortened
-from snapshots.records.operation_records import CheckFigures, CheckResult, SkippedPart
+from snapshots.records.operation_records import (
+    CONFLICTS,
+    INCONCLUSIVE,
+    VALID,
+    CheckFigures,
+    CheckResult,
+    SkippedPart,
+)
 
 SCHEMA = "cutline/check/1"
-VALID: Final = "valid"
-CONFLICTS: Final = "conflicts"
-INCONCLUSIVE: Final = "inconclusive"
 EXIT_CODES: Mapping[CheckResult, int] = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
 # Of what was skipped, outcomes have so many examples.
 EXAMPLES_MAX = 20

@@ -17,12 +17,13 @@ from cli.views.flat_list import csv_rows, flat_lines, flat_rows
 from cli.views.sparkline import sparkline, stdout_levels
 from fleet.record import to_builtins
 from fleet.tables.left_out import select_warnings
-from snapshots.activity.checks import VALID, EndedCheck, NewestChecks
+from snapshots.activity.checks import EndedCheck, NewestChecks
 from snapshots.listing.listing import Entry, Listing, list_store
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import CommitSummary
 from snapshots.records.cut_times import cut_time, safe_time
 from snapshots.records.documents import shortened
+from snapshots.records.operation_records import VALID
 from storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -118,9 +119,9 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
 
 
 def checks_document(checks: NewestChecks, name: str) -> dict[str, Any]:
-    """The newest check of a snapshot, and the newest full one that found it valid; null if none is known."""
-    last, valid = checks.last.get(name), checks.valid.get(name)
-    return {"last_check": last.to_json() if last else None, "last_full_check": valid.to_json() if valid else None}
+    """The newest check of a snapshot, the newest full one, and the newest full one that found it valid, or null."""
+    found = {"last_check": checks.last, "last_full_check": checks.full, "last_valid_check": checks.valid}
+    return {field: check.to_json() if (check := newest.get(name)) else None for field, newest in found.items()}
 
 
 def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.monitoring.node_status import NodeStatus, read_nodes
 from cli.output.context import command_context
 from cli.output.format import age_text, count_text, name_fleet, quantity_text, seconds_text
 from cli.output.operations import what_text
 from cli.output.results import drawn_live, emit
 from cli.output.stopping import owner_text
+from cli.views.node_status import NodeStatus, read_nodes
 from fleet.config import Fleet
 from fleet.progress import Reading
 from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way

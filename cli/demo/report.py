@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
-from check.report import VALID, CheckReport
+from check.report import CheckReport
 from embedded.bank import BankInvariants
 from embedded.bank_latency import LatencyLog, Window
 from embedded.bank_workload import Committed
 from fleet.progress import Progress, Reading
 from restore.report import RestoreReport
 from snapshots.records.commit import Commit
+from snapshots.records.operation_records import VALID
 
 CUT_STEP = "cut"
 

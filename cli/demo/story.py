@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from check.report import VALID
 from check.verify import CheckRequest, check_snapshots
 from cli.demo.report import (
     BankFigures,
@@ -34,6 +33,7 @@ from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest
+from snapshots.records.operation_records import VALID
 
 SNAPSHOT = "demo"
 INCREMENTS = 3

@@ -1,4 +1,4 @@
-"""Monitoring: the metrics that a command leaves behind when it has ended, and how far the nodes are.
+"""Monitoring: the metrics that a command leaves behind when it has ended.
 
-Imports `cli.output`, `fleet`, `fleet.nodes`, `snapshots.metrics`, `snapshots.operations`, `storage` and `wal.slots`.
+Imports `cli.folders`, `cli.output`, `fleet`, `snapshots.metrics`, `snapshots.operations` and `storage`.
 """

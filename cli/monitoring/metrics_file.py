@@ -14,14 +14,15 @@ from typing import Annotated
 
 import typer
 
+from cli.folders.whole_file import replaced_file
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE
 from fleet.config import Fleet
 from snapshots.metrics import catalog
-from snapshots.metrics.exposition import render, replace_file
+from snapshots.metrics.exposition import render
 from snapshots.metrics.gathering import GATHERING_SECONDS_MAX, gather_once
 from snapshots.operations.operation import code_of
-from storage.errors import find_behind
+from storage.errors import UsageError, find_behind
 
 MetricsFile = Annotated[
     Path | None,
@@ -32,6 +33,8 @@ MetricsFile = Annotated[
         show_default=False,
     ),
 ]
+# Whoever collects the file is another user.
+FILE_MODE = 0o644
 # Whoever has interrupted a command waits for its end.
 INTERRUPTED_SECONDS_MAX = 3.0
 
@@ -67,6 +70,15 @@ def leaving_metrics(
         _write(context, fleet, path, run)
 
 
+def replace_metrics(path: Path, text: bytes) -> None:
+    """Replace the file by these metrics, at once; raises UsageError, and leaves the old file.
+
+    What is written first is hidden and has another ending: node_exporter would read it, too.
+    """
+    with replaced_file(path, FILE_MODE) as write:
+        write(text.decode())
+
+
 def _write(context: typer.Context, fleet: Fleet, path: Path, run: _Run) -> None:
     seconds, ended_at = time.monotonic() - run.began, time.time()
     warn = command_context(context).warn
@@ -77,9 +89,9 @@ def _write(context: typer.Context, fleet: Fleet, path: Path, run: _Run) -> None:
             catalog.COMMAND_SECONDS.of(seconds, run.command),
             catalog.COMMAND_CODE.of(run.code, run.command),
         ]
-        replace_file(path, render(fleet.name, [*gathered.samples, *own]))
-    except OSError as error:
-        warn(f"the metrics could not be written to {path}: {error.strerror or error}")
+        replace_metrics(path, render(fleet.name, [*gathered.samples, *own]))
+    except UsageError as error:
+        warn(f"the metrics could not be written to {error.message}")
     except KeyboardInterrupt:
         # The command has ended: an interrupt can't change its result any more.
         warn(f"the metrics were not written to {path}: interrupted")

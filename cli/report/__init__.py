@@ -2,5 +2,6 @@
 
 Every picture has a table with its figures. What stores and nodes say is text, never markup.
 
-Imports `cli.output`, `cli.views`, `fleet`, `snapshots.activity`, `snapshots.listing`, `snapshots.records`, `storage`.
+Imports `cli.folders`, `cli.output`, `cli.views`, `fleet`, `snapshots.activity`, `snapshots.listing`,
+`snapshots.records` and `storage`.
 """

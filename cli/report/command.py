@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
+from cli.folders.whole_file import replaced_file
 from cli.output.context import command_context
 from cli.output.results import emit
 from cli.report.document import figures_document
 from cli.report.sections import counts_text
-from cli.report.whole_file import replaced_file
 from snapshots.listing.figures import read_figures
 from snapshots.listing.name_templates import newest_name
 from storage.errors import UsageError

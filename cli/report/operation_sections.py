@@ -10,14 +10,14 @@ from cli.report.point_sections import ROWS_MAX, newest_rows, width_text
 from snapshots.activity.checks import EndedCheck
 from snapshots.listing.figures import SnapshotFigures, StoreFigures
 from snapshots.listing.operation_figures import OperationFigures, PhaseFigures
-from snapshots.records.operation_records import CheckFigures
+from snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckFigures
 
 BARS_MAX = 40
 COMPARED = ("objects", "bytes", "rows", "changes", "partitions", "transactions")
 RESULTS = {
-    "valid": PartKind.VALID,
-    "inconclusive": PartKind.INCONCLUSIVE,
-    "conflicts": PartKind.CONFLICTS,
+    VALID: PartKind.VALID,
+    INCONCLUSIVE: PartKind.INCONCLUSIVE,
+    CONFLICTS: PartKind.CONFLICTS,
     "": PartKind.UNKNOWN,
 }
 
@@ -89,7 +89,7 @@ def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
     count = len(snapshot.points)
     results = [""] * count
     own = [one.point for one in checks if one.point.snapshot == snapshot.name]
-    for one in sorted(own, key=lambda one: one.result == "inconclusive"):
+    for one in sorted(own, key=lambda one: one.result == INCONCLUSIVE):
         covered = min(one.increment + 1, count)
         results[:covered] = [result or one.result for result in results[:covered]]
     parts: list[BarPart] = []

@@ -11,12 +11,13 @@ from itertools import chain
 from typing import Any
 
 from cli.output.format import age_text, count_text, moment_text, printable, seconds_text, size_text, time_text
-from snapshots.activity.checks import VALID, NewestChecks
+from snapshots.activity.checks import NewestChecks
 from snapshots.listing.listing import Entry, Listing
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import Commit, FullSnapshot
 from snapshots.records.cut_times import cut_time, safe_time
 from snapshots.records.documents import shortened
+from snapshots.records.operation_records import VALID
 
 FULL, INCREMENTAL, ONLY_CUT = "full", "incremental", "only-cut"
 COLUMNS = (

@@ -39,7 +39,7 @@ class FleetSource:
 
     @property
     def copy(self) -> Path:
-        """A file with what was accepted, for the commands that the watch runs: what is refused is not theirs, either."""
+        """A file with what was accepted, for the commands that the watch runs: what is refused is not theirs."""
         # Of this process alone, which deletes it at the end.
         copy = Path(tempfile.gettempdir()) / "fleet.toml"
         copy.touch(mode=0o600)

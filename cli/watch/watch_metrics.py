@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
+from cli.monitoring.metrics_file import replace_metrics
 from cli.watch.watcher import Watcher
 from fleet.config import Fleet, ListenAddress
 from snapshots.metrics import catalog
 from snapshots.metrics.catalog import Sample
 from snapshots.metrics.endpoint import MetricsEndpoint
-from snapshots.metrics.exposition import render, replace_file
+from snapshots.metrics.exposition import render
 from snapshots.metrics.gathering import MetricsGatherer
 
 GATHER_SECONDS = 30.0
@@ -75,7 +76,7 @@ class _Publisher:
         if self.endpoint is not None:
             self.endpoint.publish(text)
         if fleet.metrics.file is not None:
-            replace_file(fleet.metrics.file, text)
+            replace_metrics(fleet.metrics.file, text)
 
     def _note(self, publish: Callable[[], None]) -> None:
         problem = ""

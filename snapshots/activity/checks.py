@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 
 from fleet.record import Time
 from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import CheckedPoint, Outcome, read_outcome
+from snapshots.records.operation_records import VALID, CheckedPoint, Outcome, read_outcome
 from storage.ids import OPERATION_ID
 from storage.store import ObjectStore
 
 # So many of the newest operations without an intent, which are checks and gc, are looked at, so many at a time.
 READ_MAX, AT_ONCE = 256, 16
-VALID = "valid"
 Key = TypeVar("Key")
 
 

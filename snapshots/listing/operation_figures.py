@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from snapshots.activity.checks import EndedCheck
 from snapshots.activity.history import Ended, read_ended
+from snapshots.activity.kinds import operation_kind
 from snapshots.operations.operation import document_names
 from snapshots.records.commits import ASKING_THREADS_MAX
 from storage.store import ObjectStore
 
 # So many of the newest operations are read, and what each of them says is two reads.
 OPERATIONS_MAX = 1000
-FULL, INCREMENT = "full snapshot", "increment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,10 @@ def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
     """By kind, in the order of the operation that has most of them."""
     seconds: dict[str, dict[str, list[float]]] = {}
     for one in sorted(timed, key=lambda one: -len(one.phases)):
-        of_kind, checked = seconds.setdefault(_kind_of(one), {}), {point.snapshot for point in one.checked}
+        of_kind, checked = (
+            seconds.setdefault(operation_kind(one.kind, one.increment, one.intent), {}),
+            {point.snapshot for point in one.checked},
+        )
         own: dict[str, float] = {}
         for phase, taken in one.phases.items():
             # A check has a step for each snapshot, named for it.
@@ -85,9 +88,3 @@ def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
         for kind, phases in sorted(seconds.items())
         for phase, taken in phases.items()
     )
-
-
-def _kind_of(one: Ended) -> str:
-    if one.kind != "create":
-        return one.kind
-    return INCREMENT if one.increment else FULL

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from snapshots.activity.kinds import DRILL, FULL, INCREMENT, ONLY_CUT, RESTORE
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -34,12 +36,11 @@ class Sample:
 
 
 FLEET = "fleet"
-# The label `kind`. What a store says besides is "other".
-FULL, INCREMENT, RESTORE_POINT, RESTORE, DRILL = "full", "increment", "restore-point", "restore", "drill"
+# The label `kind`, besides those of snapshots.activity.kinds. What a store says besides is "other".
 CHECK, DELETE, PRUNE, GC, WATCH, OTHER = "check", "delete", "prune", "gc", "watch", "other"
 # The label `role`, as fleet.toml has it.
 PRIMARY, STANDBY = "primary", "standby"
-KINDS = (FULL, INCREMENT, RESTORE_POINT, RESTORE, DRILL, CHECK, DELETE, PRUNE, GC, WATCH, OTHER)
+KINDS = (FULL, INCREMENT, ONLY_CUT, RESTORE, DRILL, CHECK, DELETE, PRUNE, GC, WATCH, OTHER)
 # The steps of a restore; the changes of the WAL are folded in one of them.
 WAL_STEP = "fold changes"
 RESTORE_STEPS = (
@@ -123,40 +124,57 @@ ENDED = Metric(
     "Operations that ended within the window, by exit code; `unknown`: they were settled after their process had died.",
     ("kind", "code"),
 )
-LAST_CODE = Metric("cutline_last_exit_code", "Exit code of the last one that ended, if it is known.", ("kind",))
-SUCCESS = Metric("cutline_last_success_timestamp_seconds", "When the last one with exit code 0 ended.", ("kind",))
-SUCCESS_SECONDS = Metric("cutline_last_success_seconds", "How long that one took.", ("kind",))
-SUCCESS_BYTES = Metric("cutline_last_success_bytes", "Bytes that it stored, loaded, compared or removed.", ("kind",))
-SUCCESS_OBJECTS = Metric("cutline_last_success_objects", "Objects that it stored, compared or removed.", ("kind",))
-SUCCESS_ROWS = Metric("cutline_last_success_rows", "Rows that it copied, loaded or compared.", ("kind",))
-SUCCESS_CHANGES = Metric("cutline_last_success_changes", "Changes that it archived or compared.", ("kind",))
+LAST_CODE = Metric(
+    "cutline_last_exit_code", "Exit code of the last operation of this kind that ended, if it is known.", ("kind",)
+)
+SUCCESS = Metric(
+    "cutline_last_success_timestamp_seconds", "When the last operation of this kind that succeeded ended.", ("kind",)
+)
+SUCCESS_SECONDS = Metric(
+    "cutline_last_success_seconds", "Duration of the last operation of this kind that succeeded.", ("kind",)
+)
+SUCCESS_BYTES = Metric(
+    "cutline_last_success_bytes", "Bytes that the last success stored, loaded, compared or removed.", ("kind",)
+)
+SUCCESS_OBJECTS = Metric(
+    "cutline_last_success_objects", "Objects that the last success stored, compared or removed.", ("kind",)
+)
+SUCCESS_ROWS = Metric("cutline_last_success_rows", "Rows that the last success copied, loaded or compared.", ("kind",))
+SUCCESS_CHANGES = Metric(
+    "cutline_last_success_changes", "Changes that the last success archived or compared.", ("kind",)
+)
 SUCCESS_TRANSACTIONS = Metric(
     "cutline_last_success_transactions",
-    "Transactions that it added; of a check, global ones that it compared.",
+    "Transactions that the last success added; of a check, global ones that it compared.",
     ("kind",),
 )
-SUCCESS_RETRIES = Metric("cutline_last_success_retries", "How often it tried a cut again.", ("kind",))
+SUCCESS_RETRIES = Metric(
+    "cutline_last_success_retries", "How often the last successful create of this kind tried a cut again.", ("kind",)
+)
 RESTORE_STEP = Metric(
     "cutline_last_restore_step_seconds",
-    "How long a step took of the last restore that loaded all rows itself: the WAL phase is `fold changes`.",
+    "Duration of a step of the last restore that loaded all rows itself; WAL is folded in `fold changes`.",
     ("step",),
 )
-RESTORE_CHANGES = Metric("cutline_last_restore_changes", "Changes that that restore folded from WAL.")
+RESTORE_CHANGES = Metric(
+    "cutline_last_restore_changes",
+    "Changes of the WAL that were folded by the last restore that loaded all rows itself.",
+)
 
 WATCH_ACTIVE = Metric(
     "cutline_watch_active", "Whether this `watch` begins the operations: 1; or 0, as another one does."
 )
 WATCH_NEXT = Metric(
-    "cutline_watch_next_timestamp_seconds", "When `watch` begins the next one, by its schedule.", ("kind",)
+    "cutline_watch_next_timestamp_seconds", "When `watch` begins this task next, by its schedule.", ("kind",)
 )
-WATCH_FAILURES = Metric(
-    "cutline_watch_task_failures", "Attempts of `watch` at it that have failed since the last that did not.", ("kind",)
-)
+WATCH_FAILURES = Metric("cutline_watch_task_failures", "Consecutive failures of this task of `watch`.", ("kind",))
 
 COMMAND_END = Metric(
     "cutline_command_end_timestamp_seconds", "When the command that wrote this file ended.", ("command",)
 )
-COMMAND_SECONDS = Metric("cutline_command_seconds", "How long that command took.", ("command",))
-COMMAND_CODE = Metric("cutline_command_exit_code", "Exit code of that command, also if it was refused.", ("command",))
+COMMAND_SECONDS = Metric("cutline_command_seconds", "Duration of the command that wrote this file.", ("command",))
+COMMAND_CODE = Metric(
+    "cutline_command_exit_code", "Exit code of the command that wrote this file, also if it was refused.", ("command",)
+)
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(vars().values()) if isinstance(value, Metric))

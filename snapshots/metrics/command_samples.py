@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from msgspec import UnsetType
 
 from snapshots.activity.history import Ended
+from snapshots.activity.kinds import operation_kind
 from snapshots.activity.under_way import ActivityState, UnderWay
 from snapshots.metrics import catalog
 from snapshots.metrics.catalog import Metric, Sample
@@ -43,20 +44,17 @@ class KindEnd:
     figures: RestoreFigures | None = None
 
 
-def kind_of(command: str, increment: int | None, intent: Intent | None = None) -> str:
+def _label_of(command: str, increment: int | None, intent: Intent | None) -> str:
     """The label `kind` of an operation."""
-    if command == "create":
-        return catalog.INCREMENT if increment else catalog.FULL
-    if intent is not None and intent.is_drill:
-        return catalog.DRILL
-    return command if command in catalog.KINDS else catalog.OTHER
+    kind = operation_kind(command, increment, intent)
+    return kind if kind in catalog.KINDS else catalog.OTHER
 
 
 def end_of(ended: Ended) -> KindEnd | None:
     """How an operation ended according to its outcome; None if that can't be read."""
     if (outcome := ended.outcome) is None:
         return None
-    kind, is_create = kind_of(ended.kind, ended.increment, ended.intent), ended.kind == "create"
+    kind, is_create = _label_of(ended.kind, ended.increment, ended.intent), ended.kind == "create"
     figures = None if isinstance(outcome.figures, UnsetType) else outcome.figures
     is_done = outcome.state == DONE
     return KindEnd(
@@ -76,7 +74,7 @@ def end_of_commit(commit: Commit, kind: str) -> KindEnd:
 
 def samples_of_open(operations: Iterable[UnderWay], states: Mapping[str, ActivityState]) -> Iterator[Sample]:
     """How many operations of every kind are in each state; `states` is by operation."""
-    found = Counter((kind_of(one.kind, one.increment, one.intent), states[one.id].value) for one in operations)
+    found = Counter((_label_of(one.kind, one.increment, one.intent), states[one.id].value) for one in operations)
     for kind in catalog.KINDS:
         for state in ActivityState:
             yield catalog.OPEN_OPERATIONS.of(found[kind, state.value], kind, state.value)

@@ -12,6 +12,7 @@ from msgspec import UnsetType
 
 from fleet.config import Fleet
 from fleet.lsn import Lsn
+from snapshots.activity.kinds import FULL, INCREMENT, ONLY_CUT
 from snapshots.activity.under_way import UnderWay, read_under_way
 from snapshots.listing.listing import BROKEN, COMPLETE, ENDED, LOST, ONLY_FULL, Entry, read_entry
 from snapshots.metrics import catalog
@@ -126,11 +127,11 @@ def _committed_ends(entries: Iterable[Entry]) -> Iterator[KindEnd]:
     for entry in entries:
         if (chain := entry.chain) is None:
             continue
-        yield end_of_commit(chain.full, catalog.RESTORE_POINT if chain.full.only_cut else catalog.FULL)
+        yield end_of_commit(chain.full, ONLY_CUT if chain.full.only_cut else FULL)
         for one in entry.summaries:
             if one.operation == chain.last.operation:
-                yield end_of_commit(chain.last, catalog.INCREMENT)
+                yield end_of_commit(chain.last, INCREMENT)
             else:
                 ended_at = moment_of(one.created_at) + one.seconds
                 volumes = {"bytes": one.bytes, "changes": one.changes, "transactions": one.transactions}
-                yield KindEnd(catalog.INCREMENT, ended_at, code=0, is_done=True, seconds=one.seconds, volumes=volumes)
+                yield KindEnd(INCREMENT, ended_at, code=0, is_done=True, seconds=one.seconds, volumes=volumes)

@@ -8,7 +8,7 @@ others would have to settle, so they have no intent. All kinds share one format 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType, field
 
@@ -29,6 +29,9 @@ DRILL = "drill"
 
 ExitCode: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
 CheckResult: TypeAlias = Literal["valid", "conflicts", "inconclusive"]
+VALID: Final = "valid"
+CONFLICTS: Final = "conflicts"
+INCONCLUSIVE: Final = "inconclusive"
 # Units per second, bytes among them.
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 
@@ -38,7 +41,8 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
 
     `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes, or one that an
     older version made. `terminal`: the operation may leave the fleet read-only. `by` is the label of the command
-    (fleet.label). Only creates have `fleet_id`, that of the store, and only restores `expires_at`, when the lease first
+    (fleet.label). Only creates have `fleet_id`, that of the store, and `only_cut`: they are without rows. Only restores
+    have `expires_at`, when the lease first
     expires, `targets`, the databases that it makes, as `system identifier/name`, `servers`, where these are, as
     `host:port` or `folder of the socket:port`, `started`, when these were started, for a physical copy of a server has
     its system identifier, and `only_nodes`: it was asked for `nodes` alone.
@@ -60,6 +64,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     servers: tuple[str, ...] | UnsetType = UNSET
     started: tuple[str, ...] | UnsetType = UNSET
     only_nodes: bool | UnsetType = UNSET
+    only_cut: bool | UnsetType = UNSET
 
     @property
     def id(self) -> str:

@@ -71,6 +71,7 @@ def shown(runs: Runs, name: str) -> dict[str, Any] | None:
     held = {one["node"]: one["holder"] and one["holder"]["snapshot"] for one in primaries}
     for one in document["operations"]:
         if one["snapshot"] == name and one["phase"] == "slots":
+            assert {one["lock"] for one in primaries} == {"held"}
             assert held == dict.fromkeys((node.id for node in runs.fleet.primaries), name)
             return dict(one)
     return None

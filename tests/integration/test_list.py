@@ -113,12 +113,12 @@ def test_the_last_full_check_is_one_of_all_of_the_newest_restore_point(runs: Run
     assert check(runs, NAME, "--increment", "0") == 0
     entry = listed(runs)
     assert (entry["last_check"]["increment"], entry["last_check"]["result"]) == (0, "valid")
-    assert entry["last_full_check"] is None
+    assert (entry["last_full_check"], entry["last_valid_check"]) == (None, None)
     title, full, _ = run_as_text(runs.fleet, "list").splitlines()[:3]
     assert full[title.index("checked") :].startswith(" " * len("checked"))
     assert check(runs) == 0
     entry = listed(runs)
-    assert entry["last_full_check"] == entry["last_check"]
+    assert entry["last_full_check"] == entry["last_valid_check"] == entry["last_check"]
     assert (entry["last_check"]["increment"], entry["last_check"]["result"]) == (1, "valid")
     assert before < datetime.fromisoformat(entry["last_check"]["ended_at"]) < datetime.now(UTC)
     # One that sees less comes after it, and does not take its place.
@@ -128,7 +128,7 @@ def test_the_last_full_check_is_one_of_all_of_the_newest_restore_point(runs: Run
     title, full, _ = run_as_text(runs.fleet, "list").splitlines()[:3]
     assert full[title.index("checked") :].startswith("just now")
     row = flat(runs)[1]
-    assert (row["check_result"], row["valid_at"]) == ("inconclusive", entry["last_full_check"]["ended_at"])
+    assert (row["check_result"], row["valid_at"]) == ("inconclusive", entry["last_valid_check"]["ended_at"])
     checks = [one for one in run_here(runs.fleet, "history")[1]["operations"] if one["kind"] == "check"]
     # Those that began in the same second are in no order.
     checks.sort(key=lambda one: str(one["ended_at"]))

@@ -141,6 +141,7 @@ def test_status_says_how_far_the_nodes_are(runs: Runs) -> None:
         assert slot["slot"] in slots_of(runs.fleet.node(name).dsn)
         assert (one["replay_lag_bytes"] is None) == (one["role"] == "primary")
         assert (one["holder"], one["problem"]) == (None, None)
+        assert one["lock"] == ("free" if one["role"] == "primary" else None)
     assert nodes["s1"]["archive_lag_bytes"] > 300_000
 
 

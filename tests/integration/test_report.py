@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROW = "INSERT INTO transfer VALUES (gen_random_uuid(), 1, 10001, 0, '2026-01-01')"
 ACROSS = "across both shards"
 ROWS = 7
-KINDS = ("full snapshot", "increment", "check")
+KINDS = ("full", "increment", "check")
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +107,13 @@ def test_nodes_that_are_idle_have_no_lag_and_say_since_when_they_are(
 
 def test_phases_are_those_of_each_command_and_no_longer_than_it(runs: Runs, document: dict[str, Any]) -> None:
     phases = {kind: {one["phase"]: one for one in document["phases"] if one["kind"] == kind} for kind in KINDS}
-    assert phases["full snapshot"].keys() >= {"check nodes", "slots", "copy", "cut", "archive WAL", "commit"}
+    assert phases["full"].keys() >= {"check nodes", "slots", "copy", "cut", "archive WAL", "commit"}
     assert phases["increment"].keys() >= {"check the chain", "cut", "archive WAL", "commit"}
     assert phases["check"].keys() >= {"check commits", "read WAL archive", "fold changes"}
     assert {one["operations"] for one in phases["increment"].values()} == {2}
     full, *increments = document["snapshots"][0]["points"]
     # The outcome comes after the commit, which says how long it took until then; both are rounded.
-    taken = sum(one["mean_seconds"] for one in phases["full snapshot"].values())
+    taken = sum(one["mean_seconds"] for one in phases["full"].values())
     assert full["seconds"] - 0.1 <= taken <= full["seconds"] + 5.0
     longest = sum(one["longest_seconds"] for one in phases["increment"].values())
     assert longest >= max(one["seconds"] for one in increments) - 0.1

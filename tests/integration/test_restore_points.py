@@ -91,6 +91,8 @@ def test_a_restore_point_has_a_cut_and_no_rows(fleet: Fleet) -> None:
             "recovery_target_action": "promote",
         }
         assert one.statements == []
+    code, report = run_command(fleet, "report", "point")
+    assert (code, {one["kind"] for one in report["phases"]}) == (0, {"only-cut"})
 
 
 def test_a_restore_point_is_checked_and_does_not_pass_on_damage(fleet: Fleet, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import snapshots.activity.checks as checks
+from cli.commands.list import checks_document
 from fleet.record import Time
 from snapshots.activity.checks import EndedCheck, NewestChecks, read_checks
 from snapshots.operations.operation import begin, document_names, new_operation, record_outcome
@@ -71,6 +72,9 @@ def test_the_newest_check_counts_of_each_point_and_of_each_snapshot_by_how_much_
     assert {name: one.operation for name, one in found.full.items()} == {"a": third, "b": first}
     assert {name: one.operation for name, one in found.valid.items()} == {"a": second}
     assert found.valid["a"].ended_at == "2026-11-24T10:02:30.000Z"
+    shown = {field: one and one["operation"] for field, one in checks_document(found, "a").items()}
+    assert shown == {"last_check": fifth, "last_full_check": third, "last_valid_check": second}
+    assert checks_document(found, "b")["last_valid_check"] is None
 
 
 def test_of_two_checks_the_one_that_ended_later_is_the_newest() -> None:

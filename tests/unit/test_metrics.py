@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -12,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.config import Fleet
@@ -24,7 +22,7 @@ from snapshots.activity.history import Ending, record_without_intent
 from snapshots.metrics import catalog, gathering
 from snapshots.metrics.catalog import METRICS, Metric, Sample
 from snapshots.metrics.ended_operations import EndedReader
-from snapshots.metrics.exposition import render, replace_file
+from snapshots.metrics.exposition import render
 from snapshots.metrics.gathering import MetricsGatherer
 from snapshots.metrics.node_samples import samples_of_nodes
 from snapshots.metrics.store_samples import archived_positions, chains_by_cut, read_facts, samples_of_store
@@ -147,41 +145,6 @@ def test_a_sample_has_the_labels_of_its_metric() -> None:
         catalog.NODE_UP.of(1, "a")
 
 
-def test_a_file_is_replaced_at_once_and_readable_by_all(tmp_path: Path) -> None:
-    file = tmp_path / "cutline.prom"
-    file.write_text("old")
-    with file.open() as before:
-        old_mask = os.umask(0o077)
-        try:
-            replace_file(file, b"new\n")
-        finally:
-            os.umask(old_mask)
-        assert before.read() == "old"
-    assert file.read_bytes() == b"new\n"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o644
-    assert [one.name for one in tmp_path.iterdir()] == ["cutline.prom"]
-
-
-def test_a_file_that_cannot_be_replaced_stays_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("folder", "pipe"):
-        with pytest.raises(OSError, match="it is not a file"):
-            replace_file(tmp_path / name, b"new\n")
-    assert {one.name for one in tmp_path.iterdir()} == {"folder", "pipe"}
-    assert (tmp_path / "pipe").is_fifo()
-    with pytest.raises(FileNotFoundError):
-        replace_file(tmp_path / "missing" / "cutline.prom", b"new\n")
-
-
-def test_a_file_that_a_killed_process_left_is_no_obstacle_nor_followed(tmp_path: Path) -> None:
-    victim, file = tmp_path / "victim", tmp_path / "cutline.prom"
-    victim.write_text("mine")
-    (tmp_path / f".cutline.prom.{os.getpid()}").symlink_to(victim)
-    replace_file(file, b"new\n")
-    assert (victim.read_text(), file.read_text()) == ("mine", "new\n")
-
-
 def test_operations_are_counted_by_kind_and_exit_code() -> None:
     fleet = new_fleet()
     store = fleet.store.open()
@@ -266,18 +229,20 @@ def test_a_restore_says_how_long_its_wal_phase_took() -> None:
 def test_open_operations_are_counted_by_kind_and_state() -> None:
     fleet = new_fleet()
     store = fleet.store.open()
-    for number, ago in enumerate((1.0, 3600.0)):
+    for number, (ago, only_cut) in enumerate(((1.0, False), (3600.0, False), (1.0, True))):
         began = NOW - timedelta(seconds=3600 + number)
         intent = structs.replace(
             new_operation("create", "daily", 0, ("a",)), operation=f"{began:%Y%m%dT%H%M%SZ}-{number:010d}",
-            began_at=Time.of(began),
+            began_at=Time.of(began), only_cut=only_cut or UNSET,
         )  # fmt: skip
         begin(store, intent)
         sign = structs.replace(SIGN, operation=intent.id, seen_at=Time.of(NOW - timedelta(seconds=ago)))
         store_sign(store, sign, 1)
     found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
     counts = of(catalog.OPEN_OPERATIONS, found)
-    assert {name: count for name, count in counts.items() if count} == {"full/running": 1, "full/dead": 1}
+    assert {name: count for name, count in counts.items() if count} == {
+        "full/running": 1, "full/dead": 1, "only-cut/running": 1,
+    }  # fmt: skip
     assert counts["gc/dead"] == 0
 
 

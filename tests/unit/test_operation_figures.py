@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Literal
 
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 import snapshots.listing.operation_figures as operation_figures
 from check.report import EXAMPLES_MAX, Compared, Conflict, Skipped, SnapshotReport
@@ -34,9 +34,14 @@ LABEL = own_label("check", "")
 
 
 def create(
-    store: ObjectStore, increment: int, phases: dict[str, float] | None, *, state: Literal["done", "failed"] = "done"
+    store: ObjectStore,
+    increment: int,
+    phases: dict[str, float] | None,
+    *,
+    state: Literal["done", "failed"] = "done",
+    only_cut: bool = False,
 ) -> None:
-    intent = new_operation("create", "daily", increment, ("a",))
+    intent = structs.replace(new_operation("create", "daily", increment, ("a",)), only_cut=only_cut or UNSET)
     begin(store, intent)
     outcome = Outcome(
         operation=intent.id, state=state, reason="", ended_at=intent.began_at, phases=phases if phases else UNSET
@@ -64,13 +69,30 @@ def test_phases_are_averaged_by_kind() -> None:
     create(store, 3, None)
     figures = read_operation_figures(store)
     assert set(figures.phases) == {
-        PhaseFigures("full snapshot", "copy", 1, 10.0, 10.0),
-        PhaseFigures("full snapshot", "cut", 1, 1.0, 1.0),
+        PhaseFigures("full", "copy", 1, 10.0, 10.0),
+        PhaseFigures("full", "cut", 1, 1.0, 1.0),
         PhaseFigures("increment", "cut", 2, 3.0, 4.0),
         PhaseFigures("increment", "commit", 1, 0.5, 0.5),
     }
     assert (figures.read, figures.untimed, figures.are_all) == (5, 1, True)
     assert read_operation_figures(store, "other").phases == ()
+
+
+def test_cuts_without_rows_and_drills_are_kinds_of_their_own() -> None:
+    store = memory()
+    create(store, 0, {"copy": 10.0, "cut": 3.0})
+    create(store, 0, {"cut": 1.0}, only_cut=True)
+    for command, seconds in (("restore", 5.0), ("drill", 7.0)):
+        intent = structs.replace(new_operation("restore", "daily", 0, ("a",)), by=own_label(command, ""))
+        begin(store, intent)
+        outcome = Outcome(
+            operation=intent.id, state="done", reason="", ended_at=intent.began_at, phases={"load rows": seconds}
+        )
+        write_operation_record(store, "outcome", outcome)
+    assert {(one.kind, one.phase): one.mean_seconds for one in read_operation_figures(store).phases} == {
+        ("full", "copy"): 10.0, ("full", "cut"): 3.0, ("only-cut", "cut"): 1.0,
+        ("restore", "load rows"): 5.0, ("drill", "load rows"): 7.0,
+    }  # fmt: skip
 
 
 def test_the_steps_of_a_check_that_are_named_for_snapshots_are_one_phase() -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from cli.report.whole_file import replaced_file
 from fleet.config import Fleet, load_fleet
 from snapshots.operations.committing import put_commit
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.store_identity import ensure_identity
-from storage.errors import UsageError
 from storage.local import LocalStore
 from tests.commands.in_process import run_here
 from tests.unit.made_commits import counted, full_commit
@@ -88,43 +84,3 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_store_is_read(tmp_p
     assert str(tmp_path / place) in document["message"]
     assert document["hint"]
     assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)
-
-
-def test_a_file_takes_its_place_at_the_end_and_keeps_its_permissions(tmp_path: Path) -> None:
-    file, link = tmp_path / "report.html", tmp_path / "link"
-    link.symlink_to(file)
-    with replaced_file(link) as write:
-        write("first")
-        assert not file.exists()
-    mask = os.umask(0)
-    os.umask(mask)
-    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("first", 0o666 & ~mask)
-    assert link.is_symlink()
-    file.chmod(0o640)
-    before = file.open()
-    with replaced_file(file) as write:
-        write("second")
-        assert file.read_text() == "first"
-    # Who had it open reads on in the old one.
-    assert (before.read(), file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("first", "second", 0o640)
-    before.close()
-    with suppress(ZeroDivisionError), replaced_file(file) as write:
-        write("third")
-        raise ZeroDivisionError
-    assert file.read_text() == "second"
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["link", "report.html"]
-
-
-def test_what_cannot_be_written_to_its_end_leaves_nothing(tmp_path: Path) -> None:
-    """As on a full disk, the file system takes only a part: here because of the process's limit."""
-    file = tmp_path / "report.html"
-    file.write_text("before")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(UsageError, match=f"{file}: File too large"), replaced_file(file) as write:
-            write("x" * 100_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert file.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [file]

@@ -13,15 +13,16 @@ from storage.errors import UsageError
 
 
 @contextmanager
-def replaced_file(path: Path) -> Iterator[Callable[[str], None]]:
+def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str], None]]:
     """Yield what writes the file; it takes its place at the end, or what was there stays if the block raises.
 
-    Raises UsageError if the file can't be written, before the block begins if that is seen by then. A file keeps its
-    permissions, and a symbolic link stays: its target is replaced.
+    Raises UsageError if the file can't be written, before the block begins if that is seen by then. A file gets the
+    permissions `mode`, or keeps its own, and a symbolic link stays: its target is replaced. What is written first has
+    a hidden name with another ending.
     """
     with _naming_file(path):
         target = path.resolve()
-        mode = _mode_of(target)
+        kept = _mode_of(target)
         handle, partial = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
@@ -33,7 +34,7 @@ def replaced_file(path: Path) -> Iterator[Callable[[str], None]]:
             yield write
             with _naming_file(path):
                 out.flush()
-                os.fchmod(out.fileno(), mode)
+                os.fchmod(out.fileno(), kept if mode is None else mode)
                 os.fsync(out.fileno())
         with _naming_file(path):
             Path(partial).replace(target)

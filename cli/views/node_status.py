@@ -27,8 +27,15 @@ class NodeStatus:
 
     @property
     def problem(self) -> str:
-        """Why it did not answer; "" if it did."""
+        """Why an answer of it is missing; "" if it gave all."""
         return self.lags.problem or (self.lock.problem if self.lock else "")
+
+    @property
+    def lock_state(self) -> str | None:
+        """Whether the fleet's lock is free or held on the node; None if it was not asked, or gave no answer."""
+        if self.lock is None or self.lock.problem:
+            return None
+        return "held" if self.lock.holder else "free"
 
     def to_json(self) -> dict[str, Any]:
         """The node as JSON output has it; unknown values are null."""
@@ -36,6 +43,7 @@ class NodeStatus:
         return {
             "node": self.node,
             "role": self.role,
+            "lock": self.lock_state,
             "holder": holder.details() if holder else None,
             "problem": self.problem or None,
             "position": str(lags.position) if lags.position is not None else None,
@@ -48,11 +56,12 @@ class NodeStatus:
     @property
     def text(self) -> str:
         """The node for people."""
-        parts = [self.problem] if self.problem else []
-        if self.lock and not self.lock.problem:
-            holder = self.lock.holder
-            parts.append(f"fleet lock held by {holder.text()}" if holder else "fleet lock free")
-        if not self.lags.problem:
+        if self.lags.problem and (self.lock is None or self.lock.problem):
+            return f"node {self.node}: {self.lock.problem if self.lock else self.lags.problem}"
+        parts = [_lock_text(self.lock)] if self.lock else []
+        if self.lags.problem:
+            parts.append(f"WAL positions are not known: {self.lags.problem}")
+        else:
             parts += [f"at {self.lags.position}" if self.lags.position is not None else "at no known position"]
             parts += [
                 f"slot {one.slot} {size_text(one.lag_bytes)} behind, retains {size_text(one.retained_bytes)}"
@@ -64,6 +73,12 @@ class NodeStatus:
             late = "" if replay.seconds is None else f", {seconds_text(replay.seconds)}"
             parts.append(f"replay {size_text(replay.size_bytes)}{late} behind")
         return f"node {self.node}: {', '.join(parts)}"
+
+
+def _lock_text(lock: LockAnswer) -> str:
+    if lock.problem:
+        return f"fleet lock is not known: {lock.problem}"
+    return f"fleet lock held by {lock.holder.text()}" if lock.holder else "fleet lock free"
 
 
 def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:

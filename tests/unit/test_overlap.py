@@ -154,9 +154,10 @@ def test_an_error_of_a_call_is_raised_by_the_next_one_which_does_not_run(way: st
 
 
 def test_whoever_stops_the_requests_of_a_thread_stops_those_of_its_calls() -> None:
-    with stoppable_requests() as stop, pytest.raises(RequestStoppedError), BackgroundCalls() as behind:
+    with stoppable_requests() as stop:
         stop()
-        behind.run(check_not_stopped)
+        with pytest.raises(RequestStoppedError), BackgroundCalls() as behind:
+            behind.run(check_not_stopped)
 
 
 def test_at_the_end_of_the_block_no_call_is_running() -> None:

@@ -177,15 +177,7 @@ def _restore(
                 ending, plan.target_fleet, plan.targets, run.connections, run.operation
             )
             run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
-        if (
-            run.pace
-            and not is_resumed
-            and not plan.intent.is_drill
-            # Verifying the copies has started Spark's workers.
-            and not plan.request.use_backup_copies
-            and plan.request.is_with_all_rows
-            and plan.topology is None
-        ):
+        if run.pace and not is_resumed and _is_measured(plan):
             lease.figures = run.pace.figures(report.bytes)
         lease.is_done, lease.stays_open = True, False
         if verify:
@@ -193,6 +185,14 @@ def _restore(
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_own_records(run)
     report.rows = sum(node.rows for node in report.nodes)
+
+
+def _is_measured(plan: RestorePlan) -> bool:
+    """Whether what the restore took says how long others take: it loads everything, and nothing else."""
+    request = plan.request
+    # Verifying the copies has started Spark's workers.
+    is_whole = request.is_with_all_rows and not request.use_backup_copies
+    return is_whole and plan.topology is None and not plan.intent.is_drill
 
 
 def _clear_own_records(run: RestoreRun) -> None:

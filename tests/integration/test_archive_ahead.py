@@ -35,8 +35,17 @@ ROWS = 200
 
 @pytest.fixture(scope="module")
 def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    with runs_on(shared_fleet, tmp_path_factory.mktemp("ahead"), spark) as found:
-        yield found
+    """The shared fleet with a table that these tests alone change."""
+    primaries = shared_fleet.primaries
+    for node in primaries:
+        execute(node.dsn(), "CREATE TABLE ahead (id int PRIMARY KEY, n int)")
+        execute(node.dsn(), "INSERT INTO ahead SELECT i, 0 FROM generate_series(1, 10000) i")
+    try:
+        with runs_on(shared_fleet, tmp_path_factory.mktemp("ahead"), spark) as found:
+            yield found
+    finally:
+        for node in primaries:
+            execute(node.dsn(), "DROP TABLE ahead")
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +54,11 @@ def any_wal_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def update(fleet: Fleet, remainder: int) -> int:
-    """Update some accounts on every shard; return how many changes that were, as PostgreSQL says."""
+    """Update some rows on every shard; return how many changes that were, as PostgreSQL says."""
     changes = 0
     for node in fleet.primaries:
         with psycopg.connect(node.dsn, autocommit=True) as connection:
-            query = "UPDATE account SET balance = balance + 1 WHERE id %% 50 = %s"
+            query = "UPDATE ahead SET n = n + 1 WHERE id %% 50 = %s"
             changes += connection.execute(query, [remainder]).rowcount
     return changes
 
@@ -71,7 +80,7 @@ def test_what_was_archived_ahead_is_in_the_next_increment_once(runs: Runs) -> No
     changes = update(fleet, 1)
     with psycopg.connect(fleet.primaries[0].dsn, autocommit=True) as connection:
         connection.execute("BEGIN")
-        changes += connection.execute("UPDATE account SET balance = balance + 1 WHERE id % 50 = 40").rowcount
+        changes += connection.execute("UPDATE ahead SET n = n + 1 WHERE id % 50 = 40").rowcount
         connection.execute("PREPARE TRANSACTION 'over an archive'")
         before = max(waiting(fleet).values())
         assert archive_ahead(fleet, NAME, Silent()) >= before

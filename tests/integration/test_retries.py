@@ -23,6 +23,7 @@ from snapshots.records.commits import increment_numbers, read_commit
 from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import COMMAND_SECONDS_MAX, Ready, Runs, configure_fleet
+from tests.run.archiving import archiving_by_spark
 from wal.cut.markers import Marker, WrittenMarker
 
 if TYPE_CHECKING:
@@ -182,7 +183,8 @@ def test_a_primary_stopped_while_its_slot_is_read_costs_one_attempt(
             servers.start_node(victim)
 
     monkeypatch.setattr(cutting, "run_tasks", run_disturbed)
-    commit = increment(chain, retries=1)
+    with archiving_by_spark():
+        commit = increment(chain, retries=1)
     assert commit.cut.attempts == 2
     assert "node s1" in commit.cut.causes[0]
     assert "s2" not in commit.cut.causes[0]

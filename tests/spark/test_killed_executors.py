@@ -82,6 +82,8 @@ snapshots.base_copy.object_writer.ObjectWriter.close = close_object
 # Prints one JSON line: what was killed, and what the commands reported.
 JOB = """
 import json, os, signal, sys, threading, time
+from tests.run.archiving import archive_by_spark
+archive_by_spark()
 from contextlib import contextmanager
 from pathlib import Path
 import psycopg

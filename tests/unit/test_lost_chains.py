@@ -30,7 +30,7 @@ def test_a_mark_says_after_which_increment_and_why() -> None:
     assert LOST.at in error.message
     assert error.details == {
         "snapshot": "daily", "node": "s1", "after_increment": 3, "retained_bytes": 17 << 30,
-        "limit_bytes": 16 << 30, "at": LOST.at, "restore": "",
+        "limit_bytes": 16 << 30, "at": LOST.at, "restore": "", "successor": "",
     }  # fmt: skip
 
 

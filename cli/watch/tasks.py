@@ -26,7 +26,7 @@ from snapshots.listing.name_templates import new_name
 from snapshots.metrics.spans import traced
 from snapshots.records.commit import Commit
 from snapshots.records.store_identity import open_own_store
-from storage.errors import SnapshotError
+from storage.errors import BusyError, SnapshotError
 
 # The exit codes of checks and drills that have found something. That is no failure, and no reason to repeat them soon.
 VERDICTS = (CONFLICTS, INCONCLUSIVE)
@@ -115,7 +115,9 @@ def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _document(ended: ChildResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:
-    """The JSON of a command; raise CommandFailedError if it has failed."""
+    """The JSON of a command; raise CommandFailedError if it has failed, and BusyError if another was running."""
+    if ended.code == BusyError.exit_code:
+        raise BusyError(ended.text, hint=ended.hint)
     if ended.code and ended.code not in verdicts:
         slug = str(ended.document.get("error") or "command-failed")
         details = ended.document.get("details", {})

@@ -13,7 +13,6 @@ import pytest
 from msgspec import UNSET, structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.config import Fleet
 from fleet.lsn import Lsn
 from fleet.record import Time
 from restore.estimates.model import RestoreStep
@@ -29,17 +28,15 @@ from snapshots.metrics.store_samples import archived_positions, chains_by_cut, r
 from snapshots.operations.operation import OutcomeDetails, begin, new_operation, record_outcome
 from snapshots.operations.signs import store_sign
 from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit, FullSnapshot
 from snapshots.records.operation_records import Intent
 from snapshots.records.restore_figures import RestoreFigures, StepFigures
-from snapshots.records.store_identity import ensure_identity, read_identity
 from storage.location import StoreLocation
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
-from tests.unit import made_chains
 from tests.unit.document_kinds import FLEET, SIGN
 from tests.unit.made_chains import FLEET as SHARD_FLEET
-from tests.unit.made_commits import commit, unused_url
+from tests.unit.made_commits import unused_url
+from tests.unit.made_fleets import new_fleet, store_chain
 from wal.slots.lags import NodeLags, ReplayLag, SlotLag
 
 NOW = datetime.now(UTC)
@@ -63,26 +60,6 @@ def read(samples: Iterable[Sample]) -> dict[str, dict[tuple[tuple[str, str], ...
 def of(metric: Metric, values: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]) -> dict[str, float]:
     """The values of a metric, by its own label's."""
     return {"/".join(value for _, value in labels): one for labels, one in values.get(metric.name, {}).items()}
-
-
-def new_fleet(fleet: Fleet = FLEET) -> Fleet:
-    """The fleet with an initialised store of its own."""
-    found = replace(fleet, store=StoreLocation(unused_url()))
-    ensure_identity(found.store.open(), found)
-    return found
-
-
-def store_chain(fleet: Fleet, name: str, *taken_at: str) -> None:
-    """Store a chain of this fleet."""
-    fleet_id = read_identity(fleet.store.open(), fleet).fleet_id
-
-    def of_fleet(number: int, chain: str) -> Commit:
-        made = commit(number, chain)
-        return structs.replace(made, fleet_id=fleet_id) if isinstance(made, FullSnapshot) else made
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(made_chains, "commit", of_fleet)
-        made_chains.store_chain(fleet.store.open(), name, *taken_at)
 
 
 def ended(

@@ -1,0 +1,65 @@
+"""Which chain `watch` continues, and which ones it ends."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from cli.watch.chain import find_chain, matching_names
+from fleet.config import Fleet
+from snapshots.records.commits import read_full
+from snapshots.records.lost_chains import LostChain, mark_lost
+from tests.unit.made_fleets import new_fleet, store_chain
+
+TEMPLATE = "watch-{date}-{n}"
+MONDAY, TUESDAY, WEDNESDAY = (f"2026-11-{day}T01:00:00Z" for day in (23, 24, 25))
+
+
+def end(fleet: Fleet, name: str) -> None:
+    """Mark the chain of this snapshot as ended."""
+    store = fleet.store.open()
+    chain = read_full(store, name).chain
+    mark_lost(store, LostChain(name, chain, 0, "", 0, 0, WEDNESDAY, successor="next"))
+
+
+def test_only_names_that_the_template_can_have_made_count_in_its_order() -> None:
+    fleet = new_fleet()
+    for name in ("watch-2026-11-23-10", "watch-2026-11-23-9", "nightly", "watch-2026-11-23-9b"):
+        store_chain(fleet, name, MONDAY)
+    assert matching_names(fleet, TEMPLATE) == ("watch-2026-11-23-9", "watch-2026-11-23-10")
+
+
+def test_the_newest_is_continued_and_older_ones_that_go_on_are_replaced() -> None:
+    fleet = new_fleet()
+    store_chain(fleet, "watch-2026-11-23-1", MONDAY)
+    store_chain(fleet, "watch-2026-11-24-1", TUESDAY)
+    store_chain(fleet, "watch-2026-11-25-1", WEDNESDAY, WEDNESDAY)
+    end(fleet, "watch-2026-11-23-1")
+    found = find_chain(fleet, matching_names(fleet, TEMPLATE))
+    assert found is not None
+    assert (found.name, found.goes_on, found.replaced) == ("watch-2026-11-25-1", True, ("watch-2026-11-24-1",))
+    # A second after it began, as early commits don't say when their cut was made.
+    assert found.began_at == datetime.fromisoformat("2026-11-25T01:00:01+00:00")
+
+
+def test_a_name_of_a_time_that_has_not_come_yet_is_not_the_newest() -> None:
+    fleet = new_fleet()
+    store_chain(fleet, "watch-2099-01-01-1", MONDAY)
+    store_chain(fleet, "watch-2026-11-24-1", TUESDAY)
+    found = find_chain(fleet, matching_names(fleet, TEMPLATE))
+    assert found is not None
+    assert (found.name, found.replaced) == ("watch-2026-11-24-1", ("watch-2099-01-01-1",))
+
+
+def test_a_chain_that_has_ended_gets_no_increments_and_says_why() -> None:
+    fleet = new_fleet()
+    store_chain(fleet, "watch-2026-11-23-1", MONDAY)
+    end(fleet, "watch-2026-11-23-1")
+    found = find_chain(fleet, matching_names(fleet, TEMPLATE))
+    assert found is not None
+    assert not found.goes_on
+    assert found.ended == "its chain was given up or ended"
+
+
+def test_without_a_snapshot_there_is_no_chain() -> None:
+    fleet = new_fleet()
+    assert find_chain(fleet, matching_names(fleet, TEMPLATE)) is None

@@ -161,6 +161,20 @@ def test_a_task_that_is_cancelled_waits_and_is_no_failure(watched: Watched) -> N
     assert watched.watcher.tasks[TaskKind.INCREMENT].failures == 0
     assert watched.notices() == []
     assert stopping.cancel_request() is None
+    # Nor is one told again that had failed before.
+    watched.does[TaskKind.INCREMENT] = fails(UnreachableError("node a is away"))
+    watched.run(TaskKind.INCREMENT)
+    watched.does[TaskKind.INCREMENT] = interrupted("the increment's")
+    watched.run(TaskKind.INCREMENT)
+    assert watched.notices() == [("failed", "increment")]
+
+
+def test_a_command_that_can_not_be_told_anything_is_said(watched: Watched) -> None:
+    source = watched.watcher.source
+    source.fleet = replace(source.fleet, notify=("/nowhere",))
+    watched.does[TaskKind.INCREMENT] = fails(UnreachableError("node a is away"))
+    watched.run(TaskKind.INCREMENT)
+    assert "/nowhere" in watched.said[-1]
 
 
 @pytest.mark.parametrize("operations", [(), (OWN,), ("the increment's", OWN)], ids=["signal", "watch", "both"])

@@ -19,8 +19,8 @@ from fleet.progress import Progress
 from snapshots.fold.find_sources import Sources, segment_sources, sources_of
 from snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
 from snapshots.fold.sources import SegmentSource
-from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.chain import Chain
+from snapshots.tasks.spark_jobs import SparkSource
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.held_objects import HeldObjects

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from check.findings import NOT_OF_THE_OBJECT, Findings, conflict_of
 from fleet.progress import Progress
 from snapshots.base_copy.large_objects import PartOrder, read_parts
-from snapshots.operations.dealing import Dealing
-from snapshots.operations.node_shares import NodeShares
-from snapshots.operations.spark_jobs import run_tasks
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.large_objects import group_by_copy_task, list_large_objects
 from snapshots.records.stored_object import LARGE_OBJECTS_COUNT, StoredObject
+from snapshots.tasks.dealing import Dealing
+from snapshots.tasks.node_shares import NodeShares
+from snapshots.tasks.spark_jobs import run_tasks
 from storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from storage.location import StoreLocation
 from storage.store import ObjectStore

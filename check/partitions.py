@@ -29,9 +29,9 @@ from snapshots.fold.find_sources import Sources, node_bases, sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
 from snapshots.fold.sources import PROBLEM, BaseSource
-from snapshots.operations.dealing import Dealing, cores_of
-from snapshots.operations.node_shares import NodeShares
-from snapshots.operations.spark_jobs import run_many, stage_progress
+from snapshots.tasks.dealing import Dealing, cores_of
+from snapshots.tasks.node_shares import NodeShares
+from snapshots.tasks.spark_jobs import run_many, stage_progress
 from storage.errors import report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError

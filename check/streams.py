@@ -30,10 +30,10 @@ from fleet.lsn import Lsn
 from fleet.progress import Progress
 from snapshots.fold.find_sources import Sources, segment_sources
 from snapshots.fold.sources import SegmentSource, converted_to_cut, read_tables
-from snapshots.operations.dealing import Dealing
-from snapshots.operations.node_shares import NodeShares
-from snapshots.operations.spark_jobs import run_tasks
 from snapshots.records.chain import Chain
+from snapshots.tasks.dealing import Dealing
+from snapshots.tasks.node_shares import NodeShares
+from snapshots.tasks.spark_jobs import run_tasks
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.store import ObjectStore
 from wal.cut.markers import marker_from_bytes

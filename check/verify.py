@@ -16,13 +16,13 @@ from snapshots.ddl.dump import read_ddl
 from snapshots.executors.needs import ExecutorNeeds
 from snapshots.operations.object_lists import lost_list_error
 from snapshots.operations.open_operations import naming_open_operations, read_open_operations
-from snapshots.operations.operation import read_recorded_commits
-from snapshots.operations.spark_jobs import SparkSource
+from snapshots.operations.recorded import read_recorded_commits
 from snapshots.records.chain import Chain
 from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import read_identity
 from snapshots.records.stored_object import DDL, LostList
 from snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
+from snapshots.tasks.spark_jobs import SparkSource
 from storage.errors import SnapshotError, report_of
 from storage.location import StoreLocation
 from storage.store import ObjectStore

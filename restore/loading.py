@@ -36,8 +36,8 @@ from restore.targets.database_records import Phase
 from restore.targets.databases import create_database
 from restore.targets.target import Target
 from restore.topology.feeds import find_feeds
-from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.large_objects import count_by_node
+from snapshots.tasks.spark_jobs import SparkSource
 from wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:

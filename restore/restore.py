@@ -36,7 +36,7 @@ from restore.unfinished import settle_recorded
 from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
 from snapshots.operations.leases import HeldLease, hold_lease
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
-from snapshots.operations.spark_jobs import SparkSource
+from snapshots.tasks.spark_jobs import SparkSource
 from storage.errors import SnapshotError
 
 Confirm = Callable[[list[str]], None]

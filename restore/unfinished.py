@@ -20,7 +20,8 @@ from restore.targets.database_records import DatabaseRecord, FoundDatabase, Phas
 from restore.targets.databases import is_shut, open_session
 from restore.targets.target import Target, place_of, server_of, start_of, suffix_of
 from snapshots.operations.open_operations import RESTORE
-from snapshots.operations.operation import read_open_intents, record_outcome
+from snapshots.operations.operation import record_outcome
+from snapshots.operations.recorded import read_open_intents
 from snapshots.operations.restore_decisions import PUBLISH
 from snapshots.records.operation_records import DONE, FAILED, Intent, read_decision, read_outcome
 from storage.errors import IndeterminateError, RefusedError, UnreachableError

@@ -17,7 +17,7 @@ from restore.targets.database_records import list_databases
 from restore.targets.databases import find_closed, is_shut
 from restore.targets.target import Connections, Target, suffix_of
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished, settle_recorded
-from snapshots.operations.operation import read_open_intents
+from snapshots.operations.recorded import read_open_intents
 from snapshots.operations.restore_decisions import PUBLISH, list_decided
 from snapshots.records.operation_records import operation_key, read_decision, read_outcome
 from storage.errors import SnapshotError, UsageError

@@ -31,7 +31,7 @@ FLOORS = (
     ("wal/decoding", "snapshots/records"),
     ("snapshots/executors",),
     ("wal/drain", "snapshots/ddl", "snapshots/operations"),
-    ("snapshots/activity",),
+    ("snapshots/activity", "snapshots/tasks"),
     ("snapshots/base_copy", "snapshots/listing", "snapshots/removal"),
     ("snapshots/fold", "snapshots/create", "snapshots/metrics"),
     ("snapshots/restore_point", "snapshots/between_cuts"),

@@ -37,13 +37,13 @@ from restore.copies.stored import find_listed_damage
 from snapshots.fold.find_sources import Sources, sources_of
 from snapshots.fold.sources import BaseSource
 from snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
-from snapshots.operations.spark_jobs import TASKS_PER_JOB_MAX
 from snapshots.records.chain import Chain
 from snapshots.records.commits import commit_key, read_full
 from snapshots.records.documents import seal
 from snapshots.records.keys import base_prefix
 from snapshots.records.part_rules import count_listed
 from snapshots.records.stored_object import BASE, ObjectList, StoredObject
+from snapshots.tasks.spark_jobs import TASKS_PER_JOB_MAX
 from storage.local import LocalStore
 from storage.store import Inventory, Listed
 

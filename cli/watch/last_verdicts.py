@@ -10,7 +10,7 @@ from fleet.config import Fleet
 from snapshots.activity.checks import read_checks
 from snapshots.metrics.ended_operations import EndedReader
 from snapshots.metrics.store_samples import read_facts
-from snapshots.operations.operation import document_names
+from snapshots.operations.recorded import document_names
 from snapshots.records.store_identity import open_own_store
 
 # Of operations with an intent that have committed nothing, drills among them, the newest.

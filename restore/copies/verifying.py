@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from fleet.progress import Progress
 from restore.copies.choice import CopyChoice, Wanted, choose_copies, settle_copies
 from restore.copies.stored import ChainObject, CopyNeeds, Damage, find_listed_damage, list_entries, needs_other
-from snapshots.operations.dealing import Dealing
-from snapshots.operations.spark_jobs import raise_first, run_many
 from snapshots.records.chain import Chain
+from snapshots.tasks.dealing import Dealing
+from snapshots.tasks.spark_jobs import raise_first, run_many
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError, read_listed

@@ -3,5 +3,5 @@
 No node of the fleet is contacted. An *assertion* is a query with its expected result, a `[[drill]]` of fleet.toml.
 
 Imports `embedded`, `fleet`, `fleet.nodes`, `restore`, `restore.obstacles`, `restore.targets`, `snapshots.operations`,
-`snapshots.records` and `storage`.
+`snapshots.records`, `snapshots.tasks` and `storage`.
 """

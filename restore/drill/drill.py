@@ -23,10 +23,10 @@ from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from snapshots.operations.leases import open_leases
 from snapshots.operations.operation import record_outcome
-from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.commits import read_full
 from snapshots.records.operation_records import DRILL, FAILED
 from snapshots.records.tombstones import check_not_deleted
+from snapshots.tasks.spark_jobs import SparkSource
 from storage.errors import IndeterminateError, UnreachableError
 from storage.store import ObjectStore
 

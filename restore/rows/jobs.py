@@ -32,9 +32,9 @@ from restore.rows.load_target import Feed, LoadTargets
 from snapshots.fold.find_sources import Sources, sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
-from snapshots.operations.dealing import Dealing, cores_of, limited_sessions
-from snapshots.operations.spark_jobs import POLL_SECONDS, job_progress, raise_first, run_many
 from snapshots.records.chain import Chain
+from snapshots.tasks.dealing import Dealing, cores_of, limited_sessions
+from snapshots.tasks.spark_jobs import POLL_SECONDS, job_progress, raise_first, run_many
 from storage.location import StoreLocation
 
 if TYPE_CHECKING:

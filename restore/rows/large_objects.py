@@ -24,8 +24,6 @@ from restore.rows.load import LoadReport
 from restore.rows.load_target import LoadTarget
 from restore.rows.loaders import load_error
 from snapshots.base_copy.large_objects import PartOrder, StoredPart, read_definitions, read_parts
-from snapshots.operations.dealing import Dealing, limited_sessions
-from snapshots.operations.spark_jobs import raise_first, run_tasks
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.large_objects import (
     Grant,
@@ -35,6 +33,8 @@ from snapshots.records.large_objects import (
     list_large_objects,
 )
 from snapshots.records.stored_object import StoredObject
+from snapshots.tasks.dealing import Dealing, limited_sessions
+from snapshots.tasks.spark_jobs import raise_first, run_tasks
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
 from wal.segments.damage import read_listed

@@ -3,6 +3,6 @@
 Which definitions the sources share, whether their keys are different, and what becomes of sequences and foreign keys.
 
 Imports `columns`, `fleet`, `fleet.tables`, `restore.copies`, `restore.ddl`, `restore.routing`, `restore.rows`,
-`snapshots.base_copy`, `snapshots.ddl`, `snapshots.fold`, `snapshots.operations`, `snapshots.records`, `storage` and
+`snapshots.base_copy`, `snapshots.ddl`, `snapshots.fold`, `snapshots.records`, `snapshots.tasks`, `storage` and
 `wal.segments`.
 """

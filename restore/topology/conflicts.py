@@ -28,8 +28,8 @@ from snapshots.fold.changed_keys import Keys
 from snapshots.fold.find_sources import Sources, sources_of
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.sources import PROBLEM, BaseSource, problem_of, read_at_cut
-from snapshots.operations.spark_jobs import job_progress, raise_first
 from snapshots.records.chain import Chain
+from snapshots.tasks.spark_jobs import job_progress, raise_first
 from storage.errors import RefusedError, SnapshotError, report_of
 from storage.location import StoreLocation
 

@@ -26,7 +26,8 @@ from restore.unfinished import (
     settle_recorded,
 )
 from restore.unfinished_checks import NothingUnfinishedError
-from snapshots.operations.operation import is_open, record_outcome
+from snapshots.operations.operation import record_outcome
+from snapshots.operations.recorded import is_open
 from snapshots.operations.restore_decisions import ABANDON, PUBLISH, decide_restore
 from snapshots.operations.slot_guard import mark_ended
 from snapshots.records.operation_records import read_intent

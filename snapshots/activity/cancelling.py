@@ -25,7 +25,8 @@ from snapshots.activity.history import Ending, record_without_intent
 from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.open_operations import RESTORE
-from snapshots.operations.operation import CANCELLED, current_time, is_open
+from snapshots.operations.operation import CANCELLED, current_time
+from snapshots.operations.recorded import is_open
 from snapshots.operations.settling import settle_operations
 from snapshots.operations.signs import clear_signs, sign_numbers, store_request
 from snapshots.records.documents import ManifestError

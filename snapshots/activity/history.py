@@ -17,7 +17,8 @@ from msgspec import UNSET, UnsetType
 from fleet.label import read_label
 from fleet.record import Time, to_builtins
 from snapshots.activity.command import Command
-from snapshots.operations.operation import current_time, document_names
+from snapshots.operations.operation import current_time
+from snapshots.operations.recorded import document_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import (
     CheckedPoint,

@@ -13,7 +13,7 @@ from msgspec import UnsetType
 from fleet.label import read_label
 from fleet.record import Time, fields_of
 from snapshots.operations.open_operations import OpenOperation, read_open_operation
-from snapshots.operations.operation import document_names, is_open, seems_open
+from snapshots.operations.recorded import document_names, is_open, seems_open
 from snapshots.operations.restore_decisions import is_publishing
 from snapshots.operations.signs import newest_request, newest_sign, sign_numbers
 from snapshots.records.documents import ManifestError

@@ -11,10 +11,10 @@ from snapshots.base_copy.copy_plan import TableSource, plan_copy
 from snapshots.base_copy.copy_ranges import CopyTask, copy_ranges
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.dealing import Dealing, cores_of, limited_sessions
-from snapshots.operations.node_shares import NodeShares
-from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks, start_session
 from snapshots.records.stored_object import NamedObject
+from snapshots.tasks.dealing import Dealing, cores_of, limited_sessions
+from snapshots.tasks.node_shares import NodeShares
+from snapshots.tasks.spark_jobs import SparkSource, raise_first, run_tasks, start_session
 
 
 def copy_tables(

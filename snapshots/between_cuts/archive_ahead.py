@@ -61,7 +61,7 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     from snapshots.create.cut_attempt import plan_cut
     from snapshots.create.prepare_tables import PreparedTables, read_archived
     from snapshots.ddl.table_changes import plan_ddl
-    from snapshots.operations.own_tasks import run_own_tasks
+    from snapshots.tasks.own_tasks import run_own_tasks
     from wal.cut.markers import Marker, write_markers
     from wal.decoding.known_definitions import SchemaMovedError
     from wal.drain.drain import drain

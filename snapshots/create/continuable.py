@@ -23,7 +23,7 @@ from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.tables.privileges import find_table_problems
 from snapshots.create.append_only_counters import check_append_only, last_commit_label, states_to_compare
 from snapshots.ddl.table_changes import DdlPlan, NodeTables, TableSelection, known_tables, plan_ddl, read_fleet_tables
-from snapshots.operations.operation import read_recorded_commits
+from snapshots.operations.recorded import read_recorded_commits
 from snapshots.operations.stored_objects import listed_sizes, sizes_of
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain

@@ -28,8 +28,8 @@ from snapshots.create.sequences import latest_sequences, read_sequences
 from snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.commit import DefinitionChanges, Sequence
+from snapshots.tasks.spark_jobs import SparkSource
 from storage.store import ObjectStore
 from wal.decoding.known_definitions import SchemaMovedError
 from wal.drain.drain_task import DrainTask

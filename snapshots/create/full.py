@@ -16,8 +16,8 @@ from snapshots.create.full_plan import choose_nodes, plan_full
 from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.operation import record_operation
-from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.commit import Commit
+from snapshots.tasks.spark_jobs import SparkSource
 from wal.slots.slots import slot_name
 
 

@@ -46,16 +46,16 @@ from snapshots.ddl.table_changes import (
     read_fleet_tables,
 )
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.dealing import LANE_BYTES, Dealing, limited_sessions
 from snapshots.operations.exclusive import check_exclusive
-from snapshots.operations.node_shares import NodeShares
 from snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
 from snapshots.operations.operation import commit_operation
-from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.keys import ddl_prefix
 from snapshots.records.large_objects import with_large_object_counts
 from snapshots.records.stored_object import NamedObject, StoredObject
+from snapshots.tasks.dealing import LANE_BYTES, Dealing, limited_sessions
+from snapshots.tasks.node_shares import NodeShares
+from snapshots.tasks.spark_jobs import SparkSource, raise_first, run_tasks
 from wal.slots.slots import ExportedSlot, slot_name
 
 

@@ -33,7 +33,6 @@ from snapshots.operations.exclusive import exclusive
 from snapshots.operations.operation import Operation, OutcomeDetails, new_operation, record_operation
 from snapshots.operations.settling import note_restores, settle_operations
 from snapshots.operations.slot_guard import guard_nodes, preview_guard
-from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.chain import Chain
 from snapshots.records.chains import check_has_rows, read_chain, read_newest_part
 from snapshots.records.commit import Commit
@@ -41,6 +40,7 @@ from snapshots.records.commits import check_not_pruned, free_turn
 from snapshots.records.large_objects import with_large_object_counts
 from snapshots.records.lost_chains import check_not_lost
 from snapshots.records.store_identity import check_of_fleet, read_identity
+from snapshots.tasks.spark_jobs import SparkSource
 from wal.slots.retained import is_little, read_waiting
 from wal.slots.slots import copy_slot_name, slot_name
 

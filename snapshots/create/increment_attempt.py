@@ -30,10 +30,10 @@ from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.object_lists import check_commit_stored, replace_by_lists
 from snapshots.operations.operation import commit_operation
-from snapshots.operations.spark_jobs import SparkSource, start_session
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Increment, Previous
 from snapshots.records.large_objects import with_large_object_counts
+from snapshots.tasks.spark_jobs import SparkSource, start_session
 
 
 def take_increment(

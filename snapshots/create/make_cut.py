@@ -26,10 +26,10 @@ from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
 from fleet.record import Time
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.node_shares import NodeShares
-from snapshots.operations.own_tasks import run_own_tasks
-from snapshots.operations.spark_jobs import SparkSource, run_tasks, start_session
 from snapshots.records.commit import CutRecord
+from snapshots.tasks.node_shares import NodeShares
+from snapshots.tasks.own_tasks import run_own_tasks
+from snapshots.tasks.spark_jobs import SparkSource, run_tasks, start_session
 from storage.errors import SnapshotError, UnreachableError, error_of
 from storage.store import ObjectStore
 from wal.cut.cut_values import Cut, InDoubt, Undecided

@@ -29,8 +29,8 @@ from snapshots.ddl.table_changes import (
     report_changes,
 )
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.stored_object import NamedObject
+from snapshots.tasks.spark_jobs import SparkSource
 from storage.store import ObjectStore
 from wal.segments.archive import archive_prefix, last_number, segment_key
 from wal.segments.definitions import Definition

@@ -18,7 +18,7 @@ from snapshots.fold.base_sources import BaseCursor, BaseSources
 from snapshots.fold.changed_keys import Keys
 from snapshots.fold.long_lines import PLACE_FIELD, line_names, read_with_places, with_stand_ins
 from snapshots.fold.sources import BaseSource, problem_row
-from snapshots.operations.dealing import cores_of
+from snapshots.tasks.dealing import cores_of
 from storage.errors import SnapshotError
 from storage.location import StoreLocation
 

@@ -23,8 +23,8 @@ from snapshots.fold.find_sources import Sources
 from snapshots.fold.local import last_changes
 from snapshots.fold.sources import SegmentSource, filter_effective, read_at_cut
 from snapshots.fold.superseding import last_of_every_key
-from snapshots.operations.dealing import Dealing
-from snapshots.operations.spark_jobs import run_tasks
+from snapshots.tasks.dealing import Dealing
+from snapshots.tasks.spark_jobs import run_tasks
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
 from wal.segments.segment_schema import DELETE, SEGMENT_SCHEMA

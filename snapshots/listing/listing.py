@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fleet.config import Fleet
 from snapshots.activity.checks import NewestChecks, read_checks
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
-from snapshots.operations.operation import document_names
+from snapshots.operations.recorded import document_names
 from snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain, read_newest_part, read_summaries

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from fleet.config import Fleet
-from snapshots.operations.operation import open_operation_ids
+from snapshots.operations.recorded import open_operation_ids
 from snapshots.records.commits import SnapshotMissingError, check_name, snapshot_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import read_intent

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from snapshots.activity.checks import EndedCheck
 from snapshots.activity.history import Ended, read_ended
 from snapshots.activity.kinds import operation_kind
-from snapshots.operations.operation import document_names
+from snapshots.operations.recorded import document_names
 from snapshots.records.commits import ASKING_THREADS_MAX
 from storage.store import ObjectStore
 

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from fleet.record import Time
 from snapshots.activity.history import Ended, read_ended
-from snapshots.operations.operation import document_names
+from snapshots.operations.recorded import document_names
 from snapshots.records.commits import ASKING_THREADS_MAX
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import read_outcome

@@ -5,6 +5,5 @@ is *open*. The next operation that holds the fleet's lock *settles* it, and *dec
 A *lease* protects a snapshot from deletion while a restore reads it. A *sign of life* says how far an operation is. An
 *object list* holds what a commit of a large copy does not list itself.
 
-Imports `columns`, `fleet`, `fleet.nodes`, `fleet.read_only`, `snapshots.executors`, `snapshots.records`, `storage`,
-`wal.segments` and `wal.slots`.
+Imports `fleet`, `fleet.nodes`, `fleet.read_only`, `snapshots.records`, `storage`, `wal.segments` and `wal.slots`.
 """

@@ -14,7 +14,8 @@ from fleet.nodes.lock import FleetBusyError, FleetLock, lock_fleet
 from fleet.nodes.sessions import Sessions
 from snapshots.operations.committing import operation_settled_error
 from snapshots.operations.majority import claim_majority
-from snapshots.operations.operation import Operation, is_open, read_open_intents
+from snapshots.operations.operation import Operation
+from snapshots.operations.recorded import is_open, read_open_intents
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
 

@@ -20,14 +20,8 @@ from msgspec import UNSET, UnsetType, structs
 from fleet.label import own_label, read_label
 from fleet.progress import Progress, Reading
 from fleet.record import Time
-from snapshots.operations.operation import (
-    OutcomeDetails,
-    begin,
-    code_of,
-    read_open_intents,
-    reason_of,
-    record_outcome,
-)
+from snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
+from snapshots.operations.recorded import read_open_intents
 from snapshots.records.commits import increments_pruned_error
 from snapshots.records.documents import checking
 from snapshots.records.operation_records import (

@@ -14,7 +14,7 @@ from typing import Any
 from fleet.hints import restore_command
 from fleet.some_names import list_some
 from snapshots.operations.deciding import has_committed
-from snapshots.operations.operation import open_operation_ids
+from snapshots.operations.recorded import open_operation_ids
 from snapshots.records.commits import SnapshotMissingError, increment_label
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import Intent, read_intent, read_outcome

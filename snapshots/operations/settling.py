@@ -10,7 +10,8 @@ from fleet.progress import Progress
 from fleet.read_only.resume import undo_freeze
 from snapshots.operations.deciding import decide
 from snapshots.operations.open_operations import RESTORE, name_targets
-from snapshots.operations.operation import open_operation_ids, record_outcome
+from snapshots.operations.operation import record_outcome
+from snapshots.operations.recorded import open_operation_ids
 from snapshots.operations.signs import clear_signs
 from snapshots.operations.slot_owners import is_foreign, read_slot_owners
 from snapshots.records.commits import increment_label

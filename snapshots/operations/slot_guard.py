@@ -15,7 +15,8 @@ from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
 from fleet.sizes import size_text
 from snapshots.operations.deciding import has_committed
-from snapshots.operations.operation import current_time, has_failed
+from snapshots.operations.operation import current_time
+from snapshots.operations.recorded import has_failed
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.commits import increment_numbers, listed_numbers
 from snapshots.records.documents import ManifestError

@@ -29,7 +29,7 @@ from snapshots.operations.deciding import key_of
 from snapshots.operations.leases import open_leases
 from snapshots.operations.object_lists import read_lists
 from snapshots.operations.open_operations import RESTORE, read_open_operations
-from snapshots.operations.operation import read_recorded_commits
+from snapshots.operations.recorded import read_recorded_commits
 from snapshots.records.chains import read_chain
 from snapshots.records.commit import Commit, Void
 from snapshots.records.commits import find_place, increment_label, increment_numbers, read_commit, read_turn

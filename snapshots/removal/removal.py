@@ -24,14 +24,8 @@ from typing import NamedTuple, Protocol
 
 from fleet.progress import Progress, Reading
 from snapshots.operations.leases import check_not_in_use
-from snapshots.operations.operation import (
-    OutcomeDetails,
-    begin,
-    code_of,
-    read_open_intents,
-    reason_of,
-    record_outcome,
-)
+from snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
+from snapshots.operations.recorded import read_open_intents
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.commits import snapshot_names
 from snapshots.records.operation_records import Intent, operation_key

@@ -21,7 +21,7 @@ from fleet.read_only.resume import resume_fleet
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
-from snapshots.operations.operation import read_open_intents
+from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import increment_numbers
 from storage.errors import BusyError, SnapshotError

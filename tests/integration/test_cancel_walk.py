@@ -15,7 +15,7 @@ import pytest
 
 from embedded.fleet import EmbeddedFleet
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.operation import read_open_intents
+from snapshots.operations.recorded import read_open_intents
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on, slots_of
 from tests.faults.cancelled_command import BEGUN, STEP, cancel_at

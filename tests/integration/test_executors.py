@@ -38,7 +38,7 @@ from fleet.config import load_fleet
 from fleet.progress import Silent
 from snapshots.executors.needs import ExecutorNeeds
 from snapshots.executors.preflight import count_executors
-from snapshots.operations.spark_jobs import run_tasks
+from snapshots.tasks.spark_jobs import run_tasks
 from storage.errors import SnapshotError, report_of
 
 fleet = load_fleet(Path(sys.argv[1]))

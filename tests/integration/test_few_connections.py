@@ -36,7 +36,7 @@ ENDING_SECONDS_MAX = 60
 OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
 # Many small tasks, all changes folded by Spark.
 COMMAND = """
-import snapshots.base_copy.copy_plan, snapshots.fold.limits as limits, snapshots.operations.dealing as dealing
+import snapshots.base_copy.copy_plan, snapshots.fold.limits as limits, snapshots.tasks.dealing as dealing
 snapshots.base_copy.copy_plan.TASK_PAGES = 8
 dealing.LANE_BYTES = 1
 limits.CHANGES_MAX = limits.CHOSEN_CHANGES_MAX = 0

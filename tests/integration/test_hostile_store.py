@@ -16,7 +16,8 @@ from fleet.config import Fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from snapshots.create.initialise import initialise
-from snapshots.operations.operation import begin, new_operation, open_operation_ids, record_outcome
+from snapshots.operations.operation import begin, new_operation, record_outcome
+from snapshots.operations.recorded import open_operation_ids
 from snapshots.operations.settling import settle_operations
 from snapshots.operations.slot_guard import read_kept_chains
 from snapshots.records.operation_records import Intent

@@ -24,7 +24,7 @@ from restore.rows.large_objects import load_large
 from snapshots.base_copy.large_objects import PART_BYTES
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
-from snapshots.operations.operation import read_open_intents
+from snapshots.operations.recorded import read_open_intents
 from snapshots.records.commit import FullSnapshot
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs

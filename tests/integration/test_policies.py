@@ -27,7 +27,7 @@ from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.operation import read_open_intents
+from snapshots.operations.recorded import read_open_intents
 from snapshots.removal.gc import collect_garbage
 from storage.open import open_store
 from storage.store import DeletionRefusedError, ObjectStore, WritingRefusedError

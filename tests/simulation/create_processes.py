@@ -20,7 +20,8 @@ from fleet.nodes.baseline import NodeIdentity
 from snapshots.create.continuable import check_commits, check_objects
 from snapshots.operations.deciding import has_committed
 from snapshots.operations.exclusive import check_exclusive
-from snapshots.operations.operation import Operation, commit_operation, has_failed, new_operation, record_operation
+from snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
+from snapshots.operations.recorded import has_failed
 from snapshots.operations.settling import settle_operations
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain, read_newest_part

@@ -14,7 +14,8 @@ from fleet.config import Fleet
 from fleet.progress import Progress
 from snapshots.operations import committing, deciding, settling
 from snapshots.operations import operation as operations
-from snapshots.operations.operation import Operation, is_open, read_open_intents
+from snapshots.operations.operation import Operation
+from snapshots.operations.recorded import is_open, read_open_intents
 from snapshots.records import chains, commits
 from snapshots.records.commit import Commit
 from snapshots.records.operation_records import Intent

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from snapshots.listing.listing import Entry
 from snapshots.operations.open_operations import OpenOperation
-from snapshots.operations.operation import read_open_intents
+from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
 from snapshots.records.operation_records import read_outcome

@@ -11,7 +11,7 @@ import pytest
 from fleet.progress import Silent
 from restore.rows.jobs import run_together
 from restore.rows.ledger import LoadError
-from snapshots.operations.spark_jobs import run_tasks
+from snapshots.tasks.spark_jobs import run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

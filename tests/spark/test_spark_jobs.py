@@ -11,9 +11,9 @@ import pytest
 
 from fleet.progress import Reading, Silent
 from snapshots.operations import spark_jobs
-from snapshots.operations.dealing import Dealing
-from snapshots.operations.node_shares import NodeShares
-from snapshots.operations.spark_jobs import run_many, run_tasks
+from snapshots.tasks.dealing import Dealing
+from snapshots.tasks.node_shares import NodeShares
+from snapshots.tasks.spark_jobs import run_many, run_tasks
 from tests.unit.test_node_shares import Kept
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from fleet.progress import Silent
 from fleet.tables.groups import Group
 from restore.copies.choice import Wanted
 from restore.copies.verifying import verify_copies
-from snapshots.operations.dealing import LANES_PER_CORE_MIN, cores_of
 from snapshots.records.chain import Chain
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.keys import base_prefix
 from snapshots.records.stored_object import BASE, StoredObject
+from snapshots.tasks.dealing import LANES_PER_CORE_MIN, cores_of
 from storage.digest import digest
 from storage.location import StoreLocation
 from tests.stores.damage import flip_byte

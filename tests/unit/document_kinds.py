@@ -18,7 +18,8 @@ from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
 from snapshots.operations.leases import open_leases
 from snapshots.operations.majority import claim_majority, read_recorded_primaries
-from snapshots.operations.operation import Operation, begin, read_recorded_commits, record_operation
+from snapshots.operations.operation import Operation, begin, record_operation
+from snapshots.operations.recorded import read_recorded_commits
 from snapshots.operations.signs import store_request, store_sign
 from snapshots.records.chains import read_chain
 from snapshots.records.commit import Previous, Sequence

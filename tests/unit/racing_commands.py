@@ -11,14 +11,8 @@ from msgspec import structs
 from fleet.progress import Silent
 from snapshots.operations.deciding import decide
 from snapshots.operations.leases import hold_lease
-from snapshots.operations.operation import (
-    Operation,
-    begin,
-    commit_operation,
-    new_operation,
-    read_open_intents,
-    record_outcome,
-)
+from snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
+from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import find_place, free_turn, snapshot_names
 from snapshots.records.lost_chains import is_lost

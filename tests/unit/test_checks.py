@@ -10,7 +10,8 @@ import snapshots.activity.checks as checks
 from cli.commands.list import checks_document
 from fleet.record import Time
 from snapshots.activity.checks import EndedCheck, NewestChecks, read_checks
-from snapshots.operations.operation import begin, document_names, new_operation, record_outcome
+from snapshots.operations.operation import begin, new_operation, record_outcome
+from snapshots.operations.recorded import document_names
 from snapshots.records.operation_records import (
     CheckedPoint,
     CheckResult,

@@ -9,7 +9,7 @@ import pytest
 
 from check.structure import names_to_check
 from fleet.config import Retention
-from snapshots.operations.operation import read_open_intents
+from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import commit_key, snapshot_names
 from snapshots.records.tombstones import (

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from snapshots.operations.majority import read_recorded_primaries
-from snapshots.operations.operation import read_open_intents, read_recorded_commits
+from snapshots.operations.recorded import read_open_intents, read_recorded_commits
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import commit_key, find_place

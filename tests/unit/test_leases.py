@@ -16,7 +16,8 @@ import snapshots.operations.leases as module
 from fleet.progress import Noting, Silent
 from fleet.record import Time
 from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease, open_leases
-from snapshots.operations.operation import begin, is_open, new_operation, read_open_intents
+from snapshots.operations.operation import begin, new_operation
+from snapshots.operations.recorded import is_open, read_open_intents
 from snapshots.records.commits import SnapshotMissingError
 from snapshots.records.documents import ManifestError, seal
 from snapshots.records.operation_records import (

@@ -18,13 +18,8 @@ from fleet.config import Fleet, GroupRules
 from fleet.lsn import Lsn
 from snapshots.operations.committing import CommitIndeterminateError
 from snapshots.operations.majority import claim_majority
-from snapshots.operations.operation import (
-    Operation,
-    commit_operation,
-    new_operation,
-    read_open_intents,
-    record_operation,
-)
+from snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
+from snapshots.operations.recorded import read_open_intents
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import commit_key, snapshot_names
 from snapshots.records.documents import seal

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fleet.progress import Reading, Silent
 from fleet.step_pace import StepPace
-from snapshots.operations.node_shares import NodeShares
+from snapshots.tasks.node_shares import NodeShares
 
 
 @dataclass

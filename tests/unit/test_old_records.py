@@ -12,13 +12,8 @@ from msgspec import structs
 
 from fleet.progress import Silent
 from snapshots.operations.leases import hold_lease
-from snapshots.operations.operation import (
-    begin,
-    new_operation,
-    read_open_intents,
-    read_recorded_commits,
-    record_outcome,
-)
+from snapshots.operations.operation import begin, new_operation, record_outcome
+from snapshots.operations.recorded import read_open_intents, read_recorded_commits
 from snapshots.operations.signs import store_request, store_sign
 from snapshots.records.commits import commit_key
 from snapshots.records.operation_records import CancelRequest, LeaseRenewal, operation_key, write_operation_record

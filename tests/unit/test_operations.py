@@ -7,13 +7,8 @@ from itertools import count
 import pytest
 from msgspec import structs
 
-from snapshots.operations.operation import (
-    Operation,
-    new_operation,
-    read_open_intents,
-    read_recorded_commits,
-    record_operation,
-)
+from snapshots.operations.operation import Operation, new_operation, record_operation
+from snapshots.operations.recorded import read_open_intents, read_recorded_commits
 from snapshots.records.commits import commit_key
 from snapshots.records.documents import seal
 from storage.errors import IndeterminateError, StoppedError

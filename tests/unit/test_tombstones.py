@@ -13,7 +13,8 @@ from fleet.progress import Silent
 from snapshots.listing.name_templates import used_names
 from snapshots.operations.committing import put_commit
 from snapshots.operations.leases import SnapshotInUseError
-from snapshots.operations.operation import begin, new_operation, read_open_intents
+from snapshots.operations.operation import begin, new_operation
+from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import SnapshotMissingError, check_not_pruned, commit_key, snapshot_names
 from snapshots.records.documents import ManifestError

@@ -31,7 +31,7 @@ from restore.drill.servers import DrillUnfitError
 from restore.request import RestoreRequest
 from snapshots.activity.history import read_history
 from snapshots.operations.open_operations import read_open_operations
-from snapshots.operations.operation import read_open_intents
+from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chain import Chain
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, run_command, sorted_copies

@@ -21,7 +21,7 @@ from snapshots.create.request import CreateRequest
 from snapshots.create.terminal import FinalStateError
 from snapshots.listing.name_templates import new_name, newest_name
 from snapshots.operations.crash_points import FULL_POINTS, PER_NODE, CrashPoint, terminal_crash_points
-from snapshots.operations.operation import read_open_intents
+from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import SnapshotExistsError
 from storage.errors import SnapshotError

@@ -23,7 +23,7 @@ from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from restore.unfinished import UnfinishedRestoreError
-from snapshots.operations.operation import read_open_intents
+from snapshots.operations.recorded import read_open_intents
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.refusing import execute
 

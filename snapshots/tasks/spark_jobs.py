@@ -16,9 +16,9 @@ from snapshots.executors.failures import raising_executor_errors
 from snapshots.executors.needs import WAIT_SECONDS, ExecutorNeeds
 from snapshots.executors.preflight import WAIT_SETTING, awaiting_executors
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.dealing import Dealing, cores_of, deal
-from snapshots.operations.ended_lanes import EndedLanes, Lanes, say_ended
-from snapshots.operations.node_shares import NodeShares
+from snapshots.tasks.dealing import Dealing, cores_of, deal
+from snapshots.tasks.ended_lanes import EndedLanes, Lanes, say_ended
+from snapshots.tasks.node_shares import NodeShares
 from storage.errors import ErrorReport, error_of
 
 if TYPE_CHECKING:

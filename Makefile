@@ -71,10 +71,12 @@ fuzz: $(INSTALLED)  ## compare random databases with what is restored, for hours
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 10 )) $(SOAK) tests/fuzz/test_decoder.py
 	@CUTLINE_SOAK=$$(( $(SECONDS) * 9 / 10 )) $(SOAK) tests/fuzz/test_database.py
 
+# That every test module can be imported is known here in seconds, not after the tests that do run.
 lint: $(INSTALLED)  ## check style, format and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@out=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$out" | tail -n 40; exit 1; }
 
 format: $(INSTALLED)  ## put the code into its format
 	@$(BIN)/ruff format .

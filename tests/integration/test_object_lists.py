@@ -16,12 +16,13 @@ from snapshots.base_copy.destination import CopyDestination
 from snapshots.create import full_attempt, prepare_tables
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
-from snapshots.operations import object_lists, spark_jobs
+from snapshots.operations import object_lists
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.object_lists import check_commit_stored
 from snapshots.operations.stored_objects import ObjectsNotStoredError
 from snapshots.records.chains import read_chain
 from snapshots.records.commit import Commit
+from snapshots.tasks import spark_jobs
 from storage.store import ObjectStore
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, sorted_copies

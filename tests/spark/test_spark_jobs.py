@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleet.progress import Reading, Silent
-from snapshots.operations import spark_jobs
+from snapshots.tasks import spark_jobs
 from snapshots.tasks.dealing import Dealing
 from snapshots.tasks.node_shares import NodeShares
 from snapshots.tasks.spark_jobs import run_many, run_tasks

@@ -178,7 +178,8 @@ def _restore(
             )
             run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
         if run.pace and not is_resumed and _is_measured(plan):
-            lease.figures = run.pace.figures(report.bytes)
+            transactions = sum(one.counts["transactions"] for one in plan.chain.increments)
+            lease.figures = run.pace.figures(report.bytes, transactions)
         lease.is_done, lease.stays_open = True, False
         if verify:
             lease.code = verify()

@@ -161,8 +161,8 @@ class RestorePace:
         """Keep what was measured of one node."""
         self.nodes[node] = NodeFigures(rows, {str(step): round(one, 3) for step, one in seconds.items()})
 
-    def figures(self, stored_bytes: int) -> RestoreFigures:
-        """What was measured."""
+    def figures(self, stored_bytes: int, transactions: int) -> RestoreFigures:
+        """What was measured, with the transactions of the increments, which the commits count."""
         self.end()
         amounts = {str(step): amount for step, amount in self.estimate.amounts.items()}
         steps = {
@@ -176,6 +176,7 @@ class RestorePace:
             seconds=round(sum(one.seconds for one in steps.values()), 3),
             steps=steps,
             nodes=dict(self.nodes),
+            transactions=transactions,
         )
 
 

@@ -145,7 +145,7 @@ SUCCESS_CHANGES = Metric(
 )
 SUCCESS_TRANSACTIONS = Metric(
     "cutline_last_success_transactions",
-    "Transactions that the last success added; of a check, global ones that it compared.",
+    "Transactions that the last success added; of a restore, those of the increments; of a check, global ones.",
     ("kind",),
 )
 SUCCESS_RETRIES = Metric(

@@ -92,7 +92,11 @@ class HeldLease:
     def details(self, code: int) -> OutcomeDetails:
         """What the outcome says of a restore that is done; `code` is the command's exit code."""
         figures = self.figures
-        volumes = UNSET if isinstance(figures, UnsetType) else {"rows": figures.rows, "bytes": figures.bytes}
+        if isinstance(figures, UnsetType):
+            return OutcomeDetails(code)
+        volumes = {"rows": figures.rows, "bytes": figures.bytes}
+        if not isinstance(figures.transactions, UnsetType):
+            volumes["transactions"] = figures.transactions
         return OutcomeDetails(code, volumes, figures=figures)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from fleet.record import Count, Record, Seconds
 
@@ -22,10 +22,14 @@ class NodeFigures(Record, frozen=True):
 
 
 class RestoreFigures(Record, frozen=True):
-    """The figures of a restore that loaded everything itself; `steps` by name, `nodes` by node, `bytes` as stored."""
+    """The figures of a restore that loaded everything itself; `steps` by name, `nodes` by node, `bytes` as stored.
+
+    `transactions` are those of the increments up to the cut. Early versions did not record them.
+    """
 
     rows: Count
     bytes: Count
     seconds: Seconds
     steps: dict[str, StepFigures]
     nodes: dict[str, NodeFigures]
+    transactions: Count | UnsetType = UNSET

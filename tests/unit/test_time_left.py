@@ -141,9 +141,9 @@ def test_the_seconds_of_steps_are_measured_once_each(clock: Clock) -> None:
         left.step(step)
         clock.now += 2
     left.end_node("s1", 70, {RestoreStep.INDEXES: 1.5})
-    figures = left.figures(900)
+    figures = left.figures(900, 7)
     assert figures.steps == {str(step): StepFigures(2.0, 7) for step in SECONDS}
-    assert (figures.rows, figures.bytes, figures.seconds) == (70, 900, 8.0)
+    assert (figures.rows, figures.bytes, figures.transactions, figures.seconds) == (70, 900, 7, 8.0)
 
 
 def test_figures_scale_the_fixed_time_of_small_restores_and_the_rate_of_large_ones() -> None:

@@ -139,6 +139,8 @@ def test_an_estimate_is_based_on_what_a_recent_restore_of_its_size_took(place: P
         assert first.estimate.basis != plan.intent.operation
         assert outcome.figures.rows == report.rows == sum(one.rows for one in report.nodes)
         assert {name: one.rows for name, one in outcome.figures.nodes.items()} == {n.node: n.rows for n in report.nodes}
+        # All changes of a shard were sent at once: they are one transaction.
+        assert outcome.volumes == {"rows": report.rows, "bytes": report.bytes, "transactions": 3}
         assert 0.5 * report.seconds < outcome.figures.seconds <= report.seconds
         assert read_measured(store, report.rows) == (plan.intent.operation, outcome.figures)
         # The same again is expected to take as long.

@@ -24,7 +24,7 @@ SAMPLED := $(addprefix tests/integration/,damage drill exact parts recovering re
   test_tls_clients.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick stores soak fuzz lint format bench writers scale hot growth wheel schemas lock clean
+.PHONY: help install demo test quick stores soak watching fuzz lint format bench writers scale hot growth wheel schemas lock clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ soak: $(INSTALLED)  ## test for hours; SECONDS=3600 for how long about
 	  tests/integration/test_large_rows.py tests/integration/test_stalled_nodes.py tests/integration/test_global_ids.py \
 	  tests/integration/test_mutations.py \
 	  $(SAMPLED)
+
+watching: $(INSTALLED)  ## run `watch` under kills, promotions and outages; SECONDS=3600 for how long
+	@$(BIN)/python -m tests.soak.watching $(SECONDS)
 
 # What fails is made small and written to tests/fuzz/found; CUTLINE_SEED=N repeats the cases of a run. The decoder by itself
 # has a share of the time.

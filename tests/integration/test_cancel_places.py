@@ -22,6 +22,7 @@ from fleet.config import Fleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, runs_on, slots_of
 from tests.faults.cancelled_command import cancel_when
 from tests.faults.world import await_none
+from tests.integration.refusing import execute
 from tests.run.soak import draw
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 
@@ -46,12 +47,13 @@ SELECT format('%s %s', pid, left(query, 60)) FROM pg_stat_activity
 def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """The shared fleet with a new store, and on its first shard a table that takes a moment to copy."""
     folder = tmp_path_factory.mktemp("cancel-places")
-    with runs_on(shared_fleet, folder, spark) as found, psycopg.connect(primary(found.fleet), autocommit=True) as own:
-        own.execute(LARGE.encode())
+    with runs_on(shared_fleet, folder, spark) as found:
+        execute(primary(found.fleet), LARGE)
         try:
             yield found
         finally:
-            own.execute("DROP TABLE large")
+            # A session that was open meanwhile may be gone: a command that is stopped ends those of its process.
+            execute(primary(found.fleet), "DROP TABLE large")
 
 
 def primary(fleet: Fleet) -> str:

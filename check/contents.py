@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from check.archived_markers import check_markers
 from check.compare import compare_copies, compare_streams
 from check.copies import Copies
 from check.cuts import EventReader, check_cuts
 from check.findings import Findings
 from check.large_objects import check_large_objects
 from check.partitions import hash_partitions
-from check.streams import check_markers, hash_streams
+from check.streams import hash_streams
 from check.transactions import compare_pairs
 from fleet.progress import Progress
 from snapshots.fold.find_sources import Sources, segment_sources, sources_of

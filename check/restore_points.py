@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from check.archived_markers import check_markers
 from check.cuts import check_cuts
 from check.findings import Findings
-from check.streams import check_markers
 from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
 from fleet.progress import Progress

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +21,6 @@ from check.cuts import READS_AT_ONCE
 from check.findings import Findings
 from check.hashing import Sums, combine_all, combine_hashes
 from check.last_changes import LastChanges, LastTask, last_tasks
-from check.report import Conflict
 from columns.arrow_numbers import to_numpy
 from columns.arrow_streams import from_stream, to_stream
 from columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
@@ -30,13 +28,11 @@ from fleet.lsn import Lsn
 from fleet.progress import Progress
 from snapshots.fold.find_sources import Sources, segment_sources
 from snapshots.fold.sources import SegmentSource, converted_to_cut, read_tables
-from snapshots.records.chain import Chain
 from snapshots.tasks.dealing import Dealing
 from snapshots.tasks.node_shares import NodeShares
 from snapshots.tasks.spark_jobs import run_tasks
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.store import ObjectStore
-from wal.cut.markers import marker_from_bytes
 from wal.segments.archive import Segment
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.held_objects import HeldObjects, OpensStore
@@ -281,21 +277,3 @@ def _run_here(tasks: list[StreamTask], shares: NodeShares[StreamTask]) -> list[S
 
     with ThreadPoolExecutor(READS_AT_ONCE) as threads:
         return list(threads.map(run, tasks))
-
-
-def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:
-    """Check that every undamaged archive has both markers of every cut at the positions that the commit has."""
-    for node, contents in markers.items():
-        if node in findings.damaged:
-            continue
-        positions: dict[tuple[str, str], Lsn] = {}
-        for content, position in contents.items():
-            with suppress(ValueError):
-                marker = marker_from_bytes(content)
-                positions[marker.cut, marker.kind] = position
-        for commit in chain.commits:
-            cut = commit.cut.of(chain.shard_of(node))
-            for kind, position in (("start", cut.start), ("finish", cut.finish)):
-                if positions.get((commit.cut.id, kind)) != position:
-                    detail = f"the archive has no {kind} marker of cut {commit.cut.id} at {position}"
-                    findings.conflict(Conflict("marker", detail, node=node))

@@ -27,6 +27,7 @@ from fleet.fleet_file import (
     decode_fleet_file,
     toml_problem,
 )
+from fleet.fleet_rules import check_global_id, check_spark_master, check_spark_settings, check_watch
 from fleet.record import Record
 from fleet.settings import flatten, remember_secret_settings, spark_settings
 from fleet.variables import VariableMissingError, expand, expand_all, expand_dsn, remember_secrets_of
@@ -36,13 +37,7 @@ from storage.errors import UsageError
 from storage.location import StoreLocation, with_environment
 
 NO_FILE_HINT = "name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot demo up demo-fleet"
-DEPLOY_MODE = "spark.submit.deployMode"
-# Spark looks for the image only when it makes the first executor, and then goes on without one.
-IMAGES = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
-# An increment of an idle fleet takes about half a second.
-EVERY_SECONDS_MIN = 10
 LOOPBACK, PORTS = "127.0.0.1", 65536
-GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
 
 class FleetFileError(UsageError):
@@ -173,19 +168,13 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
 def _fleet(path: Path, file: FleetFile) -> Fleet:
     nodes = tuple(_node(entry, file.wal, file.tools) for entry in file.node)
     _check_nodes(nodes)
-    _check_global_id(file.cut.global_id)
+    check_global_id(file.cut.global_id)
     retention, spark = file.retention, expand_all("spark", file.spark)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
-    master = spark.pop("master", "local[*]")
-    if not isinstance(master, str) or not master:
-        raise ValueError("`spark.master` must be a non-empty string")
-    if master.startswith("sc://"):
-        raise ValueError(
-            "`spark.master` is a Spark Connect server, which lacks what jobs need; name the cluster's master"
-        )
+    master = check_spark_master(spark.pop("master", "local[*]"))
     settings = spark_settings(spark)
     remember_secret_settings(settings)
-    _check_spark(master, settings)
+    check_spark_settings(master, settings)
     return Fleet(
         path=path,
         name=file.name,
@@ -197,31 +186,11 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         spark_settings=settings,
         encryption=encryption,
         drill=file.drill,
-        watch=_watch(file.watch),
+        watch=check_watch(file.watch),
         notify=file.notify.command if file.notify else (),
         metrics=_metrics(file.metrics),
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
-
-
-def _watch(table: WatchTable | None) -> WatchTable | None:
-    if table is None:
-        return None
-    if table.every < EVERY_SECONDS_MIN:
-        raise ValueError(f"`watch.every` is less than {EVERY_SECONDS_MIN} s")
-    for name, interval in (("full", table.full), ("check", table.check), ("drill", table.drill)):
-        if 0 < interval < table.every:
-            raise ValueError(f"`watch.{name}` is more often than `watch.every`")
-    return table
-
-
-def _check_spark(master: str, settings: Mapping[str, str]) -> None:
-    if settings.get(DEPLOY_MODE, "client").strip().lower() != "client":
-        raise ValueError(
-            f"`{DEPLOY_MODE}` must be client: the command is the driver; in a cluster, run it in a pod or a container"
-        )
-    if master.startswith("k8s://") and not any(settings.get(name) for name in IMAGES):
-        raise ValueError(f"`{IMAGES[0]}` is missing: the image in which {master} runs executors (docs/kubernetes.md)")
 
 
 def _metrics(table: MetricsTable) -> MetricsRules:
@@ -295,14 +264,3 @@ def check_drill(fleet: Fleet) -> None:
                 f"{fleet.path}: drill {number}: node names {one.node}, which is not a primary in this file",
                 hint=f"name one of: {', '.join(primaries)}",
             )
-
-
-def _check_global_id(rule: str) -> None:
-    if rule in GLOBAL_ID_FORMS:
-        return
-    try:
-        groups = re.compile(rule).groupindex
-    except re.error as error:
-        raise ValueError(f"cut.global_id is not exact, xa or citus, nor a valid regex: {error}") from error
-    if "global" not in groups:
-        raise ValueError(f"cut.global_id: the regex {rule!r} has no group named global: (?P<global>…)")

@@ -1,4 +1,4 @@
-"""Open a store by its URL. Every process does that, including executors, so it is cheap.
+"""Open a store by its URL, and show that URL. Every process does that, including executors, so it is cheap.
 
 fsspec and s3fs are imported only for URLs that need them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias
 from storage.errors import SnapshotError, UsageError
 from storage.local import LocalStore
 from storage.memory import InMemoryStore
-from storage.store import ObjectStore, StoreUnreachableError, check_key, redact_url
+from storage.store import ObjectStore, StoreUnreachableError, check_key
 
 STORES_KEPT_MAX = 64
 GCS_PROTOCOLS = ("gs", "gcs")
@@ -36,6 +37,19 @@ class StoreUrlError(UsageError):
             hint="set store to s3://bucket/folder or to a folder, and check [store_options] in fleet.toml",
             details={"store": url},
         )
+
+
+def redact_url(url: str) -> str:
+    """Return `url` without user, password, query and fragment, which may be secret.
+
+    `url` may be any text, as URLs that were refused are named, too. It errs towards dropping the path: a password may
+    contain the very characters that end it.
+    """
+    protocol, separator, rest = url.partition("://")
+    authority = rest.partition("/")[0]
+    if "@" in authority or ":" in authority:
+        rest = rest.rpartition("@")[2]
+    return f"{protocol}{separator}{re.split('[?#]', rest)[0]}".rstrip("/")
 
 
 def open_store(url: str, options: Mapping[str, object]) -> ObjectStore:

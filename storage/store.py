@@ -273,19 +273,6 @@ def check_range(start: int, length: int) -> None:
         raise ValueError(f"not a valid range: {length} bytes from {start}")
 
 
-def redact_url(url: str) -> str:
-    """Return `url` without user, password, query and fragment, which may be secret.
-
-    `url` may be any text, as URLs that were refused are named, too. It errs towards dropping the path: a password may
-    contain the very characters that end it.
-    """
-    protocol, separator, rest = url.partition("://")
-    authority = rest.partition("/")[0]
-    if "@" in authority or ":" in authority:
-        rest = rest.rpartition("@")[2]
-    return f"{protocol}{separator}{re.split('[?#]', rest)[0]}".rstrip("/")
-
-
 @contextmanager
 def stoppable_requests() -> Iterator[Callable[[], None]]:
     """Yield a function for other threads, which ends the requests that this thread makes in the block.

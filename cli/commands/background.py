@@ -41,11 +41,11 @@ def or_in_background(command: Callable[..., None]) -> Callable[..., None]:
 
 def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
     """Run the command line of this process in the background, and exit when it has an operation, or as it does."""
-    from cli.background.child import EndedEarly, start_command
+    from cli.background.detaching import EndedEarly, detach_command
 
     if is_dry:
         raise UsageError("--background and --dry-run exclude each other", hint="leave out one of them")
-    started = start_command(sys.argv[1:], sys.stderr)
+    started = detach_command(sys.argv[1:], sys.stderr)
     if isinstance(started, EndedEarly):
         sys.stdout.write(started.result)
         raise typer.Exit(started.code)

@@ -13,7 +13,7 @@ from cli.output.format import name_fleet
 from cli.output.operations import check_operation, check_snapshot, what_text
 from cli.output.results import emit, progress
 from snapshots.activity.cancelling import Cancelled, CancelResult, cancel_operations
-from snapshots.activity.history import read_ended
+from snapshots.activity.ended_operations import read_ended
 from snapshots.activity.under_way import UnderWay, read_under_way
 from snapshots.records.store_identity import open_own_store
 from storage.errors import RefusedError, UsageError

@@ -12,7 +12,7 @@ from cli.output.format import seconds_text
 from cli.output.operations import check_snapshot, result_text, volumes_text, what_text
 from cli.output.results import emit
 from cli.output.stopping import owner_text
-from snapshots.activity.history import Ended, read_history
+from snapshots.activity.ended_operations import Ended, read_history
 from snapshots.records.store_identity import open_own_store
 
 if TYPE_CHECKING:

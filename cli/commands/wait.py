@@ -16,7 +16,7 @@ from cli.output.operations import check_operation, result_text, volumes_text, wh
 from cli.output.results import emit, progress
 from fleet.config import Fleet
 from fleet.progress import Progress, Reading
-from snapshots.activity.history import Ended, read_ended
+from snapshots.activity.ended_operations import Ended, read_ended
 from snapshots.activity.under_way import ActivityState, UnderWay, read_one
 from snapshots.records.store_identity import open_own_store
 from storage.errors import BusyError, RefusedError

@@ -23,7 +23,7 @@ from fleet.label import own_label
 from fleet.progress import Silent
 from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
-from snapshots.activity.history import Ending, record_without_intent
+from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.operations.operation import code_of, reason_of
 from snapshots.records.store_identity import open_own_store
 from storage.errors import BusyError, SnapshotError, UnreachableError, find_behind

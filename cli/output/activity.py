@@ -18,7 +18,7 @@ from fleet.label import own_label
 from fleet.step_times import StepTimes
 from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
-from snapshots.activity.history import Ending, record_without_intent
+from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.metrics.spans import traced
 from snapshots.operations.operation import code_of, reason_of
 from snapshots.records.operation_records import CheckedPoint

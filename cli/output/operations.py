@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cli.output.format import count_text, quantity_text
-from snapshots.activity.history import Ended
+from snapshots.activity.ended_operations import Ended
 from snapshots.activity.under_way import UnderWay
 from snapshots.records.commits import check_name
 from storage.errors import UsageError

@@ -8,7 +8,7 @@ from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
 from cli.watch.schedule import TaskKind
 from fleet.config import Fleet
 from snapshots.activity.checks import read_checks
-from snapshots.metrics.ended_operations import EndedReader
+from snapshots.activity.ended_operations import EndedReader
 from snapshots.metrics.store_samples import read_facts
 from snapshots.operations.recorded import document_names
 from snapshots.records.store_identity import open_own_store
@@ -24,8 +24,8 @@ def last_verdicts(fleet: Fleet, snapshot: str) -> dict[TaskKind, datetime]:
     if (check := read_checks(store, document_names(store)).full.get(snapshot)) is not None:
         found[TaskKind.CHECK] = check.moment
     for one in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
-        has_verdict = one.outcome is not None and one.code in (DONE, CONFLICTS, INCONCLUSIVE)
-        if one.outcome is not None and has_verdict and one.intent is not None and one.intent.is_drill:
-            found[TaskKind.DRILL] = datetime.fromisoformat(one.outcome.ended_at)
+        has_verdict = one.code in (DONE, CONFLICTS, INCONCLUSIVE)
+        if one.ended_at is not None and has_verdict and one.intent is not None and one.intent.is_drill:
+            found[TaskKind.DRILL] = one.ended_at
             break
     return found

@@ -13,8 +13,8 @@ from cli.output.failure import CommandFailure
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.stopping import stop_process
 from cli.spark.on_demand import SparkOnDemand
-from cli.watch.child import ChildResult, RunningCommand, run_command, start_command
 from cli.watch.fleet_source import FleetSource
+from cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
 from cli.watch.schedule import Task
 from fleet.config import Fleet
 from fleet.progress import Noting, Silent
@@ -95,7 +95,7 @@ def start_drill(source: FleetSource, name: str) -> RunningCommand:
     return start_command(source.copy, ["restore", name, "--drill"])
 
 
-def verdict_of(what: str, ended: ChildResult) -> TaskResult:
+def verdict_of(what: str, ended: CommandResult) -> TaskResult:
     """What a check or a drill has found; raise CommandFailedError if it has no verdict."""
     document = _document(ended, VERDICTS)
     result = str(document.get("result"))
@@ -114,7 +114,7 @@ def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:
     return _document(run_command(source.copy, words))
 
 
-def _document(ended: ChildResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:
+def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:
     """The JSON of a command; raise CommandFailedError if it has failed, and BusyError if another was running."""
     if ended.code == BusyError.exit_code:
         raise BusyError(ended.text, hint=ended.hint)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -17,15 +16,15 @@ from cli.output.exit_codes import CANCELLED
 from cli.output.failure import CommandFailure, failure_of
 from cli.output.stopping import cancel_request, forget_requests, is_asked_to_stop
 from cli.watch import tasks as work
-from cli.watch.chain import WatchedChain, find_chain, matching_names
+from cli.watch.chain import WatchedChain
 from cli.watch.fleet_source import FleetSource, intervals_of
+from cli.watch.following import Following
 from cli.watch.last_verdicts import last_verdicts
 from cli.watch.notices import Notices
 from cli.watch.schedule import (
     BESIDE,
     OF_CHAIN,
     OF_SNAPSHOT,
-    FullPauses,
     Task,
     TaskKind,
     clock_text,
@@ -37,18 +36,15 @@ from fleet.hints import NEW_CHAIN
 from fleet.progress import Silent
 from snapshots.activity.activity import Activity
 from snapshots.between_cuts.archive_ahead import archive_ahead
-from snapshots.between_cuts.supersede import supersede
 from snapshots.records.cut_times import cut_time
-from storage.errors import BusyError, SnapshotError, find_behind
+from storage.errors import BusyError, find_behind
 
 TICK_SECONDS = 1.0
 # Another operation holds the fleet.
 BUSY_SECONDS = 15.0
 FINAL_FAILURES = 5
-LOOK_SECONDS = 30.0
 # Somebody has cancelled a task, and wants it not to begin again at once.
 CANCELLED_SECONDS = 300.0
-DAY_SECONDS = 86400.0
 
 Log = Callable[..., None]
 
@@ -63,31 +59,30 @@ class Watcher:
     log: Log
     notices: Notices
     begun_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    chain: WatchedChain | None = None
     tasks: dict[TaskKind, Task] = field(default_factory=dict)
+    following: Following = field(init=False)
     # Whether it works for the fleet, or stands by.
     is_active: bool = False
     counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
     _beside: Beside | None = None
     _busy_text: str = ""
     _phase: str = ""
-    _pauses: FullPauses = field(default_factory=FullPauses)
-    _names: tuple[str, ...] = ()
-    _looked_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.following = Following(self.source, self.log, self.tasks)
+
+    @property
+    def chain(self) -> WatchedChain | None:
+        """The chain that it continues."""
+        return self.following.chain
 
     def begin(self) -> None:
         """Find the chain, and when each task was last done; raises what reading the store raises."""
-        self._names = matching_names(self.source.fleet, self.source.rules.name)
-        self.chain = find_chain(self.source.fleet, self._names)
+        self.following.find()
         self.plan()
-        if self.chain is None or self.chain.ended:
-            self._ask_for_full("" if self.chain is None else f"snapshot {self.chain.name}: {self.chain.ended}")
-        else:
-            self._done_at(TaskKind.FULL, self.chain.began_at)
-            self._done_at(TaskKind.INCREMENT, self.chain.last_at)
-        self._plan_replacing()
+        self.following.plan()
         for kind, moment in last_verdicts(self.source.fleet, self.chain.name if self.chain else "").items():
-            self._done_at(kind, moment)
+            self.tasks[kind] = self.tasks[kind].done(moment)
 
     def plan(self) -> None:
         """Take the intervals from the rules; what was done stays done."""
@@ -103,22 +98,12 @@ class Watcher:
         task, next_at = next_task(self._possible(), self.begun_at, now)
         if task is None:
             self._say_idle(next_at)
-            self._look_for_chain()
+            self.following.look_for_chain()
             time.sleep(TICK_SECONDS)
             return
         of_chain = f" of {self.chain.name}" if self.chain and task.kind is not TaskKind.FULL else ""
         self._say(f"{task.kind}{of_chain}")
         self._do(task)
-
-    def _look_for_chain(self) -> None:
-        """While none goes on, see now and then whether somebody has begun one."""
-        if (self.chain is not None and self.chain.goes_on) or time.monotonic() < self._looked_at + LOOK_SECONDS:
-            return
-        self._looked_at = time.monotonic()
-        # What can't be read now is read next time.
-        with suppress(SnapshotError):
-            if self._follow_newest() and self.chain is not None and self.chain.goes_on:
-                self._done_at(TaskKind.FULL, self.chain.began_at)
 
     def _possible(self) -> dict[TaskKind, Task]:
         left_out = set(BESIDE) if self._beside else set[TaskKind]()
@@ -166,14 +151,15 @@ class Watcher:
         if kind is TaskKind.FULL:
             return self._take_full()
         if kind is TaskKind.REPLACE:
-            return self._end_replaced()
+            self.following.end_replaced()
+            return TaskResult("")
         if kind is TaskKind.INCREMENT:
             # Somebody may have taken a full snapshot; or a command that an earlier watch has left.
-            self._follow_newest()
+            self.following.follow_newest()
             if self.chain is None:
                 return TaskResult("")
             commit, result = work.take_increment(self.source.fleet, self.chain.name)
-            self.chain = replace(self.chain, last_at=cut_time(commit))
+            self.following.chain = replace(self.chain, last_at=cut_time(commit))
             return result
         if kind is TaskKind.ARCHIVE:
             archived = archive_ahead(self.source.fleet, name, Silent())
@@ -182,43 +168,12 @@ class Watcher:
 
     def _take_full(self) -> TaskResult:
         """Take a full snapshot, unless somebody has: also an attempt whose answer was lost."""
-        if self._follow_newest() and self.chain is not None and self.chain.goes_on:
+        if self.following.follow_newest() and self.following.goes_on:
             return TaskResult("")
         self.log("a full snapshot begins; increments wait for its end")
         _, result = work.take_full(self.source)
-        self._follow_newest()
+        self.following.follow_newest()
         return result
-
-    def _follow_newest(self) -> bool:
-        """Continue the newest snapshot, and end what it replaces; return whether it is another one than before."""
-        names = matching_names(self.source.fleet, self.source.rules.name)
-        if names == self._names:
-            return False
-        before, found = self.chain, find_chain(self.source.fleet, names)
-        self.chain, self._names = found or self.chain, names
-        if found is None and before is not None:
-            self.chain = None
-            self._ask_for_full(f"snapshot {before.name} is gone")
-        if found is None or (before is not None and found.name == before.name):
-            return False
-        self.log(f"snapshot {found.name} is continued from now on")
-        self._done_at(TaskKind.INCREMENT, found.last_at)
-        self._plan_replacing()
-        return True
-
-    def _plan_replacing(self) -> None:
-        seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
-        self.tasks[TaskKind.REPLACE] = Task(TaskKind.REPLACE, seconds)
-
-    def _end_replaced(self) -> TaskResult:
-        """End the chains that the newest snapshot has replaced: the nodes would keep WAL for them in vain."""
-        assert self.chain is not None  # else nothing has been replaced
-        for name in self.chain.replaced:
-            supersede(self.source.fleet, name, self.chain.name, Silent())
-            self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place")
-        self.chain = replace(self.chain, replaced=())
-        self._plan_replacing()
-        return TaskResult("")
 
     def _after_success(self, task: Task, result: TaskResult) -> None:
         now = datetime.now(UTC)
@@ -273,26 +228,13 @@ class Watcher:
             self._tell("failed", failed, failure)
 
     def _end_chain(self, failed: Task, failure: CommandFailure) -> None:
-        """The chain can't go on: a new full snapshot begins another one, if the rules say so."""
-        assert self.chain is not None  # an increment of it has failed
-        self.chain = replace(self.chain, ended=failure.message)
+        """The chain can't go on: tell so, and plan what follows."""
+        told = failure
         if self.source.rules.full > 0:
-            failure = replace(failure, hint="nothing: the watch begins another chain by a full snapshot")
+            told = replace(failure, hint="nothing: the watch begins another chain by a full snapshot")
         if failed.failures == 1:
-            self._tell("failed", failed, failure)
-        self._ask_for_full(f"snapshot {self.chain.name} can't go on: {failure.message}")
-
-    def _ask_for_full(self, reason: str) -> None:
-        """Make a full snapshot due: at once, unless the chain before was young; never, if the rules say so."""
-        if self.source.rules.full <= 0:
-            text = f"{reason or 'there is no snapshot'}; [watch] full is never: take one by: snapshot create NAME"
-            self.log(text)
-            return
-        now = datetime.now(UTC)
-        seconds = self._pauses.next_seconds((now - self.chain.began_at).total_seconds() if self.chain else None)
-        self.tasks[TaskKind.FULL] = Task(TaskKind.FULL, float(self.source.rules.full)).put_off(now, seconds)
-        if reason:
-            self.log(f"{reason}; a full snapshot follows" + (f" in {seconds:.0f} s" if seconds else ""))
+            self._tell("failed", failed, told)
+        self.following.end(failure.message)
 
     def _put_off(self, task: Task, text: str) -> None:
         self.tasks[task.kind] = task.put_off(datetime.now(UTC), BUSY_SECONDS)
@@ -302,7 +244,7 @@ class Watcher:
         self._say(f"{task.kind} waits: another operation is running")
 
     def _say_idle(self, next_at: datetime | None) -> None:
-        more = [] if self.chain is not None and self.chain.goes_on else ["no snapshot gets increments"]
+        more = [] if self.following.goes_on else ["no snapshot gets increments"]
         self._say("; ".join([*idle_texts(self.tasks.values(), next_at), *more]))
 
     def _say(self, phase: str) -> None:
@@ -313,6 +255,3 @@ class Watcher:
 
     def _tell(self, event: str, task: Task, failure: CommandFailure) -> None:
         self.notices.send(event, self.chain.name if self.chain else None, task, failure)
-
-    def _done_at(self, kind: TaskKind, moment: datetime) -> None:
-        self.tasks[kind] = self.tasks[kind].done(moment)

@@ -31,6 +31,7 @@ from restore.targets.target import Target, TargetUnfitError
 from snapshots.operations.slot_guard import mark_ended
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
+from wal.slots.own_slots import list_own_slots
 
 # A database or template in use, or a privilege that is lacking.
 REFUSALS = (psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege)
@@ -41,7 +42,6 @@ SELECT {readable("pg_get_userbyid(old.datdba)")}, {readable("pg_get_userbyid(new
   FROM pg_database old, pg_database new
  WHERE old.datname = %s AND new.datname = %s AND old.datdba <> new.datdba
 """
-SLOTS_QUERY = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline\\_%%' AND datoid = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def find_owner_changes(
 def find_slots(connection: psycopg.Connection[Any], database: str) -> list[str]:
     """Cutline's slots in a database of the server."""
     row = connection.execute(DATABASE_QUERY, (database,)).fetchone()
-    return [name for (name,) in connection.execute(SLOTS_QUERY, row)] if row else []
+    return list_own_slots(connection, *row) if row else []
 
 
 def end_chains(
@@ -167,11 +167,13 @@ def end_chains(
     left: list[str] = []
     for target in targets:
         row = connections[target.shard].execute(DATABASE_QUERY, (target.aside,)).fetchone()
+        if row is None:
+            continue
         # By the database's oid: a standby may not have replayed the rename yet.
-        for node in (target.node, *target.backups) if row else ():
+        for node in (target.node, *target.backups):
             try:
                 with connect(with_database(node, MAINTENANCE_DATABASE)) as connection:
-                    for slot in [name for (name,) in connection.execute(SLOTS_QUERY, row)]:
+                    for slot in list_own_slots(connection, *row):
                         (dropped if _drop_slot(connection, slot) else left).append(f"{node.id}: {slot}")
             except (psycopg.Error, SnapshotError):
                 left.append(f"{node.id}: every slot of database {target.aside}")

@@ -21,7 +21,7 @@ from fleet.label import own_label
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from snapshots.activity.command import Command
-from snapshots.activity.history import Ending, record_without_intent
+from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.open_operations import RESTORE

@@ -7,20 +7,18 @@ found here may still have been checked. What can't be read is passed over; `hist
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import islice
 from typing import Any, TypeVar
 
 from fleet.record import Time
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import VALID, CheckedPoint, Outcome, read_outcome
+from snapshots.activity.ended_operations import Ended, list_ended, read_batches
+from snapshots.records.operation_records import VALID, CheckedPoint
 from storage.ids import OPERATION_ID
 from storage.store import ObjectStore
 
-# So many of the newest operations without an intent, which are checks and gc, are looked at, so many at a time.
-READ_MAX, AT_ONCE = 256, 16
+# So many of the newest operations without an intent, which are checks and gc, are looked at.
+READ_MAX = 256
 Key = TypeVar("Key")
 
 
@@ -81,37 +79,24 @@ def _keep_newest(newest: dict[Key, EndedCheck], key: Key, check: EndedCheck) -> 
         newest[key] = check
 
 
+def checks_of(ended: Ended) -> Iterator[EndedCheck]:
+    """The restore points that an operation has checked; none if it was no check."""
+    if ended.outcome is not None:
+        for point in ended.checked:
+            yield EndedCheck(ended.id, ended.outcome.ended_at, point)
+
+
 def read_checks(store: ObjectStore, documents: Mapping[str, Set[str]], wanted: Set[str] | None = None) -> NewestChecks:
     """The newest checks, with at most READ_MAX reads; `documents` are those of document_names.
 
     With `wanted`, reading ends once a full and valid check of each of these snapshots is found.
     """
     found = NewestChecks()
-    for outcomes in _read_newest(store, documents):
-        for outcome in outcomes:
-            if outcome is not None and isinstance(outcome.checked, tuple):
-                for point in outcome.checked:
-                    found.add(EndedCheck(outcome.operation, outcome.ended_at, point))
+    ids = [one for one in list_ended(documents, has_intent=False) if OPERATION_ID.fullmatch(one)]
+    for batch in read_batches(store, documents, ids[:READ_MAX]):
+        for ended in batch:
+            for check in checks_of(ended):
+                found.add(check)
         if wanted is not None and wanted <= found.valid.keys():
             break
     return found
-
-
-def _read_newest(store: ObjectStore, documents: Mapping[str, Set[str]]) -> Iterator[list[Outcome | None]]:
-    """The outcomes of operations without an intent, the newest first, a batch at a time."""
-    newest_first = (
-        one
-        for one in sorted(documents, reverse=True)
-        if "outcome.json" in documents[one] and "intent.json" not in documents[one] and OPERATION_ID.fullmatch(one)
-    )
-    ids = list(islice(newest_first, READ_MAX))
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        for first in range(0, len(ids), AT_ONCE):
-            yield list(threads.map(lambda one: _read(store, one), ids[first : first + AT_ONCE]))
-
-
-def _read(store: ObjectStore, operation: str) -> Outcome | None:
-    try:
-        return read_outcome(store, operation)
-    except ManifestError:
-        return None

@@ -18,10 +18,10 @@ from fleet.progress import Progress
 from fleet.tables.groups import Group
 from fleet.tables.left_out import LeftOut, read_left_out
 from fleet.tables.publications import publication_names
+from snapshots.base_copy.late_writers import find_late_writers
 from snapshots.create.chain_state import ChainState
 from snapshots.create.context import CreateContext
 from snapshots.create.definitions import collect_definition_changes
-from snapshots.create.late_writers import find_late_writers
 from snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
 from snapshots.create.prepare_tables import PreparedTables, prepare_tables
 from snapshots.create.sequences import latest_sequences, read_sequences

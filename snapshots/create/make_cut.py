@@ -11,20 +11,17 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, cast
+from typing import cast
 
-import psycopg
 import pyarrow as pa
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, UnsetType
 
-from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
-from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.lock import FleetLock
 from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
 from fleet.record import Time
+from snapshots.create.cut_markers import AttemptFailedError, CutMarkers, check_cut_markers, write_cut_markers
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.commit import CutRecord
 from snapshots.tasks.node_shares import NodeShares
@@ -33,15 +30,15 @@ from snapshots.tasks.spark_jobs import SparkSource, run_tasks, start_session
 from storage.errors import SnapshotError, UnreachableError, error_of
 from storage.store import ObjectStore
 from wal.cut.cut_values import Cut, InDoubt, Undecided
-from wal.cut.markers import Marker, WrittenMarker, marker_from_bytes, write_markers
+from wal.cut.markers import Marker
 from wal.cut.resolve import NodeWindow, resolve
-from wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew, safe_time, with_markers
+from wal.cut.safe_time import clock_skew, safe_time, with_markers
 from wal.decoding.known_definitions import SchemaMovedError
 from wal.drain.drain import drain
 from wal.drain.drain_task import DrainReport, DrainTask
 from wal.drain.replay import ReplayLagError
 from wal.segments.archive import ArchivedSegment, Segment
-from wal.segments.segment_schema import MARKER, SEGMENT_SCHEMA
+from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import read_events
 
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 1.0, 10.0
@@ -57,17 +54,6 @@ class CutInconsistentError(SnapshotError):
 
 class CutUnreachableError(UnreachableError):
     """A node could not be reached in the last attempt at a cut."""
-
-
-class _AttemptFailedError(Exception):
-    """One attempt at a cut was inconsistent. The text names the node and the cause.
-
-    `unreachable` is the error if the node is away.
-    """
-
-    def __init__(self, cause: str, unreachable: SnapshotError | None = None) -> None:
-        super().__init__(cause)
-        self.unreachable = unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +98,6 @@ class ArchivedCut:
         return {node: tuple(one.segment for one in segments) for node, segments in self.archived.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Markers:
-    marker: Marker
-    starts: Mapping[str, WrittenMarker]
-    finishes: Mapping[str, WrittenMarker]
-    seconds: float
-    made_at: Time
-
-
 def make_cut(
     lock: FleetLock, plan: CutPlan, spark: SparkSource | None, store: ObjectStore, progress: Progress
 ) -> ArchivedCut:
@@ -132,12 +109,12 @@ def make_cut(
     causes: list[str] = []
     for attempt in range(1, plan.retries + 2):
         try:
-            marked = _write_markers(lock, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
+            marked = write_cut_markers(lock, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
             archived, ignored = _drain(plan, marked, spark, progress, lock.sessions)
             progress.reached(CrashPoint.ARCHIVED)
             cut = _resolve(plan, marked, archived, store)
             progress.reached(CrashPoint.RESOLVED)
-        except _AttemptFailedError as error:
+        except AttemptFailedError as error:
             causes.append(str(error))
             report = f"attempt {attempt} of {plan.retries + 1} at a cut was inconsistent: {error}"
             if attempt > plan.retries:
@@ -151,7 +128,7 @@ def make_cut(
     raise ValueError(f"{plan.retries} retries")
 
 
-def _record(marked: _Markers, cut: Cut, causes: list[str]) -> CutRecord:
+def _record(marked: CutMarkers, cut: Cut, causes: list[str]) -> CutRecord:
     """The cut as its commit has it; `causes` are those of the attempts before."""
     nodes = with_markers(cut, marked.starts)
     return CutRecord(
@@ -191,47 +168,8 @@ def _cut_error(causes: list[str], unreachable: SnapshotError | None) -> Snapshot
     )
 
 
-def _write_markers(lock: FleetLock, start: Marker, progress: Progress) -> _Markers:
-    """Write the start marker on all primaries, then the finish marker on all of them."""
-    progress.step("cut")
-    # A silent node ends the command: a retry would not help.
-    lock.sessions.watch.check()
-    try:
-        lock.renew()
-    except NodeUnreachableError as error:
-        raise _AttemptFailedError(error.message, error) from error
-    primaries = lock.sessions.primaries
-    began = time.monotonic()
-    try:
-        starts = write_markers(primaries, start)
-        progress.reached(CrashPoint.STARTS_WRITTEN)
-        finishes = write_markers(primaries, structs.replace(start, kind="finish"))
-        progress.reached(CrashPoint.FINISHES_WRITTEN)
-    except (psycopg.OperationalError, NodeUnreachableError) as error:
-        raise _AttemptFailedError(_session_lost_text(primaries, error)) from error
-    seconds, made_at = time.monotonic() - began, Time.of(datetime.now(UTC))
-    _warn_of_skew(clock_skew(starts), progress)
-    # One session wrote both markers of a node, so the node was not restarted between them.
-    return _Markers(start, starts, finishes, seconds, made_at)
-
-
-def _warn_of_skew(skew: Skew, progress: Progress) -> None:
-    if skew.least > SKEW_SECONDS_MAX:
-        progress.note(
-            f"warning: the clock of node {skew.ahead} is at least {skew.least:.1f} s ahead of node {skew.behind}'s; the"
-            " cut does not depend on clocks, but the times of commits do: synchronize them"
-        )
-
-
-def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: Exception) -> str:
-    lost = [node for node, connection in primaries.items() if connection.closed]
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    where = f"node {', '.join(lost)}" if lost else "a node"
-    return f"{where}: its session was lost while markers were written: {reason.removeprefix(f'{where}: ')}"
-
-
 def _drain(
-    plan: CutPlan, marked: _Markers, spark: SparkSource | None, progress: Progress, sessions: Sessions
+    plan: CutPlan, marked: CutMarkers, spark: SparkSource | None, progress: Progress, sessions: Sessions
 ) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
     """Archive every node's WAL up to the finish marker; a standby's up to the marker of its primary."""
     session = start_session(spark, progress) if spark else None
@@ -260,7 +198,7 @@ def _raise_problems(reports: list[DrainReport]) -> None:
             error.details["others"] = [other.message for _, other in failures if other is not error]
         raise error
     if failures:
-        raise _AttemptFailedError("; ".join(error.message for _, error in failures), failures[0][1])
+        raise AttemptFailedError("; ".join(error.message for _, error in failures), failures[0][1])
 
 
 def _is_transient(error: SnapshotError) -> bool:
@@ -271,7 +209,7 @@ def _is_transient(error: SnapshotError) -> bool:
 
 
 def _resolve(
-    plan: CutPlan, marked: _Markers, archived: Mapping[str, tuple[ArchivedSegment, ...]], store: ObjectStore
+    plan: CutPlan, marked: CutMarkers, archived: Mapping[str, tuple[ArchivedSegment, ...]], store: ObjectStore
 ) -> Cut:
     windows: dict[str, NodeWindow] = {}
     for node, task in plan.tasks.items():
@@ -285,7 +223,7 @@ def _resolve(
         events = pa.concat_tables(
             [pa.Table.from_batches([], SEGMENT_SCHEMA), *(table.cast(SEGMENT_SCHEMA) for table in tables)]
         )
-        _check_markers(node, task.node.shard, marked, events)
+        check_cut_markers(node, task.node.shard, marked, events)
         if task.node.backup_of is None:
             windows[node] = NodeWindow(
                 before.position,
@@ -297,21 +235,3 @@ def _resolve(
                 before.last_commit_at,
             )
     return resolve(windows)
-
-
-def _check_markers(node: str, shard: str, marked: _Markers, events: pa.Table) -> None:
-    """Raise unless the node's decoded WAL has both markers at the positions where they were written."""
-    markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
-    positions: dict[Marker, int] = {}
-    for content, position in zip(markers["row"].to_pylist(), markers["lsn"].to_pylist(), strict=True):
-        try:
-            positions[marker_from_bytes(content)] = position
-        except ValueError:
-            continue
-    expected = {
-        marked.marker: marked.starts[shard].position,
-        structs.replace(marked.marker, kind="finish"): marked.finishes[shard].position,
-    }
-    for marker, position in expected.items():
-        if positions.get(marker) != position:
-            raise _AttemptFailedError(f"node {node}: its decoded WAL lacks the {marker.kind} marker")

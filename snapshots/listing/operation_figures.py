@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 
-from snapshots.activity.checks import EndedCheck
-from snapshots.activity.history import Ended, read_ended
+from snapshots.activity.checks import EndedCheck, checks_of
+from snapshots.activity.ended_operations import Ended, list_ended, read_batches
 from snapshots.activity.kinds import operation_kind
 from snapshots.operations.recorded import document_names
-from snapshots.records.commits import ASKING_THREADS_MAX
 from storage.store import ObjectStore
 
 # So many of the newest operations are read, and what each of them says is two reads.
@@ -44,10 +43,10 @@ class OperationFigures:
 
 def read_operation_figures(store: ObjectStore, snapshot: str | None = None) -> OperationFigures:
     """Read the newest operations that have ended, and collect the figures of one snapshot, or of all."""
-    ids = [one for one, names in document_names(store).items() if "outcome.json" in names]
-    newest = ids[: -OPERATIONS_MAX - 1 : -1]
-    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-        found = [one for one in threads.map(lambda operation: read_ended(store, operation), newest) if one]
+    documents = document_names(store)
+    ids = list_ended(documents)
+    newest = ids[:OPERATIONS_MAX]
+    found = chain.from_iterable(read_batches(store, documents, newest))
     return collect_operations(found, snapshot, are_all=len(newest) == len(ids))
 
 
@@ -58,13 +57,7 @@ def collect_operations(
     found = list(ended)
     own = [one for one in found if one.outcome and one.outcome.state == "done" and snapshot in (None, one.snapshot)]
     timed = [one for one in own if one.phases]
-    checks = [
-        EndedCheck(one.id, one.outcome.ended_at, point)
-        for one in found
-        if one.outcome
-        for point in one.checked
-        if snapshot in (None, point.snapshot)
-    ]
+    checks = [check for one in found for check in checks_of(one) if snapshot in (None, check.point.snapshot)]
     return OperationFigures(len(found), are_all, len(own) - len(timed), _phases(timed), tuple(checks))
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from msgspec import UnsetType
 
-from snapshots.activity.history import Ended
+from fleet.record import Time
+from snapshots.activity.ended_operations import Ended, EndedOperations
 from snapshots.activity.kinds import operation_kind
 from snapshots.activity.under_way import ActivityState, UnderWay
 from snapshots.metrics import catalog
 from snapshots.metrics.catalog import Metric, Sample
-from snapshots.metrics.ended_operations import EndedOperations, moment_of
 from snapshots.records.commit import Commit
 from snapshots.records.operation_records import DONE, Intent
 from snapshots.records.restore_figures import RestoreFigures
@@ -42,6 +43,11 @@ class KindEnd:
     volumes: Mapping[str, int] = field(default_factory=dict)
     retries: int | None = None
     figures: RestoreFigures | None = None
+
+
+def moment_of(time: Time) -> float:
+    """A stored time in seconds since 1970."""
+    return datetime.fromisoformat(time).timestamp()
 
 
 def _label_of(command: str, increment: int | None, intent: Intent | None) -> str:
@@ -83,7 +89,7 @@ def samples_of_open(operations: Iterable[UnderWay], states: Mapping[str, Activit
 def samples_of_ends(read: EndedOperations, committed: Iterable[KindEnd], now: float) -> Iterator[Sample]:
     """What ended within the window, and the last one of every kind; `committed` is what no outcome is read of."""
     ends = [*committed, *(end for one in read.found if (end := end_of(one)) is not None)]
-    window = WINDOW_SECONDS if read.since is None else min(WINDOW_SECONDS, max(now - read.since, 0.0))
+    window = WINDOW_SECONDS if read.since is None else min(WINDOW_SECONDS, max(now - read.since.timestamp(), 0.0))
     yield catalog.HISTORY_WINDOW.of(window)
     counts = Counter((one.kind, _code_text(one)) for one in ends if one.ended_at >= now - window)
     for (kind, code), count in sorted(counts.items()):

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 
 from fleet.config import Fleet
+from snapshots.activity.ended_operations import EndedReader
 from snapshots.metrics import catalog
 from snapshots.metrics.catalog import Sample
-from snapshots.metrics.ended_operations import EndedReader
 from snapshots.metrics.node_samples import samples_of_nodes
 from snapshots.metrics.store_samples import StoreFacts, archived_positions, read_facts, samples_of_store
 from storage.errors import SnapshotError

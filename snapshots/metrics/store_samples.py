@@ -12,13 +12,13 @@ from msgspec import UnsetType
 
 from fleet.config import Fleet
 from fleet.lsn import Lsn
+from snapshots.activity.ended_operations import EndedOperations, EndedReader
 from snapshots.activity.kinds import FULL, INCREMENT, ONLY_CUT
 from snapshots.activity.under_way import UnderWay, read_under_way
 from snapshots.listing.listing import BROKEN, COMPLETE, ENDED, LOST, ONLY_FULL, Entry, read_entry
 from snapshots.metrics import catalog
 from snapshots.metrics.catalog import Sample
-from snapshots.metrics.command_samples import KindEnd, end_of_commit, samples_of_ends, samples_of_open
-from snapshots.metrics.ended_operations import EndedOperations, EndedReader, moment_of
+from snapshots.metrics.command_samples import KindEnd, end_of_commit, moment_of, samples_of_ends, samples_of_open
 from snapshots.records.chain import Chain
 from snapshots.records.commits import ASKING_THREADS_MAX, snapshot_names
 from snapshots.records.cut_times import cut_time

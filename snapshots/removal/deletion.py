@@ -35,11 +35,8 @@ from snapshots.removal.removal import (
     remove_recorded,
 )
 from storage.store import ObjectStore
+from wal.slots.own_slots import list_own_slots
 from wal.slots.slots import drop_slots
-
-SLOTS_QUERY = r"""
-SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline\_%' AND database = current_database()
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class FleetNodes:
         left: list[str] = []
         for node, connection in sessions.primaries.items():
             with raising_unreachable(sessions.fleet.node(node)):
-                if any(is_ours(slot) for (slot,) in connection.execute(SLOTS_QUERY)):
+                if any(map(is_ours, list_own_slots(connection))):
                     continue
                 try:
                     dropped += [f"{name} on {node}" for name in drop_publications(connection, self.fleet_id)]

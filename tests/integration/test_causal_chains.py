@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+import snapshots.create.cut_markers
 import snapshots.create.make_cut
 from embedded.bank import read_invariants
 from embedded.bank_client import open_session
@@ -147,7 +148,7 @@ def run_round(runs: Runs, embedded: EmbeddedFleet, seed: int, monkeypatch: pytes
     runs.init()
     increments = Increments(runs)
     with monkeypatch.context() as patched, CausalWorkload(dsns, seed) as workload:
-        patched.setattr(snapshots.create.make_cut, "write_markers", late_markers(chance))
+        patched.setattr(snapshots.create.cut_markers, "write_markers", late_markers(chance))
         workload.wait(0.5)
         # Creating a full snapshot's slots waits for prepared transactions; later cuts wait for nothing.
         increments.take()

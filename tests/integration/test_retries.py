@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+import snapshots.create.cut_markers as cut_markers
 import snapshots.create.make_cut as cutting
 from cli.commands.create import document_of
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 NAME = "retried"
 # `snapshot` that writes no start markers, and takes the end of WAL for their positions.
 WITHOUT_START_MARKERS = """
-import snapshots.create.make_cut as cutting
+import snapshots.create.cut_markers as cut_markers
 from datetime import UTC, datetime
 from fleet.lsn import Lsn
 from wal.cut.markers import WrittenMarker
-written = cutting.write_markers
+written = cut_markers.write_markers
 def write_markers(connections, marker):
     if marker.kind == "finish":
         return written(connections, marker)
@@ -46,7 +47,7 @@ def write_markers(connections, marker):
         node: WrittenMarker(Lsn.parse(found.execute(query).fetchone()[0]), now, now, now)
         for node, found in connections.items()
     }
-cutting.write_markers = write_markers
+cut_markers.write_markers = write_markers
 from cli.main import main
 main()
 """
@@ -97,7 +98,7 @@ def committed_increments(runs: Runs) -> list[int]:
 
 def disturb_after_start(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], None]) -> list[str]:
     """Call `disturb` after every start marker, before the finish; return the cuts whose start marker was written."""
-    original = cutting.write_markers
+    original = cut_markers.write_markers
     started: list[str] = []
 
     def write(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, WrittenMarker]:
@@ -107,7 +108,7 @@ def disturb_after_start(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], N
             disturb()
         return positions
 
-    monkeypatch.setattr(cutting, "write_markers", write)
+    monkeypatch.setattr(cut_markers, "write_markers", write)
     return started
 
 
@@ -197,7 +198,7 @@ def test_a_create_whose_markers_are_never_decoded_fails_after_all_attempts(
     chain: Runs, monkeypatch: pytest.MonkeyPatch, retries: int
 ) -> None:
     before = committed_increments(chain)
-    original = cutting.write_markers
+    original = cut_markers.write_markers
     attempts: list[str] = []
 
     def without_finish(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, WrittenMarker]:
@@ -206,7 +207,7 @@ def test_a_create_whose_markers_are_never_decoded_fails_after_all_attempts(
             return original(connections, marker)
         return original(connections, Marker(marker.chain, "another cut", marker.kind))
 
-    monkeypatch.setattr(cutting, "write_markers", without_finish)
+    monkeypatch.setattr(cut_markers, "write_markers", without_finish)
     notes = Notes()
     with pytest.raises(cutting.CutInconsistentError) as raised:
         increment(chain, retries=retries, notes=notes)

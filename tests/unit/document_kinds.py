@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from fleet.config import Fleet, GroupRules, Node
 from fleet.tables.left_out import LeftOut, LeftOutKind
 from snapshots.activity.command import Command
-from snapshots.activity.history import Ending, record_without_intent
+from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
 from snapshots.operations.leases import open_leases

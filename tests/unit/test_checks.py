@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import snapshots.activity.checks as checks
+import snapshots.activity.ended_operations as ended_operations
 from cli.commands.list import checks_document
 from fleet.record import Time
 from snapshots.activity.checks import EndedCheck, NewestChecks, read_checks
@@ -100,7 +101,7 @@ def test_records_of_operations_with_an_intent_are_not_read() -> None:
 def test_reading_ends_with_a_full_valid_check_of_every_snapshot_and_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checks, "AT_ONCE", 2)
+    monkeypatch.setattr(ended_operations, "AT_ONCE", 2)
     monkeypatch.setattr(checks, "READ_MAX", 6)
     store = ReadingStore(unused_url())
     ids = [ended(store, minute, point("a", minute)) for minute in range(20)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from snapshots.create.make_cut import _AttemptFailedError, _raise_problems
+from snapshots.create.cut_markers import AttemptFailedError
+from snapshots.create.make_cut import _raise_problems
 from storage.errors import SnapshotError, UnreachableError, report_of
 from tests.unit.made_changes import FULL, KEYED
 from wal.decoding.known_definitions import SchemaMovedError, TableDescription
@@ -44,5 +45,5 @@ def test_a_problem_that_a_new_plan_would_not_resolve_is_raised_first() -> None:
 
 def test_an_attempt_is_retried_if_unreachable_nodes_are_its_only_problem() -> None:
     _raise_problems(reports_of(None, None))
-    with pytest.raises(_AttemptFailedError, match="node a: away"):
+    with pytest.raises(AttemptFailedError, match="node a: away"):
         _raise_problems(reports_of(None, AWAY))

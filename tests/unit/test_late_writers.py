@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from fleet.lsn import Lsn
-from snapshots.create.late_writers import find_late_writers
+from snapshots.base_copy.late_writers import find_late_writers
 from storage.memory import InMemoryStore
 from wal.segments.archive import SegmentRange
 from wal.segments.segment_schema import SEGMENT_SCHEMA

@@ -17,10 +17,10 @@ from fleet.lsn import Lsn
 from fleet.record import Time
 from restore.estimates.model import RestoreStep
 from snapshots.activity.command import Command
-from snapshots.activity.history import Ending, record_without_intent
+from snapshots.activity.ended_operations import EndedReader
+from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.metrics import catalog, gathering
 from snapshots.metrics.catalog import METRICS, Metric, Sample
-from snapshots.metrics.ended_operations import EndedReader
 from snapshots.metrics.exposition import render
 from snapshots.metrics.gathering import MetricsGatherer
 from snapshots.metrics.node_samples import samples_of_nodes
@@ -84,7 +84,7 @@ def checked(store: ObjectStore, code: int, *, ago: float, number: int = 0) -> No
     """A check that ended so many seconds ago, and took a minute."""
     began, at = NOW - timedelta(seconds=ago + 60), Time.of(NOW - timedelta(seconds=ago))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("snapshots.activity.history.current_time", lambda: at)
+        patch.setattr("snapshots.activity.recording.current_time", lambda: at)
         command = Command("check", "", f"{began:%Y%m%dT%H%M%SZ}-{number:010d}")
         ending = Ending("done", "valid", code, {"objects": 7, "rows": 40})
         record_without_intent(store, command, Time.of(began), "cutline check ops@db7:1", ending)

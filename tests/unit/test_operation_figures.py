@@ -15,7 +15,7 @@ from fleet.progress import Silent
 from fleet.record import Time
 from fleet.step_times import StepTimes
 from snapshots.activity.command import Command
-from snapshots.activity.history import Ending, record_without_intent
+from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.listing.operation_figures import PhaseFigures, read_operation_figures
 from snapshots.operations.operation import (
     Operation,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from storage.fsspec_store import FsspecStore
 from storage.local import LocalStore
 from storage.memory import InMemoryStore
-from storage.open import StoreUrlError, from_hashable, open_store, to_hashable
-from storage.store import StoreUnreachableError, redact_url
+from storage.open import StoreUrlError, from_hashable, open_store, redact_url, to_hashable
+from storage.store import StoreUnreachableError
 
 SECRET = "s3cr3t"
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()

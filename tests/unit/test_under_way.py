@@ -14,7 +14,8 @@ from fleet.progress import Silent
 from fleet.record import Time
 from snapshots.activity.cancelling import CancelResult, cancel_operations
 from snapshots.activity.command import Command
-from snapshots.activity.history import Ending, read_ended, read_history, record_without_intent
+from snapshots.activity.ended_operations import read_ended, read_history
+from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.activity.under_way import DEAD_SECONDS, ActivityState, UnderWay, read_one, read_under_way
 from snapshots.operations.operation import Operation, begin, new_operation, record_operation, record_outcome
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore

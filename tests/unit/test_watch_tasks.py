@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import cli.watch.child
-from cli.watch.child import ChildResult, run_command, start_command
+import cli.watch.running_command
+from cli.watch.running_command import CommandResult, run_command, start_command
 from cli.watch.tasks import CommandFailedError, verdict_of
 from storage.errors import BusyError
 
@@ -17,28 +17,28 @@ ERROR = {"error": "node-unreachable", "message": "node s1 is away", "hint": "sna
 
 
 def test_a_verdict_is_no_failure_whatever_it_is() -> None:
-    assert verdict_of("check of a", ChildResult(0, {"result": "valid"})).finding is None
+    assert verdict_of("check of a", CommandResult(0, {"result": "valid"})).finding is None
     for code, result in ((1, "conflicts"), (4, "inconclusive")):
-        finding = verdict_of("check of a", ChildResult(code, {"result": result})).finding
+        finding = verdict_of("check of a", CommandResult(code, {"result": result})).finding
         assert finding is not None
         assert (finding.code, finding.slug, finding.message) == (code, result, f"check of a: {result}")
 
 
 def test_a_command_without_a_verdict_has_failed_and_its_hint_names_no_copy_of_the_file() -> None:
     with pytest.raises(CommandFailedError) as raised:
-        verdict_of("check of a", ChildResult(6, dict(ERROR)))
+        verdict_of("check of a", CommandResult(6, dict(ERROR)))
     assert (raised.value.exit_code, raised.value.message) == (6, ERROR["message"])
     assert raised.value.hint == "snapshot init"
 
 
 def test_a_command_that_was_in_anothers_way_has_not_failed() -> None:
     with pytest.raises(BusyError, match="node s1 is away"):
-        verdict_of("check of a", ChildResult(7, dict(ERROR)))
+        verdict_of("check of a", CommandResult(7, dict(ERROR)))
 
 
 def test_a_command_that_died_is_named_by_its_code() -> None:
     with pytest.raises(CommandFailedError, match="exit code -11"):
-        verdict_of("check of a", ChildResult(-11, {}))
+        verdict_of("check of a", CommandResult(-11, {}))
 
 
 def test_the_document_and_the_code_of_a_real_command(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); time.sleep(600)"
     )
-    monkeypatch.setattr(cli.watch.child, "PROGRAM", ("-c", deaf))
-    monkeypatch.setattr(cli.watch.child, "CLEAN_UP_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(cli.watch.running_command, "PROGRAM", ("-c", deaf))
+    monkeypatch.setattr(cli.watch.running_command, "CLEAN_UP_SECONDS_MAX", 0.5)
     running = start_command(tmp_path, [])
     # It says so once it is deaf.
     while not os.fstat(running.output.fileno()).st_size:

@@ -194,9 +194,9 @@ def test_a_bug_ends_no_watch(watched: Watched, monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_snapshot_that_somebody_takes_is_continued_and_replaces_the_one_before(watched: Watched) -> None:
     watcher = watched.watcher
-    assert not watcher._follow_newest()
+    assert not watcher.following.follow_newest()
     store_chain(watcher.source.fleet, "watch-2026-11-24-020000", "2026-11-24T02:00:00Z")
-    assert watcher._follow_newest()
+    assert watcher.following.follow_newest()
     assert watcher.chain is not None
     assert (watcher.chain.name, watcher.chain.replaced) == ("watch-2026-11-24-020000", (NAME,))
     assert TaskKind.REPLACE in {kind for kind, one in watcher.tasks.items() if one.interval_seconds}

@@ -15,20 +15,20 @@ import psycopg
 from fleet.config import Node
 from fleet.lsn import Lsn
 from fleet.nodes.nodes_query import NodeAnswers, NodesQuery
+from wal.slots.own_slots import POSITION, RETAINING_SLOTS
 
 ASKING_SECONDS_MAX = 2.0
 # Every function is evaluated once: a slot's lag is that of the position that is reported with it.
-LAGS_QUERY = r"""
+LAGS_QUERY = f"""
 WITH here AS MATERIALIZED (
     SELECT pg_is_in_recovery() AS recovers,
-           CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END AS at,
+           {POSITION} AS at,
            greatest(extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp()), 0)::float AS age
 )
 SELECT recovers, at::text, age, slot_name,
        greatest(pg_wal_lsn_diff(at, confirmed_flush_lsn), 0)::bigint,
        greatest(pg_wal_lsn_diff(at, restart_lsn), 0)::bigint
-  FROM here LEFT JOIN pg_replication_slots
-    ON slot_name LIKE 'cutline\_%' AND database = current_database() AND restart_lsn IS NOT NULL
+  FROM here LEFT JOIN pg_replication_slots ON {RETAINING_SLOTS}
  ORDER BY slot_name
 """
 

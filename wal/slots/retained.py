@@ -13,23 +13,17 @@ from fleet.nodes.beside import OldDatabase, read_old
 from fleet.nodes.connections import raising_unreachable, unreachable_error
 from fleet.nodes.nodes_query import NodesQuery
 from fleet.nodes.sessions import Sessions, in_parallel
+from wal.slots.own_slots import POSITION, RETAINING_SLOTS
 
 ASKING_SECONDS_MAX = 2.0
 # Little WAL, of a node and of all nodes together (docs/architecture.md, "Draining").
 LITTLE_BYTES, LITTLE_BYTES_TOTAL = 64 << 20, 256 << 20
-# A slot that the server has invalidated has no restart_lsn, and retains nothing.
-RETAINED_QUERY = r"""
-SELECT slot_name,
-       pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
-                       restart_lsn)::bigint
-  FROM pg_replication_slots
- WHERE slot_name LIKE 'cutline\_%' AND database = current_database() AND restart_lsn IS NOT NULL
- ORDER BY 1
+RETAINED_QUERY = f"""
+SELECT slot_name, pg_wal_lsn_diff({POSITION}, restart_lsn)::bigint
+  FROM pg_replication_slots WHERE {RETAINING_SLOTS} ORDER BY 1
 """
-WAITING_QUERY = """
-SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
-                       confirmed_flush_lsn)::bigint
-  FROM pg_replication_slots WHERE slot_name = %s
+WAITING_QUERY = f"""
+SELECT pg_wal_lsn_diff({POSITION}, confirmed_flush_lsn)::bigint FROM pg_replication_slots WHERE slot_name = %s
 """
 
 

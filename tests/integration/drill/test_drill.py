@@ -29,7 +29,7 @@ from restore.crash_points import RestoreCrashPoint
 from restore.drill.drill import run_drill, settle_dead_drills
 from restore.drill.servers import DrillUnfitError
 from restore.request import RestoreRequest
-from snapshots.activity.history import read_history
+from snapshots.activity.ended_operations import read_history
 from snapshots.operations.open_operations import read_open_operations
 from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chain import Chain

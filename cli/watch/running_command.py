@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cli.background.child import PROGRAM
+from cli.background.program import PROGRAM
 
 # As long as undoing takes: a slot that is waited for, databases that are dropped. Two may have to be waited for, one
 # after the other, and whoever runs the watch gives it two minutes (docs/systemd, docs/kubernetes).
@@ -27,7 +27,7 @@ POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class ChildResult:
+class CommandResult:
     """The exit code of a command and its JSON document, {} if it has written none."""
 
     code: int
@@ -51,7 +51,7 @@ class RunningCommand:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
 
-    def result(self) -> ChildResult | None:
+    def result(self) -> CommandResult | None:
         """Its result, None while it runs."""
         code = self.process.poll()
         if code is None:
@@ -61,7 +61,7 @@ class RunningCommand:
             document = json.loads(self.output.read() or b"{}")
         except ValueError:
             document = {}
-        return ChildResult(code, document if isinstance(document, dict) else {})
+        return CommandResult(code, document if isinstance(document, dict) else {})
 
     def stop(self) -> None:
         """Stop it as SIGTERM does, and wait until it has cleaned up; end it if that takes too long."""
@@ -86,7 +86,7 @@ def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     return RunningCommand(process, output)
 
 
-def run_command(fleet_file: Path, words: Sequence[str]) -> ChildResult:
+def run_command(fleet_file: Path, words: Sequence[str]) -> CommandResult:
     """Run `snapshot` with these words to its end; stop it if this process is interrupted."""
     running = start_command(fleet_file, words)
     try:

@@ -1,4 +1,4 @@
-"""Start a command in the background, and wait until it says which operation it is.
+"""Detach a command from the prompt: start it in the background, and wait until it says which operation it is.
 
 It is a session of its own, without a terminal: neither Ctrl-C nor the terminal's end reaches it. It has the environment
 of this process, and the same command line, so nothing is on it that was not there before.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from cli.background.announcing import TERMINAL, VARIABLE
+from cli.background.program import PROGRAM
 from cli.folders.private_folder import private_folder
 from cli.folders.session_folder import lasting_folder
 from storage.errors import RefusedError
@@ -27,8 +28,6 @@ from storage.errors import RefusedError
 KEPT_DAYS = 30
 POLL_SECONDS = 0.1
 ANSWER_BYTES_MAX = 200
-# -P: the folder in which a command is typed is no place for its modules.
-PROGRAM = ("-P", "-c", "from cli.main import main; main()")
 
 
 class NoStateFolderError(RefusedError):
@@ -60,7 +59,7 @@ class OutputFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class DetachedCommand:
     """A command that goes on in the background."""
 
     operation: str
@@ -76,7 +75,7 @@ class EndedEarly:
     result: str
 
 
-def start_command(words: Sequence[str], stderr: TextIO) -> Started | EndedEarly:
+def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | EndedEarly:
     """Run `snapshot` with these words in the background until it has an operation, or has ended.
 
     Until then `stderr` shows what it shows, and Ctrl-C and SIGTERM end it. Raises NoStateFolderError and
@@ -97,7 +96,7 @@ def start_command(words: Sequence[str], stderr: TextIO) -> Started | EndedEarly:
     with os.fdopen(pipe, "rb", buffering=0) as answers, files.log.open("rb") as log:
         operation = _await_operation(process, answers, _Relay(log, stderr))
     if operation:
-        return Started(operation, process.pid, files.rename(operation))
+        return DetachedCommand(operation, process.pid, files.rename(operation))
     code = process.wait()
     if code < 0:
         raise BackgroundDiedError(

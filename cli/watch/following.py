@@ -1,0 +1,116 @@
+"""The chain that a watch follows: which snapshot gets increments, which ones it replaces, when another one begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from cli.watch.chain import WatchedChain, find_chain, matching_names
+from cli.watch.fleet_source import FleetSource
+from cli.watch.schedule import FullPauses, Task, TaskKind
+from fleet.progress import Silent
+from snapshots.between_cuts.supersede import supersede
+from storage.errors import SnapshotError
+
+LOOK_SECONDS = 30.0
+DAY_SECONDS = 86400.0
+
+
+@dataclass(slots=True)
+class Following:
+    """The chain of the newest snapshot, None if there is none, and what is due because of it.
+
+    `tasks` are those of the watch. Here is decided when full snapshots and the ends of replaced chains are due, and
+    from when on increments are.
+    """
+
+    source: FleetSource
+    log: Callable[..., None]
+    tasks: dict[TaskKind, Task]
+    chain: WatchedChain | None = None
+    _pauses: FullPauses = field(default_factory=FullPauses)
+    _names: tuple[str, ...] = ()
+    _looked_at: float = 0.0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a chain that gets increments."""
+        return self.chain is not None and self.chain.goes_on
+
+    def find(self) -> None:
+        """Find the chain; raises what reading the store raises."""
+        self._names = matching_names(self.source.fleet, self.source.rules.name)
+        self.chain = find_chain(self.source.fleet, self._names)
+
+    def plan(self) -> None:
+        """Plan what the chain that was found asks for."""
+        if self.chain is None or self.chain.ended:
+            self._ask_for_full("" if self.chain is None else f"snapshot {self.chain.name}: {self.chain.ended}")
+        else:
+            self._done_at(TaskKind.FULL, self.chain.began_at)
+            self._done_at(TaskKind.INCREMENT, self.chain.last_at)
+        self._plan_replacing()
+
+    def follow_newest(self) -> bool:
+        """Continue the newest snapshot, and end what it replaces; return whether it is another one than before."""
+        names = matching_names(self.source.fleet, self.source.rules.name)
+        if names == self._names:
+            return False
+        before, found = self.chain, find_chain(self.source.fleet, names)
+        self.chain, self._names = found or self.chain, names
+        if found is None and before is not None:
+            self.chain = None
+            self._ask_for_full(f"snapshot {before.name} is gone")
+        if found is None or (before is not None and found.name == before.name):
+            return False
+        self.log(f"snapshot {found.name} is continued from now on")
+        self._done_at(TaskKind.INCREMENT, found.last_at)
+        self._plan_replacing()
+        return True
+
+    def look_for_chain(self) -> None:
+        """While none goes on, see now and then whether somebody has begun one."""
+        if self.goes_on or time.monotonic() < self._looked_at + LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        # What can't be read now is read next time.
+        with suppress(SnapshotError):
+            if self.follow_newest() and self.chain is not None and self.chain.goes_on:
+                self._done_at(TaskKind.FULL, self.chain.began_at)
+
+    def end(self, reason: str) -> None:
+        """The chain can't go on: a new full snapshot begins another one, if the rules say so."""
+        assert self.chain is not None  # an increment of it has failed
+        self.chain = replace(self.chain, ended=reason)
+        self._ask_for_full(f"snapshot {self.chain.name} can't go on: {reason}")
+
+    def end_replaced(self) -> None:
+        """End the chains that the newest snapshot has replaced: the nodes would keep WAL for them in vain."""
+        assert self.chain is not None  # else nothing has been replaced
+        for name in self.chain.replaced:
+            supersede(self.source.fleet, name, self.chain.name, Silent())
+            self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place")
+        self.chain = replace(self.chain, replaced=())
+        self._plan_replacing()
+
+    def _plan_replacing(self) -> None:
+        seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
+        self.tasks[TaskKind.REPLACE] = Task(TaskKind.REPLACE, seconds)
+
+    def _ask_for_full(self, reason: str) -> None:
+        """Make a full snapshot due: at once, unless the chain before was young; never, if the rules say so."""
+        if self.source.rules.full <= 0:
+            text = f"{reason or 'there is no snapshot'}; [watch] full is never: take one by: snapshot create NAME"
+            self.log(text)
+            return
+        now = datetime.now(UTC)
+        seconds = self._pauses.next_seconds((now - self.chain.began_at).total_seconds() if self.chain else None)
+        self.tasks[TaskKind.FULL] = Task(TaskKind.FULL, float(self.source.rules.full)).put_off(now, seconds)
+        if reason:
+            self.log(f"{reason}; a full snapshot follows" + (f" in {seconds:.0f} s" if seconds else ""))
+
+    def _done_at(self, kind: TaskKind, moment: datetime) -> None:
+        self.tasks[kind] = self.tasks[kind].done(moment)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -43,6 +44,7 @@ INSERT INTO item SELECT i, i * 7919 % 100003, md5(i::text) || md5((i + 1)::text)
   FROM generate_series(1, {}::bigint) AS i
 """
 RESTORED, BUCKET, KEY, SERVER_SECONDS_MAX = "restored", "signs", "benchmark", 60.0
+NAMES = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
 
 
 def main() -> None:
@@ -50,17 +52,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=ROWS, help="of the table")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each side")
+    parser.add_argument("--endpoint", help="an S3 server with these keys in the environment; by default one of moto's")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cutline-signs-") as folder:
         servers = start_fleet(Path(folder) / "fleet", shards=1, backups=0, settings={"fsync": "off"})
         try:
-            found = measure(servers, Path(folder), given.rows, given.rounds)
+            found = measure(servers, Path(folder), given.rows, given.rounds, given.endpoint)
         finally:
             stop_fleet(servers.directory, delete=True)
     sys.stdout.write(json.dumps({"rows": given.rows, "rounds": given.rounds} | found, indent=1) + "\n")
 
 
-def measure(servers: EmbeddedFleet, folder: Path, rows: int, rounds: int) -> dict[str, Any]:
+def measure(servers: EmbeddedFleet, folder: Path, rows: int, rounds: int, endpoint: str | None) -> dict[str, Any]:
     """The figures by store."""
     (node,) = servers.primaries
     with psycopg.connect(node.dsn("bank"), autocommit=True) as connection:
@@ -72,7 +75,7 @@ def measure(servers: EmbeddedFleet, folder: Path, rows: int, rounds: int) -> dic
         lines = [line for line in given.splitlines() if not line.startswith("store =")]
         for name, store in {"folder": f'store = "file://{folder}/store"', "s3": ""}.items():
             path = folder / f"{name}.toml"
-            options = "" if store else stack.enter_context(s3_options())
+            options = "" if store else stack.enter_context(s3_options(endpoint))
             first = store or f'store = "s3://{BUCKET}"'
             path.write_text("\n".join([first, *lines, options]))
             target = folder / f"{name}-target.toml"
@@ -83,14 +86,26 @@ def measure(servers: EmbeddedFleet, folder: Path, rows: int, rounds: int) -> dic
 
 
 @contextmanager
-def s3_options() -> Iterator[str]:
-    """A local S3 server with a bucket; yields the store_options that reach it."""
+def s3_options(endpoint: str | None) -> Iterator[str]:
+    """A bucket of the S3 server, by default of a local one; yields the store_options that reach it."""
     import boto3
 
+    with ExitStack() as stack:
+        url = endpoint or stack.enter_context(moto_server())
+        key, secret = (os.environ.get(f"AWS_{name}", KEY) if endpoint else KEY for name in NAMES)
+        client = boto3.client(
+            "s3", endpoint_url=url, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1"
+        )
+        client.create_bucket(Bucket=BUCKET)
+        yield f'[store_options]\nendpoint_url = "{url}"\nkey = "{key}"\nsecret = "{secret}"\n'
+
+
+@contextmanager
+def moto_server() -> Iterator[str]:
+    """A local S3 server; yields its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -101,11 +116,7 @@ def s3_options() -> Iterator[str]:
             if time.monotonic() > deadline:
                 raise RuntimeError("the S3 server does not start")
             time.sleep(0.2)
-        client = boto3.client(
-            "s3", endpoint_url=url, aws_access_key_id=KEY, aws_secret_access_key=KEY, region_name="us-east-1"
-        )
-        client.create_bucket(Bucket=BUCKET)
-        yield f'[store_options]\nendpoint_url = "{url}"\nkey = "{KEY}"\nsecret = "{KEY}"\n'
+        yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait()

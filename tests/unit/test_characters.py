@@ -1,14 +1,18 @@
 """Output where the encoding lacks characters: no command ends with that, and what is drawn has an ASCII form.
 
-Commands run as real processes on the store of a snapshot whose comment is not ASCII.
+Commands run as real processes, in a pipe and at a terminal, on the store of a snapshot whose comment is not ASCII.
 """
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,10 +40,12 @@ PROGRAM = (sys.executable, "-c", "from cli.main import main; main()")
 COMMENT = "ça va … 長 — ok"
 ASCII_COMMENT = r"\xe7a va ... \u9577 - ok"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
+UTF_8 = {"PYTHONUTF8": "1"}
 COMMANDS = (
     ("list",), ("list", "--flat"), ("list", "--csv"), ("show", "daily"), ("show", "daily", "--timeline"), ("history",),
     ("status", "--nodes"),
 )  # fmt: skip
+TABLES = [words for words in COMMANDS if "--csv" not in words]
 
 
 class Shown(NamedTuple):
@@ -84,6 +90,25 @@ def in_pipe(folder: Path, *words: str, **extra: str) -> Shown:
     return Shown(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def at_terminal(folder: Path, width: int, *words: str, **extra: str) -> Shown:
+    leader, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, width, 0, 0))
+    process = subprocess.Popen(
+        [*PROGRAM, *words, "--fleet", str(folder / "fleet.toml")],
+        env=environment(**extra), stdin=terminal, stdout=terminal, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    os.close(terminal)
+    written = b""
+    try:
+        while part := os.read(leader, 65536):
+            written += part
+    except OSError:
+        pass  # the other end is closed
+    os.close(leader)
+    _, err = process.communicate(timeout=60)
+    return Shown(process.returncode, written.decode().replace("\r\n", "\n"), err.decode())
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_in_a_pipe_neither_encoding_nor_width_change_what_is_said(folder: Path, words: tuple[str, ...]) -> None:
     shown = in_pipe(folder, *words, COLUMNS="40", **ASCII)
@@ -96,6 +121,22 @@ def test_in_a_pipe_neither_encoding_nor_width_change_what_is_said(folder: Path, 
     levels = str.maketrans(dict.fromkeys("-_.:=+*#/~", "?"))
     expected, found = writable(whole.out, "ascii").translate(levels), shown.out.translate(levels)
     assert [line.split() for line in found.splitlines()] == [line.split() for line in expected.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [*((words, ASCII) for words in TABLES), (("list",), UTF_8), (("show", "daily", "--timeline"), UTF_8)],
+)
+def test_no_line_of_a_table_is_longer_than_the_terminal(
+    folder: Path, words: tuple[str, ...], extra: dict[str, str]
+) -> None:
+    shown = at_terminal(folder, 80, *words, NO_COLOR="1", **extra)
+    assert shown.code == 0, shown.err
+    text = shown.out.replace("\x1b[1m", "").replace("\x1b[0m", "")
+    assert "\x1b" not in text
+    # The terminal breaks what is a sentence.
+    lines = [line for line in text.splitlines() if ": " not in line[:10]]
+    assert [line for line in lines if len(line) > 80] == []
 
 
 def test_what_is_drawn_has_an_ascii_form_as_wide_as_it() -> None:

@@ -144,6 +144,6 @@ def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
 
 def _remedy(one: UnderWay) -> str:
     if one.opened is None:
-        return f"it has left nothing; to forget it: snapshot cancel {one.id}"
+        return f"{one.left_text}; to forget it: snapshot cancel {one.id}"
     # A removal can't be undone once it has begun to remove.
     return f"{one.remedy}; at once: snapshot cancel {one.id}" if one.kind == "create" else one.remedy

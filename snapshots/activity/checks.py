@@ -19,7 +19,7 @@ from snapshots.records.operation_records import VALID, CheckedPoint, Outcome, re
 from storage.ids import OPERATION_ID
 from storage.store import ObjectStore
 
-# So many of the newest operations without an intent, which are checks and gc, are looked at, so many at a time.
+# So many of the newest operations without an intent, which are checks, gc and prunes, are looked at, so many at a time.
 READ_MAX, AT_ONCE = 256, 16
 Key = TypeVar("Key")
 

@@ -31,7 +31,7 @@ class EndedOperations:
 
 
 class EndedReader:
-    """Reads up to `count_max` operations that had an intent, and as many of those that had none: checks and gc.
+    """Reads up to `count_max` operations that had an intent, and as many of those that had none: checks, gc, prunes.
 
     So the many checks of a busy schedule hide no restore. An outcome never changes: it is read once.
     """

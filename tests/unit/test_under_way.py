@@ -289,6 +289,33 @@ def test_in_80_columns_each_node_stays_one_line_and_nothing_is_lost() -> None:
     assert all(len(line) <= 80 for line in (header, first, *lines))
 
 
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_prune_that_was_stopped_says_what_it_has_left(monkeypatch: pytest.MonkeyPatch, *, is_left: bool) -> None:
+    store, now = memory(), datetime.now(UTC)
+    began = now - timedelta(seconds=9)
+    # Somebody else's removal, and one of another process of the same machine and user.
+    for by in ("cutline delete other ops@db8:4711", "cutline delete other ops@db7:4712"):
+        begin(store, structs.replace(begun(store, "delete", now=now), operation=new_operation_id(now), by=by))
+    if is_left:
+        removal = structs.replace(begun(store, "delete", now=now), operation=new_operation_id(now))
+        begin(store, structs.replace(removal, by="cutline delete daily ops@db7:4711"))
+    whole = Command("prune", "", SIGN.operation)
+    about = structs.replace(SIGN, kind="prune", snapshot="", by="cutline prune ops@db7:4711")
+    store_sign(store, structs.replace(about, began_at=Time.of(began), seen_at=Time.of(now)), 1)
+    (asked,) = [one for one in read_under_way(store) if one.id == whole.operation]
+    ensure_identity(store, FLEET)
+
+    def stop(_: float) -> None:
+        ending = Ending("failed", "cancelled", code=8)
+        record_without_intent(store, whole, Time.of(began), about.by, ending)
+
+    monkeypatch.setattr("snapshots.activity.cancelling.time.sleep", stop)
+    (found,) = cancel_operations(fleet_of(store), [asked], 30.0, Silent())
+    expected = "it has stopped, unfinished; to resume it: snapshot delete daily" if is_left else "cleaned up"
+    assert expected in found.text
+    assert found.result is (CancelResult.UNFINISHED if is_left else CancelResult.CANCELLED)
+
+
 def test_history_has_the_newest_first_with_what_is_known() -> None:
     store = InMemoryStore(unused_url())
     first, second = begun(store, ago=60.0), begun(store, ago=30.0)

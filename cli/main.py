@@ -23,6 +23,7 @@ import typer.main
 
 from cli.background.announcing import find_starter
 from cli.folders.session_folder import begin_session, end_session
+from cli.output.characters import write_everything
 from cli.output.context import FLEET_FILE_DEFAULT, FLEET_VARIABLE, CommandContext, default_fleet_path
 from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
 from cli.output.failure import failure_of, naming_fleet, report
@@ -243,6 +244,7 @@ def _given_fleet(shared: Sequence[str]) -> str | None:
 
 def main() -> None:
     """Run `snapshot` and exit. SIGTERM unwinds the stack as Ctrl-C does, so that cleanup runs."""
+    write_everything((sys.stdout, sys.stderr))
     signal.signal(signal.SIGTERM, _unwind)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Else it is ignored, as whoever started this process wants it.

@@ -58,6 +58,14 @@ def read_label(text: str) -> Label | None:
     return Label(match["command"], match["subject"] or "", match["user"], match["host"], int(match["process"]))
 
 
+def is_of_one_process(text: str, other: str) -> bool:
+    """Whether two labels are known to be of one process, whatever it works on."""
+    first, second = read_label(text), read_label(other)
+    if first is None or second is None:
+        return False
+    return (first.user, first.host, first.process) == (second.user, second.host, second.process)
+
+
 def _plain(text: str) -> str:
     return re.sub(r"[^!-9;-?A-~]", "_", text)
 

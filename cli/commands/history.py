@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.output.context import command_context
-from cli.output.format import seconds_text
-from cli.output.operations import check_snapshot, result_text, volumes_text, what_text
+from cli.output.format import minute_text, moment_text, seconds_text
+from cli.output.operations import check_snapshot, result_cell, volumes_text, what_text
 from cli.output.results import emit
 from cli.output.stopping import owner_text
+from cli.output.tables import Cell, FittingTable, Shorter
 from snapshots.activity.ended_operations import Ended, read_history
 from snapshots.records.store_identity import open_own_store
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "cutline/history/1"
 LAST = 20
+TITLES = ("operation", "what", "result", "who", "ended", "took", "volumes")
+IMPORTANT = ("operation", "result", "what", "ended", "took", "volumes")
 
 
 def history(
@@ -46,23 +50,24 @@ def lines_of(found: list[Ended]) -> list[str | RenderableType]:
     """The output for people."""
     if not found:
         return ["no operation has ended"]
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("operation", "what", "result", "who", "ended", "took", "volumes"):
-        table.add_column(title)
-    for one in found:
-        ended_at = one.outcome.ended_at[:19].replace("T", " ") + "Z" if one.outcome else ""
-        table.add_row(
-            one.id, what_text(one), result_text(one), owner_text(one.label) if one.label else "", ended_at,
-            "" if one.seconds is None else seconds_text(one.seconds), volumes_text(one),
-        )  # fmt: skip
+    rows = [
+        (
+            one.id,
+            what_text(one),
+            result_cell(one),
+            owner_text(one.label) if one.label else "",
+            _ended_cell(one),
+            "" if one.seconds is None else seconds_text(one.seconds),
+            volumes_text(one),
+        )
+        for one in found
+    ]
     causes = [f"operation {one.id}: tried again: {cause}" for one in found for cause in one.causes]
-    return [table, *causes]
+    return [FittingTable(TITLES, rows, important=IMPORTANT), *causes]
 
 
-def line_of(one: Ended) -> str:
-    """One operation on one line."""
-    took = "" if one.seconds is None else f", {seconds_text(one.seconds)}"
-    volumes = f", {text}" if (text := volumes_text(one)) else ""
-    return f"operation {one.id} ({what_text(one)}): {result_text(one)}{took}{volumes}"
+def _ended_cell(one: Ended) -> Cell:
+    if one.outcome is None:
+        return ""
+    moment = datetime.fromisoformat(one.outcome.ended_at)
+    return Shorter(moment_text(moment), minute_text(moment))

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.output.context import command_context
-from cli.output.format import age_text, count_text, moment_text, name_fleet, size_text, time_text
+from cli.output.format import age_text, count_text, minute_text, moment_text, name_fleet, size_text, time_text
 from cli.output.left_out import warnings_of_several
 from cli.output.results import emit, emit_csv, emit_items
-from cli.views.flat_list import csv_rows, flat_lines, flat_rows
+from cli.output.tables import Cell, FittingTable, Shorter
+from cli.views.flat_list import csv_rows, flat_rows, flat_table
 from cli.views.sparkline import sparkline, stdout_levels
 from fleet.record import to_builtins
 from fleet.tables.left_out import select_warnings
@@ -36,6 +37,9 @@ COLUMNS = (
     "snapshot", "increment", "cut made", "state", "changes", "transactions", "size", "sizes", "checked", "comment",
 )  # fmt: skip
 
+NUMBERS = {"increment", "changes", "transactions", "size"}
+IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "transactions", "checked")
+
 
 def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = False) -> None:
     """List the snapshots in the store with their increments.
@@ -54,7 +58,7 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
         elif options.json:
             emit_items(context, {"schema": FLAT_SCHEMA}, "restore_points", rows)
         else:
-            emit(context, {}, flat_lines(rows, datetime.now(UTC)))
+            emit(context, {}, [flat_table(rows, datetime.now(UTC))])
         return
     listing = list_store(fleet)
     document = {
@@ -149,23 +153,19 @@ def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
     return [_table(listing, now), *remarks, *lines]
 
 
-def _table(listing: Listing, now: datetime) -> RenderableType:
-    from rich.table import Table
-
-    table, levels = Table(box=None, pad_edge=False), stdout_levels()
-    for title in COLUMNS:
-        is_number = title in ("increment", "changes", "transactions", "size")
-        table.add_column(title, justify="right" if is_number else "left")
+def _table(listing: Listing, now: datetime) -> FittingTable:
+    rows, levels = list[tuple[Cell, ...]](), stdout_levels()
     for entry in listing.entries:
         if entry.chain is None:
-            table.add_row(entry.name, "", "", f"{entry.state}: {entry.problem}")
+            state = Shorter(f"{entry.state}: {entry.problem}", entry.state, entry.problem or "")
+            rows.append((entry.name, "", "", state, *[""] * (len(COLUMNS) - 4)))
             continue
         for one in (summary_of(entry.chain.full), *entry.summaries):
             made_at = cut_time(one)
-            table.add_row(
+            rows.append((
                 entry.name if one.increment == 0 else "",
                 str(one.increment) if one.increment else "only cut" if entry.chain.full.only_cut else "full",
-                f"{moment_text(made_at)} ({age_text(made_at, now=now)})",
+                Shorter(f"{moment_text(made_at)} ({age_text(made_at, now=now)})", minute_text(made_at)),
                 _state(entry, one),
                 count_text(one.changes),
                 count_text(one.transactions),
@@ -173,8 +173,8 @@ def _table(listing: Listing, now: datetime) -> RenderableType:
                 "" if one.increment else sparkline([increment.bytes for increment in entry.summaries], levels),
                 "" if one.increment else _checked(listing.checks.full.get(entry.name), now),
                 shortened(one.comment),
-            )
-    return table
+            ))  # fmt: skip
+    return FittingTable(COLUMNS, rows, NUMBERS, IMPORTANT)
 
 
 def _checked(check: EndedCheck | None, now: datetime) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -10,18 +11,20 @@ import typer
 from cli.commands.background import or_in_background
 from cli.commands.delete import code_of, mark_document, point_lines, removed_document, removed_lines, requester_text
 from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
-from cli.output.activity import activity
+from cli.output.activity import recorded_activity
 from cli.output.arguments import DryRun
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, UNREACHABLE
 from cli.output.format import count_text, size_text
 from cli.output.results import emit, show_preview
 from fleet.config import Retention
+from fleet.some_names import list_some
 from snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
-from snapshots.removal.removal import DELETE
+from snapshots.removal.removal import DELETE, RemovalResult
 from snapshots.removal.retention import RetentionFate
 
 SCHEMA = "cutline/prune/1"
+NAMES_SHOWN_MAX = 10
 
 
 @or_in_background
@@ -52,12 +55,34 @@ def prune(
         return
 
     with leaving_metrics(context, fleet, "prune", metrics):
-        with activity(context, fleet, "prune") as shown:
-            pruned = prune_store(fleet, rules, shown, lambda plan: show_preview(context, plan_lines(plan)), force=force)
+        # Each removal is an operation, and so is the whole: what is announced, waited for and cancelled.
+        with recorded_activity(context, fleet, "prune", begins_at_once=False) as recorded:
+
+            def begin(plan: PrunePlan) -> None:
+                show_preview(context, plan_lines(plan))
+                if plan.steps:
+                    recorded.begin()
+
+            pruned = prune_store(fleet, rules, recorded.activity, begin, force=force)
+            recorded.code = _code_of_all(pruned.removed)
+            recorded.reason = _unfinished_text(pruned.removed)
+            recorded.volumes = {
+                "objects": sum(one.objects for one in pruned.removed),
+                "bytes": sum(one.bytes for one in pruned.removed),
+            }
         emit(context, document_of(pruned), lines_of(pruned))
-        codes = {code_of(one) for one in pruned.removed} - {DONE}
-        if codes:
-            raise typer.Exit(UNREACHABLE if UNREACHABLE in codes else min(codes))
+        if recorded.code:
+            raise typer.Exit(recorded.code)
+
+
+def _code_of_all(removed: Sequence[RemovalResult]) -> int:
+    codes = {code_of(one) for one in removed} - {DONE}
+    return UNREACHABLE if UNREACHABLE in codes else min(codes, default=DONE)
+
+
+def _unfinished_text(removed: Sequence[RemovalResult]) -> str:
+    left = [one.mark.snapshot for one in removed if not one.is_done]
+    return f"unfinished: {list_some(left, NAMES_SHOWN_MAX)}" if left else ""
 
 
 def plan_document(plan: PrunePlan) -> dict[str, Any]:

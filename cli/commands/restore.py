@@ -54,12 +54,12 @@ from cli.output.arguments import (
     parse_at,
 )
 from cli.output.context import command_context
-from cli.output.recovery import WARNING, write_transactions
 from cli.output.restore_report import announce_plan, document_of, dry_run_lines, lines_of, preview_document
 from cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
 from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
 from cli.spark.protection import check_protection
+from cli.views.recovery import WARNING, write_transactions
 from fleet.config import Fleet, load_fleet
 from fleet.progress import Noting, Progress
 from restore.parts.scope import RestoreScope

@@ -11,12 +11,13 @@ import typer
 from cli.commands.list import chain_bytes, entry_document
 from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Timeline, Transactions
 from cli.output.context import command_context
-from cli.output.format import causes_lines, count_text, moment_text, seconds_text, size_text
+from cli.output.format import causes_lines, count_text, minute_text, moment_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
-from cli.output.recovery import plan_lines, transaction_lines
 from cli.output.results import emit
+from cli.output.tables import FittingTable, Shorter
 from cli.report.document import figures_document
 from cli.report.terminal import timeline_levels, timeline_of
+from cli.views.recovery import plan_lines, transaction_lines
 from fleet.record import to_builtins
 from snapshots.listing.figures import read_figures_of
 from snapshots.listing.in_doubt import in_doubt_transactions
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = "cutline/show/1"
+CUT_TITLES = (
+    "increment", "cut made", "took", "cut", "changes", "transactions", "global", "in flight", "size", "positions",
+)  # fmt: skip
+CUT_NUMBERS = {"took", "cut", "changes", "transactions", "global", "in flight", "size"}
+IMPORTANT_OF_CUT = ("increment", "cut made", "size", "changes", "cut", "in flight", "transactions", "took")
 
 
 def show(
@@ -85,9 +91,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
 
 def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
     """The output for people."""
-    from rich.table import Table
-
-    full, part = chain.full, chain.full
+    full = chain.full
     lines: list[str | RenderableType] = [
         f"{chain.name}: "
         + ("restore point, without rows, " if full.only_cut else "full snapshot ")
@@ -97,31 +101,11 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         *([entry.remark] if entry.remark else []),
         "",
     ]
-    nodes = Table("node", "backup of", "PostgreSQL", "system", "timeline", "database", "base", box=None, pad_edge=False)
-    for identity in chain.nodes:
-        version = f"{identity.server_version // 10000}.{identity.server_version % 10000}"
-        base = str(part.base[identity.node])
-        nodes.add_row(
-            identity.node, identity.backup_of or "", version, identity.system_identifier, str(identity.timeline),
-            identity.database, base,
-        )  # fmt: skip
-    groups = Table("shard", "group", "identity", "key", "partitions", "base rows", box=None, pad_edge=False)
-    for shard, found in chain.all_groups.items():
-        rows, numbers = Counter[int](), chain.numbers_at_cut(shard)
-        for number, count in chain.base_rows(shard).items():
-            if number in numbers:
-                rows[numbers[number]] += count
-        for group in found:
-            key = ", ".join(column.name for column in group.columns[: group.key_width])
-            groups.add_row(
-                shard, group.name, group.identity, key or "none", str(group.partitions),
-                count_text(rows[group.number]),
-            )  # fmt: skip
     return [
         *lines,
-        nodes,
+        _nodes(chain),
         "",
-        groups,
+        _groups(chain),
         "",
         _cuts(chain),
         *_comments(chain),
@@ -130,6 +114,38 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         "",
         *left_out_lines(chain.left_out),
     ]
+
+
+def _nodes(chain: Chain) -> FittingTable:
+    rows = [
+        (
+            identity.node,
+            identity.backup_of or "",
+            f"{identity.server_version // 10000}.{identity.server_version % 10000}",
+            identity.system_identifier,
+            str(identity.timeline),
+            identity.database,
+            str(chain.full.base[identity.node]),
+        )
+        for identity in chain.nodes
+    ]
+    titles = ("node", "backup of", "PostgreSQL", "system", "timeline", "database", "base")
+    return FittingTable(titles, rows, important=("node", "backup of", "database", "PostgreSQL", "system"))
+
+
+def _groups(chain: Chain) -> FittingTable:
+    rows: list[tuple[str, ...]] = []
+    for shard, found in chain.all_groups.items():
+        counts, numbers = Counter[int](), chain.numbers_at_cut(shard)
+        for number, count in chain.base_rows(shard).items():
+            if number in numbers:
+                counts[numbers[number]] += count
+        for group in found:
+            key = ", ".join(column.name for column in group.columns[: group.key_width])
+            base_rows = count_text(counts[group.number])
+            rows.append((shard, group.name, group.identity, key or "none", str(group.partitions), base_rows))
+    titles = ("shard", "group", "identity", "key", "partitions", "base rows")
+    return FittingTable(titles, rows, {"partitions", "base rows"}, ("shard", "group", "base rows", "identity", "key"))
 
 
 def _comments(chain: Chain) -> list[str | RenderableType]:
@@ -172,27 +188,11 @@ def _changes(chain: Chain) -> list[str | RenderableType]:
     ]
 
 
-def _cuts(chain: Chain) -> RenderableType:
-    from rich.table import Table
-
-    titles = (
-        "increment",
-        "cut made",
-        "took",
-        "cut",
-        "changes",
-        "transactions",
-        "global",
-        "in flight",
-        "size",
-        "positions",
-    )
-    cuts = Table(*titles, box=None, pad_edge=False)
-    for commit in chain.commits:
-        positions = " ".join(f"{cut.node} {cut.position}" for cut in commit.cut.nodes)
-        cuts.add_row(
+def _cuts(chain: Chain) -> FittingTable:
+    rows = [
+        (
             (str(commit.increment) if commit.increment else "full") + (", terminal" if commit.terminal else ""),
-            moment_text(cut_time(commit)),
+            Shorter(moment_text(cut_time(commit)), minute_text(cut_time(commit))),
             seconds_text(commit.seconds),
             f"{commit.cut.seconds * 1000:.1f} ms",
             count_text(commit.counts["changes"]),
@@ -200,6 +200,8 @@ def _cuts(chain: Chain) -> RenderableType:
             count_text(commit.cut.global_transactions),
             str(commit.cut.in_flight),
             size_text(commit.counts["bytes"]),
-            positions,
+            " ".join(f"{cut.node} {cut.position}" for cut in commit.cut.nodes),
         )
-    return cuts
+        for commit in chain.commits
+    ]
+    return FittingTable(CUT_TITLES, rows, CUT_NUMBERS, IMPORTANT_OF_CUT)

@@ -15,6 +15,7 @@ from cli.output.format import age_text, count_text, name_fleet, quantity_text, s
 from cli.output.operations import what_text
 from cli.output.results import drawn_live, emit
 from cli.output.stopping import owner_text
+from cli.output.tables import FittingTable
 from cli.views.node_status import NodeStatus, read_nodes
 from fleet.config import Fleet
 from fleet.progress import Reading
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = "cutline/status/1"
+TITLES = ("operation", "what", "state", "who", "begun", "phase", "done", "left", "last sign")
+# Rows of nodes have values in the first of these alone.
+IMPORTANT = ("operation", "done", "left", "what", "state", "phase", "last sign", "begun")
 WATCH_SECONDS = 2.0
 NOTHING = "no operation is under way"
 Watch = Annotated[bool, typer.Option("--watch", help="Show it again every 2 seconds, until Ctrl-C.")]
@@ -87,29 +91,25 @@ def lines_of(report: StatusReport, fleet_file: str | None = None) -> list[str | 
     return [name_fleet(one, fleet_file) if isinstance(one, str) else one for one in lines]
 
 
-def _table(found: list[UnderWay], now: datetime) -> RenderableType:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("operation", "what", "state", "who", "begun", "phase", "done", "left", "last sign"):
-        table.add_column(title)
+def _table(found: list[UnderWay], now: datetime) -> FittingTable:
+    rows: list[tuple[str, ...]] = []
     for one in found:
         sign, state = one.sign, one.state(now)
-        table.add_row(
+        rows.append((
             one.id, what_text(one), state.value, owner_text(one.label) if one.label else "",
             age_text(datetime.fromisoformat(one.began_at), now=now) if one.began_at else "",
             sign.phase if sign else "",
             _done_text(Reading(sign.done, sign.total, sign.unit)) if sign else "",
             _left_text(one) if state is not ActivityState.DEAD else "",
             f"{seconds_text(_silent_seconds(one, now))} ago" if one.seen_at else "",
-        )  # fmt: skip
+        ))  # fmt: skip
         for node in sign.nodes if sign else ():
             left = "" if node.seconds_left is None else seconds_text(node.seconds_left)
             done = _done_text(Reading(node.done, node.total, node.unit))
-            table.add_row("", f"  node {node.node}", "", "", "", "", done, left, "")
+            rows.append((f"  node {node.node}", "", "", "", "", "", done, left, ""))
         if sign and sign.other_nodes:
-            table.add_row("", f"  {count_text(sign.other_nodes)} nodes that are further")
-    return table
+            rows.append((f"  {count_text(sign.other_nodes)} nodes that are further", *[""] * (len(TITLES) - 1)))
+    return FittingTable(TITLES, rows, important=IMPORTANT)
 
 
 def _done_text(reading: Reading) -> str:
@@ -144,6 +144,6 @@ def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
 
 def _remedy(one: UnderWay) -> str:
     if one.opened is None:
-        return f"it has left nothing; to forget it: snapshot cancel {one.id}"
+        return f"{one.left_text}; to forget it: snapshot cancel {one.id}"
     # A removal can't be undone once it has begun to remove.
     return f"{one.remedy}; at once: snapshot cancel {one.id}" if one.kind == "create" else one.remedy

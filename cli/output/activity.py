@@ -41,32 +41,50 @@ def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = ""
 
 @dataclass(slots=True)
 class RecordedCommand:
-    """The activity of a command that only reads, and what its outcome says if it does not raise."""
+    """The activity of a command without an intent, and what its outcome says if it does not raise.
+
+    Others see it as `operation` once it `is_begun`.
+    """
 
     activity: Activity
+    operation: str
+    is_begun: bool = False
     code: int = 0
     reason: str = ""
     volumes: Mapping[str, int] = field(default_factory=dict)
     checked: tuple[CheckedPoint, ...] = ()
 
+    def begin(self) -> None:
+        """Begin to be an operation. In the background, whoever waits for it finds it from then on."""
+        if is_in_background():
+            self.activity.show(self.operation)
+            announce(self.operation)
+        self.activity.become(self.operation)
+        self.is_begun = True
+
 
 @contextmanager
-def recorded_activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = "") -> Iterator[RecordedCommand]:
-    """As `activity`, of a command without an intent; records its outcome, as far as the store lets us."""
-    command = Command(kind, snapshot, new_operation_id(datetime.now(UTC)))
+def recorded_activity(
+    context: typer.Context, fleet: Fleet, kind: str, snapshot: str = "", *, begins_at_once: bool = True
+) -> Iterator[RecordedCommand]:
+    """As `activity`, of a command without an intent; records its outcome, as far as the store lets us.
+
+    If it does not begin at once, it is an operation from `begin` on; what ends before leaves no record.
+    """
+    command, about = Command(kind, snapshot, new_operation_id(datetime.now(UTC))), Command(kind, snapshot)
     with (
         progress(context) as shown,
         traced(fleet, shown, command) as target,
-        Activity(times := StepTimes(target), command, partial(open_own_store, fleet), stop_process, announce) as found,
+        Activity(times := StepTimes(target), about, partial(open_own_store, fleet), stop_process, announce) as found,
     ):
-        run = RecordedCommand(found)
-        if is_in_background():
-            # Whoever waits for it finds it from now on.
-            found.show()
-            announce(command.operation)
+        run = RecordedCommand(found, command.operation)
+        if begins_at_once:
+            run.begin()
 
         def record(ending: Ending) -> None:
             found.ending()
+            if not run.is_begun:
+                return
             with suppress(SnapshotError):
                 by = own_label(kind, snapshot)
                 record_without_intent(open_own_store(fleet), command, found.began_at, by, ending)

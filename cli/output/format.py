@@ -77,6 +77,11 @@ def moment_text(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
+def minute_text(moment: datetime) -> str:
+    """A moment in UTC for narrow terminals: `2026-01-02 03:04Z`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%MZ")
+
+
 def name_fleet(text: str, fleet_file: str | None, *, is_hint: bool = False) -> str:
     """The text with the fleet file that was given in each of its commands: they can be typed as they are."""
     if not fleet_file:

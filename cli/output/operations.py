@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cli.output.format import count_text, quantity_text
+from cli.output.tables import Shorter
 from snapshots.activity.ended_operations import Ended
 from snapshots.activity.under_way import UnderWay
 from snapshots.records.commits import check_name
@@ -43,6 +44,16 @@ def result_text(one: Ended) -> str:
     reason = f": {one.outcome.reason}" if one.outcome.reason else ""
     code = f" (exit {one.code})" if one.code else ""
     return f"{one.outcome.state}{reason}{code}"
+
+
+def result_cell(one: Ended) -> Shorter:
+    """As `result_text`, with the reason of a failure below the row on narrow terminals."""
+    if one.outcome is None:
+        return Shorter(result_text(one), "unknown", one.problem)
+    if one.outcome.state == "done":
+        return Shorter(result_text(one), result_text(one))
+    code = f" (exit {one.code})" if one.code else ""
+    return Shorter(result_text(one), f"{one.outcome.state}{code}", one.outcome.reason)
 
 
 def volumes_text(one: Ended) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 from cli.output.context import command_context
 from cli.output.format import printable, time_text
 from cli.output.json_progress import JsonProgress
+from cli.output.tables import Enumeration, FittingTable
 from fleet.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -153,6 +154,9 @@ def _write_lines(lines: Iterable[str | RenderableType]) -> None:
     for line in lines:
         if isinstance(line, str):
             sys.stdout.write(printable(line) + "\n")
+            continue
+        if isinstance(line, FittingTable | Enumeration) and not sys.stdout.isatty():
+            sys.stdout.writelines(f"{text}\n" for text in line.lines(None, sys.stdout.encoding))
             continue
         if console is None:
             from rich.console import Console

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cli.output.format import moment_text
+from cli.output.characters import FORMS, writable
+from cli.output.format import minute_text, moment_text, printable
+from cli.output.tables import FittingTable, cells_of
 from cli.report.drawing import (
     Bar,
     DataTable,
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 NO_MARK = " "
 # What is drawn beside the levels, whose highest is an amount and a valid part of a bar.
 SHADED, INCONCLUSIVE, UNKNOWN = "░", "▒", "·"
-ASCII_FORMS = {SHADED: "/", INCONCLUSIVE: "~", UNKNOWN: "."}
 # In a pipe there is no width to fit; labels take no more than this of a line, and tables no more lines than this.
 WIDTH_OF_A_PIPE, LABEL_SHARE, COLUMNS_MIN, TABLE_ROWS_MAX = 100, 0.4, 10, 20
 
@@ -68,20 +69,39 @@ class _Picture:
         rows = self.section.rows if self.extent else ()
         labels = [*(one.label for one in rows), *(one.label for one in self.section.bars)]
         texts = [*(one.peak for one in rows), *(one.text for one in self.section.bars)]
-        beside = min(max(map(len, labels), default=0), int(width * LABEL_SHARE))
-        columns = max(width - 5 - beside - max(map(len, texts), default=0), COLUMNS_MIN)
+        beside = min(max(map(cells_of, labels), default=0), int(width * LABEL_SHARE))
+        columns = max(width - 5 - beside - max(map(cells_of, texts), default=0), COLUMNS_MIN)
 
-        def line(label: str, drawn: str, text: str) -> Text:
-            shown = f"  {label[:beside]:{beside}} {drawn} {text}".rstrip()
-            # An ellipsis is not ASCII.
-            return Text(shown, no_wrap=True, overflow="crop" if self.levels.isascii() else "ellipsis")
+        def lines(label: str, drawn: str, text: str) -> Iterator[Text]:
+            label, text = (writable(printable(one), options.encoding) for one in (label, text))
+            if cells_of(label) > beside:
+                yield Text(f"  {label}", overflow="fold")
+                label = ""
+            shown = f"  {label}{' ' * (beside - cells_of(label))} {drawn}"
+            if text and cells_of(shown) + 1 + cells_of(text) > width:
+                yield Text(shown.rstrip(), overflow="fold")
+                yield Text(f"  {text}", overflow="fold")
+            else:
+                yield Text(f"{shown} {text}".rstrip(), overflow="fold")
 
         if rows and self.extent:
-            drawn = (time_line(one, self.extent, columns, self.levels) for one in rows)
-            yield from (line(one.label, shown, one.peak) for one, shown in zip(rows, drawn, strict=True))
-            begin, end = moment_text(self.extent.begin), moment_text(self.extent.end)
-            yield line("", f"{begin}{end:>{max(columns - len(begin), len(end) + 1)}}", "")
-        yield from (line(one.label, bar_line(one, columns, self.levels), one.text) for one in self.section.bars)
+            for one in rows:
+                yield from lines(one.label, time_line(one, self.extent, columns, self.levels), one.peak)
+            yield from (Text(one) for one in _axis(self.extent, beside + 3, columns, width))
+        for bar in self.section.bars:
+            yield from lines(bar.label, bar_line(bar, columns, self.levels), bar.text)
+
+
+def _axis(extent: Extent, margin: int, columns: int, width: int) -> Iterator[str]:
+    """The first and the last moment below so many columns; narrow ones have no seconds, or a line each."""
+    for text in (moment_text, minute_text):
+        begin, end = text(extent.begin), text(extent.end)
+        line = f"{begin}{end:>{max(columns - len(begin), len(end) + 1)}}"
+        if margin + len(line) <= width:
+            yield " " * margin + line
+            return
+    for moment in (begin, end):
+        yield f"{moment:>{min(width, margin + columns)}}"
 
 
 def time_line(row: TimeRow, extent: Extent, count: int, levels: str) -> str:
@@ -113,35 +133,12 @@ def bar_line(bar: Bar, count: int, levels: str) -> str:
 
 def _fitting(character: str, levels: str) -> str:
     """The character, or its ASCII form if the levels are ASCII."""
-    return ASCII_FORMS[character] if levels.isascii() else character
-
-
-@dataclass(frozen=True, slots=True)
-class _FittingTable:
-    """A table; where the terminal is too narrow for its columns, a paragraph for each row."""
-
-    table: DataTable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        from rich.table import Table
-        from rich.text import Text
-
-        titles, rows = self.table.titles, self.table.rows[:TABLE_ROWS_MAX]
-        widths = (max(map(len, column)) for column in zip(titles, *rows, strict=True))
-        if sum(widths) + len(titles) - 1 > options.max_width:
-            for first, *others in rows:
-                said = (f"{title} {text}" for title, text in zip(titles[1:], others, strict=True) if text)
-                yield Text(f"{first}: {', '.join(said)}")
-            return
-        drawn = Table(box=None, pad_edge=False)
-        for number, title in enumerate(titles):
-            drawn.add_column(title, justify="right" if number in self.table.numbers else "left")
-        for row in rows:
-            drawn.add_row(*row)
-        yield drawn
+    return FORMS[character] if levels.isascii() else character
 
 
 def _table(table: DataTable) -> Iterable[str | RenderableType]:
     more = len(table.rows) - TABLE_ROWS_MAX
     left_out = [f"{more} more rows; all of them with --json"] if more > 0 else []
-    return ["", f"{table.caption}:", _FittingTable(table), *left_out] if table.rows else []
+    numbers = {table.titles[number] for number in table.numbers}
+    drawn = FittingTable(table.titles, table.rows[:TABLE_ROWS_MAX], numbers)
+    return ["", f"{table.caption}:", drawn, *left_out] if table.rows else []

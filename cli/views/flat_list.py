@@ -10,7 +10,17 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
-from cli.output.format import age_text, count_text, moment_text, printable, seconds_text, size_text, time_text
+from cli.output.format import (
+    age_text,
+    count_text,
+    minute_text,
+    moment_text,
+    printable,
+    seconds_text,
+    size_text,
+    time_text,
+)
+from cli.output.tables import Cell, FittingTable, Shorter
 from snapshots.activity.checks import NewestChecks
 from snapshots.listing.listing import Entry, Listing
 from snapshots.records.chain import Chain, summary_of
@@ -32,6 +42,7 @@ TITLES = (
     "state", "checked", "comment",
 )  # fmt: skip
 NUMBERS = {"increment", "took", "size", "changes", "transactions", "nodes", "groups"}
+IMPORTANT = ("snapshot", "increment", "type", "cut made", "state", "size", "changes", "transactions", "took", "checked")
 
 
 def flat_rows(listing: Listing) -> Iterator[dict[str, Any]]:
@@ -112,19 +123,12 @@ def _cell(value: object) -> object:
     return f"'{printable(text)}" if text.startswith(FORMULA_SIGNS) else printable(text)
 
 
-def flat_lines(rows: Iterable[dict[str, Any]], now: datetime) -> Iterator[str]:
-    """The rows for people. rich would wrap them, and need half a minute for 10,000."""
-    table = [TITLES, *(_texts(row, now) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for texts in table:
-        cells = (
-            text.rjust(width) if title in NUMBERS else text.ljust(width)
-            for title, text, width in zip(TITLES, texts, widths, strict=True)
-        )
-        yield "  ".join(cells).rstrip()
+def flat_table(rows: Iterable[dict[str, Any]], now: datetime) -> FittingTable:
+    """The rows for people."""
+    return FittingTable(TITLES, [_cells(row, now) for row in rows], NUMBERS, IMPORTANT)
 
 
-def _texts(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
+def _cells(row: dict[str, Any], now: datetime) -> tuple[Cell, ...]:
     if row["type"] is None:
         return (row["snapshot"], *[""] * 10, row["state"], "", shortened(row["problem"]))
     state = row["state"] + ", terminal" * row["terminal"]
@@ -132,11 +136,16 @@ def _texts(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
     checked = ", ".join(f"{result} {_age(at, now)}" for result, at in checks.items() if at)
     return (
         row["snapshot"], str(row["increment"]), row["type"],
-        moment_text(datetime.fromisoformat(row["cut_at"])), moment_text(datetime.fromisoformat(row["created_at"])),
+        _moment(row["cut_at"]), _moment(row["created_at"]),
         seconds_text(row["seconds"]), size_text(row["bytes"]), count_text(row["changes"]),
         count_text(row["transactions"]), str(len(row["nodes"])), str(len(row["groups"])), state, checked,
         shortened(row["comment"]),
     )  # fmt: skip
+
+
+def _moment(time: str) -> Shorter:
+    moment = datetime.fromisoformat(time)
+    return Shorter(moment_text(moment), minute_text(moment))
 
 
 def _age(time: str, now: datetime) -> str:

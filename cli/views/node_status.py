@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cli.output.format import seconds_text, size_text
+from cli.output.tables import Enumeration
 from fleet.config import Fleet
 from fleet.lsn import Lsn
 from fleet.nodes.lock_holders import LockAnswer, ask_lock_holders
@@ -54,25 +55,27 @@ class NodeStatus:
         }
 
     @property
-    def text(self) -> str:
+    def text(self) -> Enumeration:
         """The node for people."""
+        head = f"node {self.node}"
         if self.lags.problem and (self.lock is None or self.lock.problem):
-            return f"node {self.node}: {self.lock.problem if self.lock else self.lags.problem}"
+            return Enumeration(head, (self.lock.problem if self.lock else self.lags.problem,))
         parts = [_lock_text(self.lock)] if self.lock else []
         if self.lags.problem:
             parts.append(f"WAL positions are not known: {self.lags.problem}")
         else:
             parts += [f"at {self.lags.position}" if self.lags.position is not None else "at no known position"]
-            parts += [
-                f"slot {one.slot} {size_text(one.lag_bytes)} behind, retains {size_text(one.retained_bytes)}"
-                for one in self.lags.slots
-            ]
+            for one in self.lags.slots:
+                parts += [
+                    f"slot {one.slot} {size_text(one.lag_bytes)} behind",
+                    f"retains {size_text(one.retained_bytes)}",
+                ]
         if (behind := self.lags.behind(self.archived)) is not None:
             parts.append(f"archive {size_text(behind)} behind")
         if (replay := self.lags.replay) is not None:
             late = "" if replay.seconds is None else f", {seconds_text(replay.seconds)}"
             parts.append(f"replay {size_text(replay.size_bytes)}{late} behind")
-        return f"node {self.node}: {', '.join(parts)}"
+        return Enumeration(head, parts)
 
 
 def _lock_text(lock: LockAnswer) -> str:

@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.-:=+*#"
+from cli.output.characters import ASCII_LEVELS as ASCII
+from cli.output.characters import BLOCKS as BLOCKS
+
 # The fonts of these terminals lack most of the blocks.
 WITHOUT_BLOCKS = ("dumb", "linux", "vt")
 CELLS_MAX = 12

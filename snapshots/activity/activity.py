@@ -2,6 +2,9 @@
 
 A thread does both, every few seconds, and never makes the command fail: what it can't store or read, nobody sees. A
 command that ends within the first seconds stores nothing.
+
+A command may be an operation of its own, without an intent, and work on others meanwhile: a prune has one removal after
+the other. Then both have signs, and a request to either stops it.
 """
 
 from __future__ import annotations
@@ -63,13 +66,14 @@ class Activity:
     ) -> None:
         self._target, self._command, self._open_store, self._stop = target, command, open_store, stop
         self._begun = begun
-        self._first: _Signs | None = None
+        self._shown: list[_Signs] = []
         self._by, self.began_at = own_label(command.kind, command.snapshot), current_time()
         self._step = StepPace("begin", None, "")
         self._left: tuple[float, float] | None = None
         self._is_rough = False
-        # Those of the command since the last look: a prune has several, one after the other.
-        self._operations = [command.operation] * bool(command.operation)
+        self._own = command.operation
+        # Those that the command has worked on since the last look.
+        self._operations: list[str] = []
         # By operation, the number of the next request.
         self._requests: dict[str, int] = {}
         self._is_ending = False
@@ -104,7 +108,7 @@ class Activity:
     def tell(self, reading: Reading) -> None:
         """Keep it and pass it on."""
         with self._lock:
-            if reading.operation and reading.operation not in self._operations[-1:]:
+            if reading.operation and reading.operation not in (self._own, *self._operations[-1:]):
                 self._operations.append(reading.operation)
                 # What ended before was another one.
                 self._is_ending = False
@@ -130,37 +134,48 @@ class Activity:
             self._is_ending = True
         self._target.ending()
 
-    def show(self) -> None:
-        """Store a sign of life now: others see an operation that has no intent. Raises what the store raises."""
-        self._first = self._follow(None)
-        if self._first is not None:
-            self._first.store_next(self._sign(self._first))
+    def show(self, operation: str) -> None:
+        """Store a sign of life of the command's own operation now: others see it. Raises what the store raises."""
+        signs = self._signs_of(operation)
+        signs.store_next(self._sign(signs))
+        with self._lock:
+            self._shown.append(signs)
+
+    def become(self, operation: str) -> None:
+        """From now on the command is this operation, too."""
+        with self._lock:
+            self._own = operation
 
     def _run(self) -> None:
-        signs: _Signs | None = None
+        signs: list[_Signs] = []
         while not self._ended.wait(LOOK_SECONDS):
             # What is not answered now is asked again.
             with suppress(Exception):
                 signs = self._follow(signs)
-            # The command's end waits for what is asked of the store here.
-            if signs is not None and not self._ended.is_set() and time.monotonic() >= signs.due:
-                # Before it looks: who asks sees that a process is there, and when it is gone.
+            for one in signs:
+                # The command's end waits for what is asked of the store here.
+                if not self._ended.is_set() and time.monotonic() >= one.due:
+                    # Before it looks: who asks sees that a process is there, and when it is gone.
+                    with suppress(Exception):
+                        one.store_next(self._sign(one))
+            if signs and not self._ended.is_set():
                 with suppress(Exception):
-                    signs.store_next(self._sign(signs))
-            if signs is not None and not self._ended.is_set():
-                with suppress(Exception):
-                    self._look(signs.store)
-        _clear(signs or self._first)
+                    self._look(signs[0].store)
+        for one in [*signs, *(shown for shown in self._shown if shown not in signs)]:
+            one.clear()
 
-    def _follow(self, signs: _Signs | None) -> _Signs | None:
-        """The signs of the operation that the command works on now; None if there is none yet."""
+    def _follow(self, signs: list[_Signs]) -> list[_Signs]:
+        """The signs of the command's own operation, if it is one, and of the one that it works on now, if any."""
         with self._lock:
-            operation = self._operations[-1] if self._operations else ""
-        if signs is not None and signs.operation == operation:
-            return signs
-        _clear(signs)
-        if not operation:
-            return None
+            wanted = [one for one in (self._own, *self._operations[-1:]) if one]
+            known = {one.operation: one for one in (*self._shown, *signs)}
+        for one in signs:
+            if one.operation not in wanted:
+                one.clear()
+        return [known.get(one) or self._signs_of(one) for one in wanted]
+
+    def _signs_of(self, operation: str) -> _Signs:
+        """New signs of an operation, after those that earlier processes have left."""
         store = self._open_store()
         names = store.list_children(f"operations/{operation}")
         kind, snapshot, increment, began_at = self._command.kind, self._command.snapshot, None, self.began_at
@@ -170,7 +185,6 @@ class Activity:
         if datetime.fromisoformat(began_at) < datetime.fromisoformat(PROCESS_BEGAN_AT):
             # Those were asked of an earlier process, whose restore this one goes on with.
             self._requests[operation] = next_number(request_numbers(names))
-        # After those that earlier processes have left.
         number = next_number(sign_numbers(names))
         is_clean = number == 1
         return _Signs(store, operation, Command(kind, snapshot, operation), increment, began_at, number, is_clean)
@@ -178,15 +192,15 @@ class Activity:
     def _look(self, store: ObjectStore) -> None:
         """Stop if somebody has asked for it, by any operation of the command since the last look."""
         with self._lock:
-            looked = list(self._operations)
-        for operation in looked:
+            own, looked = self._own, list(self._operations)
+        for operation in (*([own] if own else []), *looked):
             number = self._requests.get(operation, 1)
             if (request := read_cancel_request(store, operation, number)) is not None:
                 self._obey(request)
                 break
         with self._lock:
             # The last one is asked again.
-            self._operations = self._operations[len(looked) - 1 :]
+            self._operations = self._operations[max(len(looked) - 1, 0) :]
 
     def _obey(self, request: CancelRequest) -> None:
         with self._lock:
@@ -261,11 +275,6 @@ class _Signs:
     def rarer(self) -> float:
         """The seconds to the sign after the next one, unless both can be stored and the one before deleted."""
         return min(self.every_seconds * RARER, SIGN_SECONDS_MAX)
-
-
-def _clear(signs: _Signs | None) -> None:
-    if signs is not None:
-        signs.clear()
 
 
 def _rounded(value: float | None) -> float | None:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from fleet.config import Fleet
-from fleet.label import own_label
+from fleet.label import is_of_one_process, own_label
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from snapshots.activity.command import Command
@@ -41,7 +41,7 @@ from storage.errors import BusyError, RefusedError, UnreachableError
 from storage.store import ObjectStore
 
 POLL_SECONDS = 0.5
-# A check or a gc that was only suspended answers within this time.
+# A check, a gc or a prune that was only suspended answers within this time.
 ANSWER_SECONDS_MAX = 5.0
 # So many listings in turn without a sign tell that the process has ended: if it had signs, and if it had none, as it
 # stores the first one within LOOK_SECONDS.
@@ -113,6 +113,8 @@ def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progr
             is_over = watch.is_over(one)
             if not is_open(store, one.id):
                 ended = _ended(one, read_outcome(store, one.id))
+                if ended.result is CancelResult.CANCELLED and one.opened is None:
+                    ended = _with_unfinished_part(store, ended)
             elif is_over:
                 ended = _left_open(one)
             else:
@@ -126,6 +128,16 @@ def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progr
     for one in waiting:
         text = f"it is asked to stop, and has not ended in {wait_seconds:.0f} s"
         yield Cancelled(one, CancelResult.STILL_RUNNING, text)
+
+
+def _with_unfinished_part(store: ObjectStore, ended: Cancelled) -> Cancelled:
+    """What became of a command that works on operations one after the other: one of these may be left, of a prune."""
+    whole = ended.operation
+    for one in read_under_way(store):
+        is_later = (one.began_at or "") >= (whole.began_at or "")
+        if one.opened is not None and is_later and is_of_one_process(one.label, whole.label):
+            return Cancelled(whole, CancelResult.UNFINISHED, _left_open(one).text)
+    return ended
 
 
 def _left_open(one: UnderWay) -> Cancelled:
@@ -188,14 +200,14 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
 
 
 def _forget(store: ObjectStore, one: UnderWay, progress: Progress) -> Cancelled:
-    """Record that a check or a gc is dead, which has changed nothing that others would have to undo."""
+    """Record that a check, a gc or a prune is dead: what its removals have begun, they have recorded themselves."""
     (found,) = _await(store, [one], ANSWER_SECONDS_MAX, progress)
     if found.result is not CancelResult.STILL_RUNNING or one.began_at is None:
         return found
     about = Command(one.kind, one.snapshot, one.id)
     record_without_intent(store, about, one.began_at, one.label, Ending(FAILED, "no sign of life"))
     clear_signs(store, one.id)
-    return Cancelled(one, CancelResult.SETTLED, f"{SILENT}; it has left nothing")
+    return Cancelled(one, CancelResult.SETTLED, f"{SILENT}; {one.left_text}")
 
 
 def _settled(

@@ -17,7 +17,7 @@ from snapshots.records.operation_records import VALID, CheckedPoint
 from storage.ids import OPERATION_ID
 from storage.store import ObjectStore
 
-# So many of the newest operations without an intent, which are checks and gc, are looked at.
+# So many of the newest operations without an intent, which are checks, gc and prunes, are looked at.
 READ_MAX = 256
 Key = TypeVar("Key")
 

@@ -140,7 +140,7 @@ class Ended:
 def list_ended(documents: Mapping[str, Set[str]], *, has_intent: bool | None = None) -> list[str]:
     """The ids of operations with an outcome, the newest first; `documents` are those of document_names.
 
-    With `has_intent`, only those that have an intent, or only those that have none: checks and gc.
+    With `has_intent`, only those that have an intent, or only those that have none: checks, gc and prunes.
     """
     return [
         one

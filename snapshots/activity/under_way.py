@@ -50,7 +50,7 @@ class UnderWay:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known what it does: its intent can be read, or it is a check or a gc."""
+        """Whether it is known what it does: its intent can be read, or it is a check, a gc or a prune."""
         return self.intent is not None or (self.opened is None and self.sign is not None)
 
     @property
@@ -97,6 +97,11 @@ class UnderWay:
     def remedy(self) -> str:
         """What ends it if its process is gone; "" if it has no intent."""
         return self.opened.remedy if self.opened else ""
+
+    @property
+    def left_text(self) -> str:
+        """What it has left if its process is gone and it has no intent: the removals of a prune have their own."""
+        return "it has left nothing" if self.kind != "prune" else "its removals are operations of their own"
 
     def state(self, now: datetime) -> ActivityState:
         """Whether its process shows signs of life."""

@@ -8,8 +8,8 @@ These records are always kept:
 - of an operation that has left objects: its record proves that they are garbage;
 - of a create whose snapshot is being removed: its record proves whose the slots are that are still to be dropped.
 
-Signs of life are removed a day after their operation has ended, and those of a check or a gc that was killed a day
-after the last one. All others are removed once their outcome is
+Signs of life are removed a day after their operation has ended, and those of a check, a gc or a prune that was killed a
+day after the last one. All others are removed once their outcome is
 RECORD_SECONDS old, the intent first and the outcome last. If gc dies between the two, the operation still has its
 outcome, and the next gc removes it. In the other order the operation would appear to be open.
 """

@@ -85,7 +85,7 @@ class Canceller:
         if self.asked.is_set():
             return
         assert self.activity is not None
-        store, operation = self.fleet.store.open(), self.watching.operation or self.activity._operations[-1]
+        store, operation = self.fleet.store.open(), self.watching.operation or self.activity._own
         deadline = time.monotonic() + SECONDS_MAX
         # A check has nothing but its signs.
         while (found := read_one(store, operation)) is None:

@@ -159,3 +159,29 @@ def test_ctrl_c_ends_the_command_that_has_no_operation_yet(runs: Runs, tmp_path:
     assert (typed.returncode, out) == (130, "")
     assert "error: stopped by Ctrl-C" in err
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_prune_is_waited_for_as_a_whole(runs: Runs) -> None:
+    """Its removals, one after the other, are operations of their own. This test is the last one: `daily` goes."""
+    for name in ("second", "third"):
+        runs.full(name)
+    typed = begin(runs, "prune", "--keep-full", "1", "--yes")
+    assert typed.returncode == 0, typed.stderr
+    operation = typed.stdout.strip()
+    code, ended = wait_for(runs, operation)
+    assert (code, ended["kind"], ended["snapshot"], ended["state"]) == (0, "prune", None, "done")
+    store = runs.fleet.store.open()
+    assert [store.list(f"snapshots/{name}") for name in ("daily", "second")] == [[], []]
+    _, document = run_command(runs.fleet, "history", "--last", "3")
+    removals = {one["snapshot"]: one for one in document["operations"] if one["operation"] != operation}
+    assert {name: one["kind"] for name, one in removals.items()} == {"daily": "delete", "second": "delete"}
+    assert all(
+        ended["began_at"] <= one["began_at"] <= one["ended_at"] <= ended["ended_at"] for one in removals.values()
+    )
+    for unit in ("objects", "bytes"):
+        assert ended["volumes"][unit] == sum(one["volumes"][unit] for one in removals.values())
+    # What it has nothing to do for has no operation.
+    code, document = run_command(runs.fleet, "prune", "--keep-full", "1", "--yes", "--background")
+    assert (code, document["schema"], document["steps"]) == (0, "cutline/prune/1", [])
+    _, document = run_command(runs.fleet, "history", "--last", "1")
+    assert document["operations"][0]["operation"] in {operation, *(one["operation"] for one in removals.values())}

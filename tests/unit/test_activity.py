@@ -15,7 +15,7 @@ import snapshots.activity.activity as activity
 from fleet.progress import Reading, Silent
 from snapshots.activity.activity import SIGN_NODES_MAX, Activity
 from snapshots.activity.command import Command
-from snapshots.activity.under_way import read_one
+from snapshots.activity.under_way import read_one, read_under_way
 from snapshots.operations.operation import begin, current_time, new_operation
 from snapshots.operations.signs import newest_sign, sign_numbers, store_request, store_sign
 from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife, operation_key
@@ -330,11 +330,50 @@ def test_a_check_is_seen_as_soon_as_it_shows_itself_and_leaves_no_sign(monkeypat
     ensure_identity(store, FLEET)
     with Activity(Silent(), Command("check", "daily", operation), lambda: store, never) as found:
         assert read_one(store, operation) is None
-        found.show()
+        found.show(operation)
         seen = read_one(store, operation)
         assert seen is not None
         assert (seen.kind, seen.snapshot, seen.intent) == ("check", "daily", None)
     assert store.list_children(f"operations/{operation}") == []
+
+
+def test_a_command_that_is_an_operation_has_signs_beside_those_of_what_it_works_on() -> None:
+    """As a prune: whoever waits for it sees it until its last removal has ended."""
+    store, whole = memory(), "20261120T000000Z-000000000a"
+    first, second = begun(store, "prune"), begun(store, "delete")
+
+    def number_of_whole() -> int:
+        return max(sign_numbers(store.list_children(f"operations/{whole}")), default=0)
+
+    with Activity(Silent(), Command("prune"), lambda: store, never) as found:
+        found.show(whole)
+        found.become(whole)
+        assert number_of_whole() == 1
+        for one in (first, second):
+            found.tell(Reading(0, operation=one.id))
+            until(lambda one=one: newest(store, one))
+            before = number_of_whole()
+            until(lambda before=before: number_of_whole() > before + 2)
+        assert names(store, first) == ["intent.json"]
+        (seen,) = [one for one in read_under_way(store) if one.id == whole]
+        assert (seen.kind, seen.snapshot, seen.intent) == ("prune", "", None)
+    assert names(store, second) == ["intent.json"]
+    assert store.list_children(f"operations/{whole}") == []
+
+
+@pytest.mark.parametrize("asks_whole", [True, False])
+def test_who_asks_the_whole_stops_the_part_and_the_other_way_round(*, asks_whole: bool) -> None:
+    store, asked, whole = memory(), list[CancelRequest](), "20261120T000000Z-000000000a"
+    with Activity(Silent(), Command("prune"), lambda: store, asked.append) as found:
+        found.become(whole)
+        part = begun(store, "prune")
+        found.tell(Reading(0, operation=part.id))
+        until(lambda: newest(store, part))
+        assert asked == []
+        request = CancelRequest(whole if asks_whole else part.id, "cutline cancel ops@db7:1", current_time())
+        store_request(store, request)
+        until(lambda: asked)
+    assert asked == [request]
 
 
 def test_each_operation_is_announced_once_it_is_begun() -> None:

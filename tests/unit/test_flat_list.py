@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from cli.output.results import emit_csv
-from cli.views.flat_list import COLUMNS, csv_rows, flat_lines, flat_rows
+from cli.views.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
 from fleet.record import Time, from_builtins
 from snapshots.activity.checks import EndedCheck, NewestChecks
 from snapshots.listing.listing import Entry, Listing
@@ -68,7 +68,7 @@ def test_a_row_has_its_cut_its_type_and_the_checks_of_its_restore_point() -> Non
     assert (full["checked_at"], full["check_result"], full["valid_at"]) == (None, None, None)
     assert (first["checked_at"], first["check_result"]) == ("2026-11-20T11:30:00.000Z", "conflicts")
     assert first["valid_at"] == "2026-11-20T10:30:00.000Z"
-    *_, line = flat_lines([full, first], NOW)
+    *_, line = flat_table([full, first], NOW).lines(None)
     assert "conflicts 30 min ago, valid 1 h ago" in line
 
 
@@ -119,13 +119,13 @@ def test_a_snapshot_that_can_not_be_read_has_a_row_with_its_problem() -> None:
     }  # fmt: skip
     (cells,) = csv.DictReader(io.StringIO(as_csv(listing), newline=""))
     assert (cells["snapshot"], cells["increment"], cells["problem"]) == ("lost", "", "its commit is gone")
-    *_, line = flat_lines([row], NOW)
+    *_, line = flat_table([row], NOW).lines(None)
     assert line.split() == ["lost", "broken", *["its", "commit", "is", "gone"]]
 
 
 def test_columns_of_the_text_stand_below_their_titles() -> None:
     rows: list[dict[str, Any]] = list(flat_rows(listing_of(commented("", "b"))))
-    title, *lines = flat_lines(rows, NOW)
+    title, *lines = flat_table(rows, NOW).lines(None)
     at = title.index("cut made")
     assert [line[at : at + 20] for line in lines] == ["2026-11-20 10:00:00Z", "2026-11-20 10:01:00Z"]
     assert [line[: title.index("increment") + len("increment")].split()[-1] for line in lines] == ["0", "1"]

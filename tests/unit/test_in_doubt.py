@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from msgspec import UNSET, structs
 
-from cli.output.recovery import plan_lines, write_transactions
+from cli.views.recovery import plan_lines, write_transactions
 from fleet.lsn import Lsn
 from snapshots.listing.in_doubt import InDoubtUnknownError, find_in_doubt, in_doubt_transactions
 from snapshots.listing.recovery_plan import plan_recovery

@@ -26,6 +26,6 @@ AT = NodeLags("a", position=Lsn(0x50))
 )
 def test_only_what_is_known_is_said(lock: LockAnswer | None, lags: NodeLags, state: str | None, text: str) -> None:
     status = NodeStatus("a", "primary" if lock else "standby", lock, lags, None)
-    assert status.text == f"node a: {text}"
+    assert list(status.text.lines(None)) == [f"node a: {text}"]
     assert (status.to_json()["lock"], status.to_json()["holder"]) == (state, None)
     assert (status.to_json()["problem"] is None) == (not lags.problem and not (lock and lock.problem))

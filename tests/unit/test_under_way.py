@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
+from cli.commands.status import StatusReport, lines_of
+from cli.output.tables import FittingTable
 from fleet.progress import Silent
 from fleet.record import Time
 from snapshots.activity.cancelling import CancelResult, cancel_operations
@@ -20,7 +22,7 @@ from snapshots.activity.under_way import DEAD_SECONDS, ActivityState, UnderWay, 
 from snapshots.operations.operation import Operation, begin, new_operation, record_operation, record_outcome
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.signs import store_sign
-from snapshots.records.operation_records import Intent, operation_key, read_cancel_request
+from snapshots.records.operation_records import Intent, NodeSign, operation_key, read_cancel_request
 from snapshots.records.store_identity import StoreOfAnotherFleetError, ensure_identity
 from storage.errors import StoppedError
 from storage.ids import new_operation_id
@@ -256,6 +258,63 @@ def test_a_dead_check_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.list_children(f"operations/{SIGN.operation}") == ["cancel-1.json", "outcome.json"]
     (ended,) = read_history(store, 9)
     assert (ended.kind, ended.label, ended.code) == ("check", LABEL, None)
+
+
+def test_in_80_columns_each_node_stays_one_line_and_nothing_is_lost() -> None:
+    store = memory()
+    intent = begun(store, ago=200.0)
+    nodes = tuple(
+        NodeSign(node=f"s{number}-b1", done=182 << 20, total=183 << 20, unit="bytes", rate=0.1, seconds_left=15.6)
+        for number in (1, 2)
+    )
+    about = structs.replace(
+        SIGN, operation=intent.id, kind="create", snapshot="daily", seen_at=Time.of(NOW), phase="copy"
+    )
+    store_sign(
+        store,
+        structs.replace(about, done=1 << 29, total=1 << 30, unit="bytes", nodes=nodes, seconds_left=6.3, is_rough=True),
+        1,
+    )
+    (table,) = lines_of(StatusReport(read_under_way(store), [], NOW))
+    assert isinstance(table, FittingTable)
+    header, first, *lines = table.lines(80)
+    # 27 + 29 + 13 and the gaps leave room for the phase, as 5 and a gap do, but not for the state.
+    assert header.split() == ["operation", "phase", "done", "left"]
+    assert first.split()[:1] == [intent.id]
+    assert "512.0 MiB of 1.0 GiB (50 %)" in first
+    below, (one, other) = lines[:-2], lines[-2:]
+    assert " ".join(" ".join(below).split()).startswith("what create daily, increment 3, state running, ")
+    # 182 of 183 are 99 %.
+    assert " ".join(one.split()) == "node s1-b1 182.0 MiB of 183.0 MiB (99 %) 15.6 s"
+    assert other.replace("s2", "s1") == one
+    assert all(len(line) <= 80 for line in (header, first, *lines))
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_prune_that_was_stopped_says_what_it_has_left(monkeypatch: pytest.MonkeyPatch, *, is_left: bool) -> None:
+    store, now = memory(), datetime.now(UTC)
+    began = now - timedelta(seconds=9)
+    # Somebody else's removal, and one of another process of the same machine and user.
+    for by in ("cutline delete other ops@db8:4711", "cutline delete other ops@db7:4712"):
+        begin(store, structs.replace(begun(store, "delete", now=now), operation=new_operation_id(now), by=by))
+    if is_left:
+        removal = structs.replace(begun(store, "delete", now=now), operation=new_operation_id(now))
+        begin(store, structs.replace(removal, by="cutline delete daily ops@db7:4711"))
+    whole = Command("prune", "", SIGN.operation)
+    about = structs.replace(SIGN, kind="prune", snapshot="", by="cutline prune ops@db7:4711")
+    store_sign(store, structs.replace(about, began_at=Time.of(began), seen_at=Time.of(now)), 1)
+    (asked,) = [one for one in read_under_way(store) if one.id == whole.operation]
+    ensure_identity(store, FLEET)
+
+    def stop(_: float) -> None:
+        ending = Ending("failed", "cancelled", code=8)
+        record_without_intent(store, whole, Time.of(began), about.by, ending)
+
+    monkeypatch.setattr("snapshots.activity.cancelling.time.sleep", stop)
+    (found,) = cancel_operations(fleet_of(store), [asked], 30.0, Silent())
+    expected = "it has stopped, unfinished; to resume it: snapshot delete daily" if is_left else "cleaned up"
+    assert expected in found.text
+    assert found.result is (CancelResult.UNFINISHED if is_left else CancelResult.CANCELLED)
 
 
 def test_history_has_the_newest_first_with_what_is_known() -> None:

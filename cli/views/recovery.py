@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cli.output.tables import FittingTable
 from snapshots.listing.in_doubt import InDoubtTransaction, state_of
 from snapshots.listing.recovery_plan import NodeRecovery
 from snapshots.records.commit import Commit
@@ -25,14 +26,12 @@ def transaction_lines(commit: Commit, transactions: Sequence[InDoubtTransaction]
     label = increment_label(commit.snapshot, commit.increment)
     if not transactions:
         return [f"no transaction was in doubt at the cut of {label}"]
-    from rich.table import Table
-
-    table = Table("global id", "decision", "node", "at the cut", "gid", box=None, pad_edge=False)
-    for one in transactions:
-        for number, (node, part) in enumerate(one.parts):
-            head = (one.global_id, one.decision) if number == 0 else ("", "")
-            table.add_row(*head, node, state_of(part), part.gid)
-    return [table]
+    rows = [
+        (*((one.global_id, one.decision) if number == 0 else ("", "")), node, state_of(part), part.gid)
+        for one in transactions
+        for number, (node, part) in enumerate(one.parts)
+    ]
+    return [FittingTable(("global id", "decision", "node", "at the cut", "gid"), rows)]
 
 
 def plan_lines(commit: Commit, nodes: Sequence[NodeRecovery]) -> list[str | RenderableType]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 from msgspec import structs
-from snapshots.activity.history import Ending, record_without_intent
+from snapshots.activity.recording import Ending, record_without_intent
 
 from cli.output.characters import ASCII_LEVELS, BLOCKS, FORMS, RULE, writable, write_everything
 from cli.output.drill import SQL_SHOWN_MAX, drill_lines

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import pytest
 from msgspec import structs
-from snapshots.activity.recording import Ending, record_without_intent
 
 from cli.output.characters import ASCII_LEVELS, BLOCKS, FORMS, RULE, writable, write_everything
 from cli.output.drill import SQL_SHOWN_MAX, drill_lines
@@ -29,6 +28,7 @@ from restore.drill.assertions import AssertionResult
 from restore.drill.drill import DrillReport
 from restore.report import NodeReport, RestoreReport
 from snapshots.activity.command import Command
+from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.operations.committing import put_commit
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.store_identity import ensure_identity

@@ -60,14 +60,14 @@ def watch(context: typer.Context) -> None:
 
 def run_watch(watcher: Watcher) -> NoReturn:
     """Work while it is this process's turn, and stand by while it is another's."""
-    said, seconds = "", STAND_BY_SECONDS
+    said, seconds, is_start = "", STAND_BY_SECONDS, True
     while True:
         # A node may have another address by now.
         watcher.source.reload(watcher.log)
         try:
             with take_turn(watcher.source.fleet, watcher.log) as turn:
                 watcher.begin()
-                watcher.is_active = True
+                watcher.is_active, is_start = True, False
                 watcher.notices.waits(None)
                 if said:
                     watcher.log("it is this watch's turn")
@@ -77,11 +77,13 @@ def run_watch(watcher: Watcher) -> NoReturn:
                     watcher.step()
         except SnapshotError as error:
             watcher.is_active = False
-            # What is refused at the start is wrong until somebody corrects it.
-            has_begun = watcher.tasks or isinstance(error, UnreachableError | BusyError)
-            if find_behind(error, KeyboardInterrupt) is not None or not has_begun:
-                raise
             is_busy = isinstance(error, BusyError)
+            # What is refused at the start is wrong until somebody corrects it. Later it is waited for, also while
+            # another one works: its nodes may have changed their roles, and fleet.toml follows.
+            is_refused = is_start and not is_busy and not isinstance(error, UnreachableError)
+            if find_behind(error, KeyboardInterrupt) is not None or is_refused:
+                raise
+            is_start = False
             text = f"standing by: {error.message}" if is_busy else f"waiting: {error.message}"
             if text != said:
                 # Whoever works is no obstacle.

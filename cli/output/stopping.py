@@ -11,10 +11,16 @@ if TYPE_CHECKING:
 
 _requests: list[CancelRequest] = []
 _is_stopping = threading.Event()
+# Whether stop_process has sent a signal that has not been handled yet; whether one came from elsewhere.
+_is_sent, _is_signalled = threading.Event(), threading.Event()
 
 
 def begin_stopping() -> None:
     """Note that a signal has stopped this process: what it cleans up is not to be interrupted by a request."""
+    if _is_sent.is_set():
+        _is_sent.clear()
+    else:
+        _is_signalled.set()
     _is_stopping.set()
 
 
@@ -23,8 +29,14 @@ def stop_process(request: CancelRequest) -> None:
     _requests.append(request)
     if _is_stopping.is_set():
         return
+    _is_sent.set()
     # Sent to the thread, so that what it waits for is interrupted.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+def is_signalled() -> bool:
+    """Whether a signal has stopped this process that no request was behind."""
+    return _is_signalled.is_set()
 
 
 def cancel_request() -> CancelRequest | None:
@@ -37,10 +49,11 @@ def is_asked_to_stop(operation: str) -> bool:
     return any(one.operation == operation for one in _requests)
 
 
-def forget_requests() -> None:
-    """Go on after a request has stopped one of several operations of this process."""
-    _requests.clear()
+def forget_requests(*, kept: str) -> None:
+    """Go on after a request has stopped one of several operations of this process; those to `kept` stay."""
+    # From here on another request interrupts.
     _is_stopping.clear()
+    _requests[:] = [one for one in _requests if one.operation == kept]
 
 
 def owner_text(label: str) -> str:

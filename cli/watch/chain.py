@@ -1,11 +1,12 @@
 """The chain that `watch` continues: that of the newest snapshot whose name its template can have made.
 
-Chains of older ones that still go on are those that the newest has replaced; the watch ends them.
+Chains of older ones that still go on are those that the newest has replaced; the watch ends them. A snapshot that
+can't be read is passed over, and said: it must not keep others from being taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,12 +16,13 @@ from snapshots.records.chains import read_newest_part
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.commits import read_full, snapshot_names
 from snapshots.records.cut_times import cut_time
+from snapshots.records.documents import ManifestError, StoreEncryptedError
 from snapshots.records.lost_chains import is_lost
 from snapshots.records.store_identity import open_own_store
 from snapshots.records.tombstones import is_only_full
 from storage.store import ObjectStore
 
-# Older ones were ended.
+# So many of the newest are looked at: whenever one is followed, those that it has replaced are ended.
 READ_MAX = 5
 
 
@@ -50,19 +52,38 @@ def matching_names(fleet: Fleet, template: str) -> tuple[str, ...]:
     return tuple(sorted(matching, key=lambda one: matching[one]))
 
 
-def find_chain(fleet: Fleet, names: Sequence[str]) -> WatchedChain | None:
-    """The chain of the newest of these snapshots that has rows, None if none has; raises what reading the store raises.
+def find_chain(fleet: Fleet, names: Sequence[str], log: Callable[..., None]) -> WatchedChain | None:
+    """The chain of the newest of these snapshots that has rows, None if none has.
 
-    The newest is the one whose first cut was made last: a name may have a time that has not come yet.
+    The newest is the one whose first cut was made last: a name may have a time that has not come yet. Raises
+    StoreEncryptedError, and what the store raises.
     """
     store = open_own_store(fleet)
-    fulls = [full for name in names[-READ_MAX:] if not (full := read_full(store, name)).only_cut]
+    fulls = [full for name in names[-READ_MAX:] if (full := _read_full(store, name, log)) and not full.only_cut]
     if not fulls:
         return None
     *older, newest = sorted(fulls, key=cut_time)
     replaced = tuple(one.snapshot for one in older if not _why_ended(store, one))
-    chain = read_newest_part(store, newest.snapshot)
-    return WatchedChain(newest.snapshot, cut_time(newest), cut_time(chain.last), _why_ended(store, newest), replaced)
+    ended = _why_ended(store, newest)
+    try:
+        last_at = cut_time(read_newest_part(store, newest.snapshot).last)
+    except StoreEncryptedError:
+        raise
+    except ManifestError as error:
+        # Nothing can be added to it.
+        last_at, ended = cut_time(newest), ended or error.message
+    return WatchedChain(newest.snapshot, cut_time(newest), last_at, ended, replaced)
+
+
+def _read_full(store: ObjectStore, name: str, log: Callable[..., None]) -> FullSnapshot | None:
+    """The full snapshot, None if it is damaged."""
+    try:
+        return read_full(store, name)
+    except StoreEncryptedError:
+        raise
+    except ManifestError as error:
+        log(f"snapshot {name} is passed over: {error.message}", hint=error.hint)
+        return None
 
 
 def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:

@@ -39,7 +39,7 @@ class FleetSource:
 
     @property
     def copy(self) -> Path:
-        """A file with what was accepted, for the commands that the watch runs: what is refused is not theirs."""
+        """A file for the commands that the watch runs: they get what was accepted last, never what is refused."""
         # Of this process alone, which deletes it at the end.
         copy = Path(tempfile.gettempdir()) / "fleet.toml"
         copy.touch(mode=0o600)

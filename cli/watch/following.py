@@ -32,6 +32,8 @@ class Following:
     tasks: dict[TaskKind, Task]
     chain: WatchedChain | None = None
     _pauses: FullPauses = field(default_factory=FullPauses)
+    # The ended chain in whose place a full snapshot is due; "" if there was none, None if one goes on.
+    _asked_for: str | None = None
     _names: tuple[str, ...] = ()
     _looked_at: float = 0.0
 
@@ -43,33 +45,43 @@ class Following:
     def find(self) -> None:
         """Find the chain; raises what reading the store raises."""
         self._names = matching_names(self.source.fleet, self.source.rules.name)
-        self.chain = find_chain(self.source.fleet, self._names)
+        self.chain = find_chain(self.source.fleet, self._names, self.log)
 
     def plan(self) -> None:
         """Plan what the chain that was found asks for."""
         if self.chain is None or self.chain.ended:
             self._ask_for_full("" if self.chain is None else f"snapshot {self.chain.name}: {self.chain.ended}")
         else:
+            self._asked_for = None
             self._done_at(TaskKind.FULL, self.chain.began_at)
             self._done_at(TaskKind.INCREMENT, self.chain.last_at)
         self._plan_replacing()
+
+    def rules_changed(self) -> None:
+        """Make a full snapshot due if the rules now ask for one."""
+        if not self.goes_on and self.source.rules.full > 0:
+            self._ask_for_full("")
 
     def follow_newest(self) -> bool:
         """Continue the newest snapshot, and end what it replaces; return whether it is another one than before."""
         names = matching_names(self.source.fleet, self.source.rules.name)
         if names == self._names:
             return False
-        before, found = self.chain, find_chain(self.source.fleet, names)
-        self.chain, self._names = found or self.chain, names
-        if found is None and before is not None:
-            self.chain = None
-            self._ask_for_full(f"snapshot {before.name} is gone")
-        if found is None or (before is not None and found.name == before.name):
+        before, found = self.chain, find_chain(self.source.fleet, names, self.log)
+        self.chain, self._names = found, names
+        if found is None:
+            if before is not None:
+                self._ask_for_full(f"there is no snapshot {self.source.rules.name} with rows any more")
             return False
-        self.log(f"snapshot {found.name} is continued from now on")
-        self._done_at(TaskKind.INCREMENT, found.last_at)
+        is_other = before is None or found.name != before.name
+        if found.ended:
+            self._ask_for_full(f"snapshot {found.name}: {found.ended}")
+        elif is_other:
+            self._asked_for = None
+            self.log(f"snapshot {found.name} is continued from now on")
+            self._done_at(TaskKind.INCREMENT, found.last_at)
         self._plan_replacing()
-        return True
+        return is_other
 
     def look_for_chain(self) -> None:
         """While none goes on, see now and then whether somebody has begun one."""
@@ -88,13 +100,23 @@ class Following:
         self._ask_for_full(f"snapshot {self.chain.name} can't go on: {reason}")
 
     def end_replaced(self) -> None:
-        """End the chains that the newest snapshot has replaced: the nodes would keep WAL for them in vain."""
+        """End the chains that the newest snapshot has replaced; otherwise their slots retain WAL that nobody reads.
+
+        Each is tried; raises what the first raises that can't be ended now.
+        """
         assert self.chain is not None  # else nothing has been replaced
+        problems: dict[str, SnapshotError] = {}
         for name in self.chain.replaced:
-            supersede(self.source.fleet, name, self.chain.name, Silent())
-            self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place")
-        self.chain = replace(self.chain, replaced=())
+            try:
+                supersede(self.source.fleet, name, self.chain.name, Silent())
+            except SnapshotError as error:
+                problems[name] = error
+            else:
+                self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place")
+        self.chain = replace(self.chain, replaced=tuple(problems))
         self._plan_replacing()
+        for problem in problems.values():
+            raise problem
 
     def _plan_replacing(self) -> None:
         seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
@@ -102,15 +124,17 @@ class Following:
 
     def _ask_for_full(self, reason: str) -> None:
         """Make a full snapshot due: at once, unless the chain before was young; never, if the rules say so."""
+        name = self.chain.name if self.chain else ""
         if self.source.rules.full <= 0:
             text = f"{reason or 'there is no snapshot'}; [watch] full is never: take one by: snapshot create NAME"
             self.log(text)
-            return
-        now = datetime.now(UTC)
-        seconds = self._pauses.next_seconds((now - self.chain.began_at).total_seconds() if self.chain else None)
-        self.tasks[TaskKind.FULL] = Task(TaskKind.FULL, float(self.source.rules.full)).put_off(now, seconds)
-        if reason:
-            self.log(f"{reason}; a full snapshot follows" + (f" in {seconds:.0f} s" if seconds else ""))
+        elif name != self._asked_for:
+            now = datetime.now(UTC)
+            seconds = self._pauses.next_seconds((now - self.chain.began_at).total_seconds() if self.chain else None)
+            self.tasks[TaskKind.FULL] = self.tasks[TaskKind.FULL].put_off(now, seconds)
+            self._asked_for = name
+            if reason:
+                self.log(f"{reason}; a full snapshot follows" + (f" in {seconds:.0f} s" if seconds else ""))
 
     def _done_at(self, kind: TaskKind, moment: datetime) -> None:
-        self.tasks[kind] = self.tasks[kind].done(moment)
+        self.tasks[kind] = self.tasks[kind].last_done(moment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from cli.output.format import printable
@@ -19,5 +20,7 @@ def log(text: str, *, json_lines: bool, hint: str = "", **details: object) -> No
         line = json.dumps({"schema": EVENT_SCHEMA, "at": at, "text": text, "hint": hint, **details})
     else:
         line = f"{at[:19]}Z {printable(f'{text}   (hint: {hint})' if hint else text)}"
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    # A disk that is full, or a terminal that is gone: the watch goes on.
+    with suppress(OSError):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()

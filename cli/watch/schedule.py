@@ -6,7 +6,7 @@ Pure values and arithmetic on them. A task that was missed, however often, is du
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -17,7 +17,7 @@ PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
 
 
 class TaskKind(StrEnum):
-    """What `watch` does. When several are due, the first of this order is done.
+    """What `watch` does. When several are due, FULL and REPLACE come first, then what has been due for longest.
 
     REPLACE ends the chains that a new full snapshot has replaced. WATCH, the watch itself, is never due.
     """
@@ -32,6 +32,7 @@ class TaskKind(StrEnum):
     WATCH = "watch"
 
 
+FIRST = (TaskKind.FULL, TaskKind.REPLACE)
 # They run beside the others; they need a chain that goes on, or any snapshot.
 BESIDE = (TaskKind.CHECK, TaskKind.DRILL)
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
@@ -56,7 +57,7 @@ class Task:
     def due_at(self, begun_at: datetime, now: datetime) -> datetime | None:
         """When it is to be done next, None if never; what was never done is due from `begun_at` on.
 
-        A clock that was ahead, here or of whoever has done it, makes nobody wait for more than an interval.
+        A clock that was ahead, here or of whoever has done it, delays the task by at most one interval.
         """
         if self.interval_seconds <= 0:
             return None
@@ -68,6 +69,10 @@ class Task:
     def done(self, now: datetime) -> Task:
         """The task after it was done."""
         return Task(self.kind, self.interval_seconds, now)
+
+    def last_done(self, moment: datetime) -> Task:
+        """The task as the store tells of it: what was failing has not been seen to work."""
+        return replace(self, done_at=moment, failures=0, retry_at=None)
 
     def failed(self, now: datetime, problem: str) -> Task:
         """The task after an attempt that failed: the next one waits twice as long as the one before."""
@@ -90,7 +95,9 @@ def next_task(tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime) ->
     """The task that is due now, if any, and when the next one is."""
     due = {kind: at for kind, task in tasks.items() if (at := task.due_at(begun_at, now)) is not None}
     ready = [kind for kind in TaskKind if kind in due and due[kind] <= now]
-    return (tasks[ready[0]] if ready else None), min(due.values(), default=None)
+    # If increments take longer than their interval, one is always due, and others must have their turn.
+    first = min(ready, key=lambda kind: (kind not in FIRST, due[kind]), default=None)
+    return (None if first is None else tasks[first]), min(due.values(), default=None)
 
 
 @dataclass(slots=True)
@@ -100,7 +107,7 @@ class FullPauses:
     _young_ends: int = 0
 
     def next_seconds(self, age_seconds: float | None) -> float:
-        """The seconds to wait, of a chain that began so long ago; None: there was no chain."""
+        """The seconds to wait after the end of a chain that began so long ago; None: there was no chain."""
         is_young = age_seconds is not None and age_seconds < YOUNG_SECONDS
         self._young_ends = self._young_ends + 1 if is_young else 0
         if self._young_ends < 2:

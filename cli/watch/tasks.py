@@ -15,7 +15,7 @@ from cli.output.stopping import stop_process
 from cli.spark.on_demand import SparkOnDemand
 from cli.watch.fleet_source import FleetSource
 from cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
-from cli.watch.schedule import Task
+from cli.watch.schedule import TaskKind
 from fleet.config import Fleet
 from fleet.progress import Noting, Silent
 from snapshots.activity.activity import Activity
@@ -53,7 +53,7 @@ class TaskResult:
 class Beside:
     """A check or a drill that runs while increments are taken; `what` names it."""
 
-    task: Task
+    kind: TaskKind
     what: str
     running: RunningCommand
 

@@ -1,8 +1,8 @@
 """The loop of `watch`: does each task when it is due, waits longer after each failure, and says what it does.
 
-Whatever ends a task leaves what the same command would leave if it ended there; the next attempt settles it. So the
-loop needs no memory of its own: what it knows at its start is what the store says. A failure never ends it; a signal
-does, between two tasks at once, within one as soon as that has cleaned up.
+An interrupted task leaves the state of an interrupted command; the next attempt settles it. So the loop needs no memory
+of its own: what it knows at its start is what the store says. A failure never ends it; a signal does, between two tasks
+at once, within one as soon as that has cleaned up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from cli.output.exit_codes import CANCELLED
 from cli.output.failure import CommandFailure, failure_of
-from cli.output.stopping import cancel_request, forget_requests, is_asked_to_stop
+from cli.output.stopping import cancel_request, forget_requests, is_asked_to_stop, is_signalled
 from cli.watch import tasks as work
 from cli.watch.chain import WatchedChain
 from cli.watch.fleet_source import FleetSource, intervals_of
@@ -82,7 +82,7 @@ class Watcher:
         self.plan()
         self.following.plan()
         for kind, moment in last_verdicts(self.source.fleet, self.chain.name if self.chain else "").items():
-            self.tasks[kind] = self.tasks[kind].done(moment)
+            self.tasks[kind] = self.tasks[kind].last_done(moment)
 
     def plan(self) -> None:
         """Take the intervals from the rules; what was done stays done."""
@@ -93,6 +93,7 @@ class Watcher:
         """Do the task that is due, or wait for a moment."""
         if self.source.reload(self.log):
             self.plan()
+            self.following.rules_changed()
         self._look_beside()
         now = datetime.now(UTC)
         task, next_at = next_task(self._possible(), self.begun_at, now)
@@ -118,7 +119,7 @@ class Watcher:
         beside, ended = self._beside, self._beside.running.result()
         if ended is not None:
             self._beside = None
-            self._settle(beside.task, lambda: work.verdict_of(beside.what, ended))
+            self._settle(self.tasks[beside.kind], lambda: work.verdict_of(beside.what, ended))
 
     def end(self) -> None:
         """Stop the check or the drill that runs."""
@@ -127,15 +128,16 @@ class Watcher:
 
     def _do(self, task: Task) -> None:
         name = self.chain.name if self.chain else ""
-        if task.kind in BESIDE:
-            start = work.start_check if task.kind is TaskKind.CHECK else work.start_drill
-            self._beside = Beside(task, f"{task.kind} of {name}", start(self.source, name))
-            self.log(f"{self._beside.what} begins", task=task.kind)
-        else:
-            self._settle(task, lambda: self._run(task.kind, name))
+        run = self._start_beside if task.kind in BESIDE else self._run
+        self._settle(task, lambda: run(task.kind, name))
 
-    def _settle(self, task: Task, run: Callable[[], TaskResult]) -> None:
-        """Do the task, and note how it has ended."""
+    def _start_beside(self, kind: TaskKind, name: str) -> None:
+        start = work.start_check if kind is TaskKind.CHECK else work.start_drill
+        self._beside = Beside(kind, f"{kind} of {name}", start(self.source, name))
+        self.log(f"{self._beside.what} begins", task=kind)
+
+    def _settle(self, task: Task, run: Callable[[], TaskResult | None]) -> None:
+        """Do the task, and note how it has ended; None if it goes on."""
         try:
             result = run()
         except BusyError as error:
@@ -145,7 +147,8 @@ class Watcher:
             self._after_error(task, error)
         else:
             self._busy_text = ""
-            self._after_success(task, result)
+            if result is not None:
+                self._after_success(task, result)
 
     def _run(self, kind: TaskKind, name: str) -> TaskResult:
         if kind is TaskKind.FULL:
@@ -162,9 +165,17 @@ class Watcher:
             self.following.chain = replace(self.chain, last_at=cut_time(commit))
             return result
         if kind is TaskKind.ARCHIVE:
-            archived = archive_ahead(self.source.fleet, name, Silent())
-            return TaskResult(f"archived {archived:,} bytes of WAL of {name}" if archived else "")
+            return self._archive_ahead(name)
         return work.prune(self.source)
+
+    def _archive_ahead(self, name: str) -> TaskResult:
+        ahead = archive_ahead(self.source.fleet, name, Silent())
+        increment = self.tasks[TaskKind.INCREMENT]
+        # One that fails has its own pauses.
+        if ahead.needs_increment and increment.retry_at is None:
+            self.tasks[TaskKind.INCREMENT] = increment.put_off(datetime.now(UTC), 0.0)
+            return TaskResult(f"tables of {name} have changed, so their WAL waits: an increment follows")
+        return TaskResult(f"archived {ahead.bytes:,} bytes of WAL of {name}" if ahead.bytes else "")
 
     def _take_full(self) -> TaskResult:
         """Take a full snapshot, unless somebody has: also an attempt whose answer was lost."""
@@ -193,17 +204,19 @@ class Watcher:
             self.log(f"{task.kind} works again: it had failed since {clock_text(task.failing_since)}", task=task.kind)
             text = f"{task.kind} works again; it had failed: {task.problem}"
             self._tell("recovered", task, CommandFailure(0, "", text))
-        # Ending what was replaced has planned itself anew.
-        if task.kind is not TaskKind.REPLACE:
+        # What has planned itself anew meanwhile is left as it is.
+        if task.kind is TaskKind.INCREMENT or self.tasks[task.kind] is task:
             self.tasks[task.kind] = done
 
     def _after_error(self, task: Task, error: BaseException) -> None:
         interrupt = find_behind(error, KeyboardInterrupt)
-        # A signal, or a request to the watch itself, maybe beside one to this task.
-        if interrupt is not None and (cancel_request() is None or is_asked_to_stop(self.operation)):
+        # A signal from elsewhere, or a request to the watch itself, maybe beside one to this task.
+        if interrupt is not None and (is_signalled() or cancel_request() is None):
             raise error
         failure = failure_of(error)
-        forget_requests()
+        forget_requests(kept=self.operation)
+        if is_asked_to_stop(self.operation):
+            raise error
         now = datetime.now(UTC)
         is_cancelled = failure.code == CANCELLED
         failed = task.put_off(now, CANCELLED_SECONDS) if is_cancelled else task.failed(now, failure.message)
@@ -214,7 +227,7 @@ class Watcher:
             NEW_CHAIN in failure.hint and failed.failures >= FINAL_FAILURES
         )
         if is_final and task.kind in (TaskKind.INCREMENT, TaskKind.ARCHIVE):
-            self._end_chain(failed, failure)
+            self._end_chain(task, failed, failure)
             return
         again = f"; again at {clock_text(failed.retry_at)}" if failed.retry_at else ""
         self.log(
@@ -224,15 +237,15 @@ class Watcher:
             code=failure.code,
             error=failure.slug,
         )
-        if failed.failures == 1 and not is_cancelled:
+        if task.failing_since is None and not is_cancelled:
             self._tell("failed", failed, failure)
 
-    def _end_chain(self, failed: Task, failure: CommandFailure) -> None:
+    def _end_chain(self, before: Task, failed: Task, failure: CommandFailure) -> None:
         """The chain can't go on: tell so, and plan what follows."""
         told = failure
         if self.source.rules.full > 0:
             told = replace(failure, hint="nothing: the watch begins another chain by a full snapshot")
-        if failed.failures == 1:
+        if before.failing_since is None:
             self._tell("failed", failed, told)
         self.following.end(failure.message)
 

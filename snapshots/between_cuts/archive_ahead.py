@@ -6,7 +6,7 @@ the next increment continues. So it may be ended anywhere, and repeated. It has 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import psycopg
 
@@ -23,28 +23,42 @@ from snapshots.records.chain import Chain
 from snapshots.records.chains import read_newest_part
 from snapshots.records.lost_chains import check_not_lost
 from snapshots.records.store_identity import check_of_fleet, read_identity
+from snapshots.tasks.own_tasks import THREADS_MAX, run_own_tasks
 from storage.errors import UnreachableError, error_of
-from wal.slots.retained import read_waiting
+from wal.slots.retained import is_little, read_waiting
 from wal.slots.slots import slot_name
 
 # Less of it is not worth an object per node.
 AHEAD_BYTES_MIN = 1 << 20
+# Nodes at a time if they have much of it: a drain may take some 300 MB of a process that goes on for long.
+NODES_AT_ONCE = 2
 
 
-def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> int:
-    """Archive what waits in the slots of the snapshot's chain; return the bytes of WAL on the node with the most.
+@dataclass(frozen=True, slots=True)
+class ArchivedAhead:
+    """What was archived: the bytes of WAL of the node with the most.
 
-    Returns 0 without doing anything if no node has AHEAD_BYTES_MIN, or if tables have changed: then an increment has to
-    copy or publish some. Raises what an increment raises, FleetBusyError among it.
+    `needs_increment`: nothing, as tables have changed, and an increment has to copy or publish some.
+    """
+
+    bytes: int = 0
+    needs_increment: bool = False
+
+
+def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
+    """Archive what waits in the slots of the snapshot's chain, if a node has AHEAD_BYTES_MIN.
+
+    Raises what an increment raises, FleetBusyError among it.
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     chain = read_newest_part(store, name)
     check_of_fleet(chain, identity)
     with open_sessions(fleet, check_fleet_file(fleet, chain)) as sessions:
-        waiting = max(read_waiting(sessions, slot_name(chain.full.operation)).values(), default=0)
-        if waiting < AHEAD_BYTES_MIN:
-            return 0
+        waiting = read_waiting(sessions, slot_name(chain.full.operation))
+        most = max(waiting.values(), default=0)
+        if most < AHEAD_BYTES_MIN:
+            return ArchivedAhead()
         with exclusive(sessions, store, "archive", name) as lock:
             # Read again under the lock: from here on nobody else adds an increment.
             chain = read_newest_part(store, name)
@@ -52,16 +66,17 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> int:
             nodes = tuple(node.id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
             context = CreateContext(CreateRequest(name), store, operation, lock)
-            return waiting if _archive(context, chain, progress) else 0
+            at_once = THREADS_MAX if is_little(waiting) else NODES_AT_ONCE
+            is_archived = _archive(context, chain, at_once, progress)
+            return ArchivedAhead(most) if is_archived else ArchivedAhead(needs_increment=True)
 
 
-def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
+def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progress) -> bool:
     """Whether the WAL was archived; if not, tables have changed."""
     # Imported here: what is refused, or too little, needs no Arrow.
     from snapshots.create.cut_attempt import plan_cut
     from snapshots.create.prepare_tables import PreparedTables, read_archived
     from snapshots.ddl.table_changes import plan_ddl
-    from snapshots.tasks.own_tasks import run_own_tasks
     from wal.cut.markers import Marker, write_markers
     from wal.decoding.known_definitions import SchemaMovedError
     from wal.drain.drain import drain
@@ -81,7 +96,7 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
         raise UnreachableError(str(error).strip(), hint="see whether the node is up, and its log") from error
     tasks = [replace(task, finish=written[task.node.shard].position) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
-    for report in run_own_tasks(drain, tasks, sessions, progress):
+    for report in run_own_tasks(drain, tasks, sessions, progress, at_once):
         if report.problem is not None:
             problem = error_of(report.problem)
             if isinstance(problem, SchemaMovedError):

@@ -19,9 +19,13 @@ END_POLL_SECONDS = 0.1
 
 
 def run_own_tasks(
-    work: Callable[[Task], Report], tasks: Sequence[Task], sessions: Sessions, progress: Progress
+    work: Callable[[Task], Report],
+    tasks: Sequence[Task],
+    sessions: Sessions,
+    progress: Progress,
+    at_once: int = THREADS_MAX,
 ) -> list[Report]:
-    """Run `work` on every task; return the reports in the order of the tasks.
+    """Run `work` on every task, so many `at_once`; return the reports in the order of the tasks.
 
     If this thread is interrupted, the tasks' requests to the store, and all connections of this process to the nodes
     but `sessions` are ended until the tasks have: they must release their slots before the caller cleans up the nodes.
@@ -36,7 +40,7 @@ def run_own_tasks(
 
     if not tasks:
         return []
-    with ThreadPoolExecutor(max_workers=min(len(tasks), THREADS_MAX)) as threads:
+    with ThreadPoolExecutor(max_workers=min(len(tasks), at_once)) as threads:
         futures = [threads.submit(run, task) for task in tasks]
         try:
             for _ in as_completed(futures):

@@ -16,7 +16,7 @@ from fleet.nodes.connections import with_database
 from fleet.nodes.lock import FleetBusyError
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from snapshots.between_cuts.archive_ahead import archive_ahead
+from snapshots.between_cuts.archive_ahead import ArchivedAhead, archive_ahead
 from snapshots.between_cuts.supersede import supersede
 from snapshots.operations.exclusive import exclusive
 from snapshots.records.commits import read_full
@@ -83,12 +83,12 @@ def test_what_was_archived_ahead_is_in_the_next_increment_once(runs: Runs) -> No
         changes += connection.execute("UPDATE ahead SET n = n + 1 WHERE id % 50 = 40").rowcount
         connection.execute("PREPARE TRANSACTION 'over an archive'")
         before = max(waiting(fleet).values())
-        assert archive_ahead(fleet, NAME, Silent()) >= before
+        assert archive_ahead(fleet, NAME, Silent()).bytes >= before
         # Little but the marker's own record is left on any node, standbys included.
         assert max(waiting(fleet).values()) < before / 2
         changes += update(fleet, 2)
         connection.execute("COMMIT PREPARED 'over an archive'")
-    assert archive_ahead(fleet, NAME, Silent()) > 0
+    assert archive_ahead(fleet, NAME, Silent()).bytes > 0
     changes += update(fleet, 3)
     expected = copies(fleet)
     commit = runs.increment(NAME)
@@ -113,7 +113,7 @@ def test_changed_tables_are_left_to_the_increment(runs: Runs) -> None:
         for node in fleet.primaries:
             execute(node.dsn, "INSERT INTO added VALUES (1)")
         before = waiting(fleet)
-        assert archive_ahead(fleet, NAME, Silent()) == 0
+        assert archive_ahead(fleet, NAME, Silent()) == ArchivedAhead(needs_increment=True)
         assert all(waiting(fleet)[node] >= bytes_before for node, bytes_before in before.items())
         assert runs.increment(NAME).counts["rows"] > 0
         assert runs.check_one(NAME).result == "valid"
@@ -141,7 +141,7 @@ def test_a_chain_that_is_replaced_ends_keeps_no_wal_and_can_be_restored(runs: Ru
     assert [len(slots_of(node.dsn)) for node in fleet.nodes] == [len(kept) - 1] * len(fleet.nodes)
     with pytest.raises(ChainLostError, match="next has taken its place"):
         runs.increment(NAME)
-    assert archive_ahead(fleet, NAME, Silent()) == 0
+    assert archive_ahead(fleet, NAME, Silent()) == ArchivedAhead()
     assert runs.check_one(NAME).result == "valid"
     # Again, as after a crash between the mark and the slots.
     assert supersede(fleet, NAME, "next", Silent()) == []

@@ -14,6 +14,10 @@ TEMPLATE = "watch-{date}-{n}"
 MONDAY, TUESDAY, WEDNESDAY = (f"2026-11-{day}T01:00:00Z" for day in (23, 24, 25))
 
 
+def said(text: str, **_: object) -> None:
+    """What is logged does not matter here."""
+
+
 def end(fleet: Fleet, name: str) -> None:
     """Mark the chain of this snapshot as ended."""
     store = fleet.store.open()
@@ -34,7 +38,7 @@ def test_the_newest_is_continued_and_older_ones_that_go_on_are_replaced() -> Non
     store_chain(fleet, "watch-2026-11-24-1", TUESDAY)
     store_chain(fleet, "watch-2026-11-25-1", WEDNESDAY, WEDNESDAY)
     end(fleet, "watch-2026-11-23-1")
-    found = find_chain(fleet, matching_names(fleet, TEMPLATE))
+    found = find_chain(fleet, matching_names(fleet, TEMPLATE), said)
     assert found is not None
     assert (found.name, found.goes_on, found.replaced) == ("watch-2026-11-25-1", True, ("watch-2026-11-24-1",))
     # A second after it began, as early commits don't say when their cut was made.
@@ -45,7 +49,7 @@ def test_a_name_of_a_time_that_has_not_come_yet_is_not_the_newest() -> None:
     fleet = new_fleet()
     store_chain(fleet, "watch-2099-01-01-1", MONDAY)
     store_chain(fleet, "watch-2026-11-24-1", TUESDAY)
-    found = find_chain(fleet, matching_names(fleet, TEMPLATE))
+    found = find_chain(fleet, matching_names(fleet, TEMPLATE), said)
     assert found is not None
     assert (found.name, found.replaced) == ("watch-2026-11-24-1", ("watch-2099-01-01-1",))
 
@@ -54,7 +58,7 @@ def test_a_chain_that_has_ended_gets_no_increments_and_says_why() -> None:
     fleet = new_fleet()
     store_chain(fleet, "watch-2026-11-23-1", MONDAY)
     end(fleet, "watch-2026-11-23-1")
-    found = find_chain(fleet, matching_names(fleet, TEMPLATE))
+    found = find_chain(fleet, matching_names(fleet, TEMPLATE), said)
     assert found is not None
     assert not found.goes_on
     assert found.ended == "its chain was given up or ended"
@@ -62,4 +66,37 @@ def test_a_chain_that_has_ended_gets_no_increments_and_says_why() -> None:
 
 def test_without_a_snapshot_there_is_no_chain() -> None:
     fleet = new_fleet()
-    assert find_chain(fleet, matching_names(fleet, TEMPLATE)) is None
+    assert find_chain(fleet, matching_names(fleet, TEMPLATE), said) is None
+
+
+def test_a_damaged_snapshot_is_passed_over_and_said() -> None:
+    fleet, log = new_fleet(), list[str]()
+    store_chain(fleet, "watch-2026-11-23-1", MONDAY)
+    store_chain(fleet, "watch-2026-11-24-1", TUESDAY)
+    store_chain(fleet, "watch-2026-11-25-1", WEDNESDAY)
+    for name in ("watch-2026-11-23-1", "watch-2026-11-25-1"):
+        replace_object(fleet, f"snapshots/{name}/snapshot.json")
+    found = find_chain(fleet, matching_names(fleet, TEMPLATE), lambda text, **_: log.append(text))
+    assert found is not None
+    assert (found.name, found.goes_on, found.replaced) == ("watch-2026-11-24-1", True, ())
+    assert [text.partition(" is passed over: ")[0] for text in log] == [
+        "snapshot watch-2026-11-23-1", "snapshot watch-2026-11-25-1",
+    ]  # fmt: skip
+
+
+def test_a_chain_whose_last_increment_is_damaged_gets_no_others() -> None:
+    fleet = new_fleet()
+    store_chain(fleet, "watch-2026-11-24-1", MONDAY, TUESDAY)
+    folder = "snapshots/watch-2026-11-24-1/increments"
+    (last,) = fleet.store.open().list_children(folder)
+    replace_object(fleet, f"{folder}/{last}")
+    found = find_chain(fleet, matching_names(fleet, TEMPLATE), said)
+    assert found is not None
+    assert (found.name, found.goes_on) == ("watch-2026-11-24-1", False)
+    assert found.last_at == found.began_at
+
+
+def replace_object(fleet: Fleet, key: str) -> None:
+    store = fleet.store.open()
+    store.delete(key)
+    store.create(key, b"{}")

@@ -104,3 +104,27 @@ def test_an_interval_is_a_word_or_a_length_of_time(text: str, seconds: float) ->
 def test_nothing_else_is_an_interval(text: str) -> None:
     with pytest.raises(ValueError, match="not a length of time"):
         Interval.parse(text)
+
+
+def test_increments_that_take_longer_than_their_interval_keep_nothing_else_waiting() -> None:
+    seconds = {TaskKind.INCREMENT: 10.0, TaskKind.PRUNE: 600.0, TaskKind.CHECK: 600.0}
+    tasks, now, counts = {kind: Task(kind, one, NOON) for kind, one in seconds.items()}, NOON, dict.fromkeys(seconds, 0)
+    while now < NOON + 60 * MINUTE:
+        found, next_at = next_task(tasks, NOON, now)
+        if found is None:
+            assert next_at is not None
+            now = next_at
+            continue
+        counts[found.kind] += 1
+        # An interval counts from the cut.
+        cut_at, now = now + timedelta(seconds=1), now + timedelta(seconds=12)
+        tasks[found.kind] = found.done(cut_at if found.kind is TaskKind.INCREMENT else now)
+    # Every ten minutes and some twelve seconds, and an increment in every twelve seconds that are left of the hour.
+    assert (counts[TaskKind.PRUNE], counts[TaskKind.CHECK]) == (5, 5)
+    assert counts[TaskKind.INCREMENT] >= (3600 - 10 - 10 * 12) // 12
+
+
+def test_what_the_store_tells_ends_no_failure() -> None:
+    told = task(done_at=NOON).failed(NOON, "away").last_done(NOON + MINUTE)
+    assert (told.failing_since, told.problem, told.failures) == (NOON, "away", 0)
+    assert told.due_at(NOON, NOON + MINUTE) == NOON + 6 * MINUTE

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+import cli.commands.watch as command
+import cli.main
 import cli.watch.watcher as module
 from cli.output import stopping
 from cli.watch.fleet_source import FleetSource
 from cli.watch.notices import Notices
+from cli.watch.running_command import CommandResult, RunningCommand
 from cli.watch.schedule import TaskKind
-from cli.watch.tasks import TaskResult
+from cli.watch.tasks import Beside, TaskResult
+from cli.watch.turn import Turn
 from cli.watch.watcher import BUSY_SECONDS, CANCELLED_SECONDS, FINAL_FAILURES, Watcher
 from fleet.durations import Interval
 from fleet.fleet_file import NEVER, WatchTable
 from fleet.hints import NEW_CHAIN
 from fleet.progress import Silent
 from snapshots.activity.activity import Activity
+from snapshots.between_cuts.archive_ahead import ArchivedAhead
 from snapshots.operations.operation import current_time
+from snapshots.records.commits import read_full
+from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.records.operation_records import CancelRequest
 from storage.errors import BusyError, RefusedError, SnapshotError, UnreachableError
 from tests.unit.made_fleets import new_fleet, store_chain
@@ -31,6 +42,7 @@ from tests.unit.made_fleets import new_fleet, store_chain
 NAME = "watch-2026-11-24-010000"
 APPEND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + chr(10))"
 OWN = "20261124T000000Z-0000000000"
+SECONDS_MAX = 30
 
 
 @dataclass
@@ -77,7 +89,8 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
         return found.does[kind]()
 
     monkeypatch.setattr(module.Watcher, "_run", run)
-    stopping.forget_requests()
+    stopping.forget_requests(kept="")
+    stopping._is_signalled.clear()
     return found
 
 
@@ -212,3 +225,144 @@ def test_full_never_means_never(watched: Watched) -> None:
     possible: dict[TaskKind, Any] = watched.watcher._possible()
     assert not any(one.interval_seconds for kind, one in possible.items() if kind is TaskKind.FULL)
     assert "[watch] full is never" in watched.said[-1]
+
+
+def follow(watched: Watched, **rules: Any) -> None:
+    """Give the watch other rules."""
+    source = watched.watcher.source
+    source.fleet = replace(source.fleet, watch=WatchTable(**({"every": Interval(60), "check": NEVER} | rules)))
+    watched.watcher.plan()
+    watched.watcher.following.rules_changed()
+
+
+def test_what_has_failed_is_told_to_work_again_also_on_the_next_chain(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(NEW_CHAIN))
+    watched.run(TaskKind.INCREMENT)
+    store_chain(watched.watcher.source.fleet, "watch-2026-11-24-020000", "2026-11-24T02:00:00Z")
+    assert watched.watcher.following.follow_newest()
+    watched.does[TaskKind.INCREMENT] = works
+    watched.run(TaskKind.INCREMENT)
+    assert watched.notices() == [("failed", "increment"), ("recovered", "increment")]
+
+
+def test_what_has_failed_is_told_to_work_again_also_after_the_watch_has_begun_anew(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(UnreachableError("node a is away"))
+    watched.run(TaskKind.INCREMENT)
+    # As when fleet.toml has other nodes.
+    watched.watcher.begin()
+    watched.run(TaskKind.INCREMENT)
+    watched.does[TaskKind.INCREMENT] = works
+    watched.run(TaskKind.INCREMENT)
+    assert watched.notices() == [("failed", "increment"), ("recovered", "increment")]
+
+
+def test_the_end_of_a_chain_counts_once_however_often_the_watch_begins_anew(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(NEW_CHAIN))
+    watched.run(TaskKind.INCREMENT)
+    due_at = watched.watcher.tasks[TaskKind.FULL].retry_at
+    assert due_at is not None
+    end_chain(watched)
+    for _ in range(3):
+        watched.watcher.begin()
+    assert watched.watcher.tasks[TaskKind.FULL].retry_at == due_at
+
+
+def end_chain(watched: Watched) -> None:
+    store = watched.watcher.source.fleet.store.open()
+    mark_lost(store, LostChain(NAME, read_full(store, NAME).chain, 0, "", 0, 0, current_time()))
+
+
+def test_a_full_snapshot_is_due_once_the_rules_ask_for_one(watched: Watched) -> None:
+    follow(watched, full=NEVER)
+    watched.does[TaskKind.INCREMENT] = fails(ending(NEW_CHAIN))
+    watched.run(TaskKind.INCREMENT)
+    follow(watched, full=Interval(7 * 86400))
+    now = module.datetime.now(module.UTC)
+    due_at = watched.watcher.tasks[TaskKind.FULL].due_at(watched.watcher.begun_at, now)
+    assert due_at is not None
+    assert due_at <= now
+
+
+class EndedCheck:
+    """A check in another process that has ended."""
+
+    def result(self) -> CommandResult:
+        return CommandResult(0, {"result": "valid"})
+
+
+def test_rules_that_change_during_a_check_hold_after_it(watched: Watched) -> None:
+    follow(watched, check=Interval(86400))
+    watched.watcher._beside = Beside(TaskKind.CHECK, "check", cast(RunningCommand, EndedCheck()))
+    follow(watched, check=NEVER)
+    watched.watcher._look_beside()
+    assert watched.watcher.tasks[TaskKind.CHECK].interval_seconds == 0
+
+
+def test_a_check_that_can_not_be_begun_has_failed(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(watched, check=Interval(86400))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.work, "start_check", full)
+    watched.watcher._do(watched.watcher.tasks[TaskKind.CHECK])
+    assert watched.watcher.tasks[TaskKind.CHECK].failures == 1
+    assert watched.notices() == [("failed", "check")]
+
+
+def test_a_signal_that_comes_while_a_cancelled_task_is_undone_ends_the_watch(watched: Watched) -> None:
+    def cancelled_then_signalled() -> TaskResult:
+        try:
+            stopping.stop_process(CancelRequest("the increment's", "cutline cancel ops@db7:4711", current_time()))
+            time.sleep(SECONDS_MAX)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(SECONDS_MAX)
+        return works()
+
+    before = signal.signal(signal.SIGTERM, cli.main._unwind)
+    try:
+        watched.does[TaskKind.INCREMENT] = cancelled_then_signalled
+        with pytest.raises(KeyboardInterrupt):
+            watched.run(TaskKind.INCREMENT)
+        assert stopping.is_signalled()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        cli.main._signals.clear()
+
+
+def test_changed_tables_make_an_increment_due_unless_that_fails(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "archive_ahead", lambda *_: ArchivedAhead(needs_increment=True))
+    watcher = watched.watcher
+    watcher.tasks[TaskKind.INCREMENT] = watcher.tasks[TaskKind.INCREMENT].done(module.datetime.now(module.UTC))
+    assert "have changed" in watcher._archive_ahead(NAME).text
+    found, _ = module.next_task(watcher._possible(), watcher.begun_at, module.datetime.now(module.UTC))
+    assert found is not None
+    assert found.kind is TaskKind.INCREMENT
+    failed = watcher.tasks[TaskKind.INCREMENT].failed(module.datetime.now(module.UTC), "away")
+    watcher.tasks[TaskKind.INCREMENT] = failed
+    assert watcher._archive_ahead(NAME).text == ""
+    assert watcher.tasks[TaskKind.INCREMENT] is failed
+
+
+@pytest.mark.parametrize("first", [BusyError("another watch works"), UnreachableError("node a is away")])
+def test_what_is_refused_after_the_start_is_waited_for(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, first: SnapshotError
+) -> None:
+    answers: list[BaseException] = [first, RefusedError("node a is a standby"), KeyboardInterrupt(signal.SIGTERM)]
+
+    @contextmanager
+    def take_turn(*_: object) -> Iterator[Turn]:
+        raise answers.pop(0)
+        yield
+
+    monkeypatch.setattr(command, "take_turn", take_turn)
+    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_watch(watched.watcher)
+    assert "waiting: node a is a standby" in watched.said
+    answers += [RefusedError("node a is a standby")]
+    with pytest.raises(RefusedError):
+        command.run_watch(watched.watcher)

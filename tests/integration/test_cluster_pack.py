@@ -32,6 +32,12 @@ def pack(folder: Path) -> dict[str, object]:
     return packed
 
 
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What the command said of the archive that the tests share: to make one takes many seconds."""
+    return pack(tmp_path_factory.mktemp("packed"))
+
+
 def has_nothing(python: Path) -> bool:
     """Whether this Python has none of the packages, as on a machine with nothing but Spark."""
     if not python.exists():
@@ -42,7 +48,9 @@ def has_nothing(python: Path) -> bool:
 
 
 @pytest.mark.skipif(not has_nothing(BARE), reason="needs the Python below this environment, without its packages")
-def test_a_packed_build_runs_on_executors_that_have_nothing(shared_fleet: EmbeddedFleet, tmp_path: Path) -> None:
+def test_a_packed_build_runs_on_executors_that_have_nothing(
+    shared_fleet: EmbeddedFleet, packed: dict[str, object], tmp_path: Path
+) -> None:
     (tmp_path / "store").mkdir()
     bare = Worker("bare", {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"})
     with standalone_workers(tmp_path / "cluster", GIVEN, [bare]) as master:
@@ -54,7 +62,7 @@ def test_a_packed_build_runs_on_executors_that_have_nothing(shared_fleet: Embedd
         assert (code, found["error"]) == (3, "executor-unfit"), found
         assert "has no module pyarrow" in str(found["message"])
         assert "cluster pack cutline.tar.gz" in str(found["hint"])
-        lines = dict(pack(tmp_path)["spark"]) | {"pyspark.python": str(BARE)}  # type: ignore[call-overload]
+        lines = dict(packed["spark"]) | {"pyspark.python": str(BARE)}  # type: ignore[call-overload]
         settings = "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in lines.items())
         file.write_text(before.replace("[spark]\n", f"[spark]\n{settings}"))
         with dropping_slots(fleet):
@@ -63,9 +71,10 @@ def test_a_packed_build_runs_on_executors_that_have_nothing(shared_fleet: Embedd
                 assert code == 0, found
 
 
-def test_the_archive_has_this_build_and_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
-    packed = pack(tmp_path)
-    body = (tmp_path / "cutline.tar.gz").read_bytes()
+def test_the_archive_has_this_build_and_what_it_needs_and_nothing_else(
+    packed: dict[str, object], tmp_path: Path
+) -> None:
+    body = Path(str(packed["file"])).read_bytes()
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(body))) as archive:
         names = archive.getnames()
         assert all(one.isfile() for one in archive)

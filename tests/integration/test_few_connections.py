@@ -22,6 +22,7 @@ from fleet.nodes.connections import connect
 from fleet.nodes.free_connections import TooFewConnectionsError, check_free_connections, task_sessions
 from tests.commands.snapshot_runs import configure_fleet
 from tests.run.quick_spark import QUICK
+from tests.run.soak import draw
 
 if TYPE_CHECKING:
     from embedded.fleet import EmbeddedFleet
@@ -101,7 +102,7 @@ def few(fleet_factory: FleetFactory, folder: Path, limit: int | None = None) -> 
     return servers
 
 
-@pytest.mark.parametrize("limit", [None, CONNECTIONS_MAX])
+@pytest.mark.parametrize("limit", draw([None, CONNECTIONS_MAX]))
 def test_all_cores_work_on_one_node_with_few_connections(
     fleet_factory: FleetFactory, tmp_path: Path, limit: int | None
 ) -> None:
@@ -110,7 +111,7 @@ def test_all_cores_work_on_one_node_with_few_connections(
     fleet, (dsn,) = load_fleet(tmp_path / "fleet.toml"), servers.dsns()
     with psycopg.connect(dsn, autocommit=True) as session:
         session.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-        session.execute("INSERT INTO t SELECT n, repeat(md5(n::text), 10) FROM generate_series(1, 20000) n")
+        session.execute("INSERT INTO t SELECT n, repeat(md5(n::text), 10) FROM generate_series(1, 8000) n")
         for number in range(6):
             session.execute(f"CREATE INDEX ON t (v, id) WHERE id % 7 = {number}")
     most: dict[str, int] = {}

@@ -27,6 +27,7 @@ from snapshots.records.chains import read_chain
 from storage.local import LocalStore
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.run.quick_spark import LINES
+from tests.run.soak import draw
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ INCREMENTS = 3
 ENCRYPTION = f'[spark]\n{LINES}[encryption]\nkey_file = "{{key}}"\n'
 
 
-@pytest.fixture(scope="module", params=["plain", "encrypted"])
+@pytest.fixture(scope="module", params=draw(["plain", "encrypted"]))
 def runs(
     request: pytest.FixtureRequest,
     shared_fleet: EmbeddedFleet,

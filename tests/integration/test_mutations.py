@@ -1,7 +1,7 @@
 """No changed value of a stored document ends a command in a traceback, hangs it, or changes a restore unnoticed.
 
-tests/mutations makes and tries the changes. Here a sample of them is tried, and those that succeeded as attacks once;
-in the long form all of them.
+tests/mutations makes and tries the changes. Here a sample of them is tried, and some of those that succeeded as attacks
+once; in the long form all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.run.soak import SEED, SOAK_SECONDS, draw
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SAMPLE = 40
+SAMPLE = 24
 FULL, FIRST, LAST = (
     f"snapshots/{NAME}/{key}"
     for key in ("snapshot.json", "increments/0000000000000001.json", "increments/0000000000000002.json")
@@ -143,7 +143,7 @@ ATTACKS_FOUND: dict[str, tuple[str, Callable[[Document], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", draw(ATTACKS_FOUND, 2))
+@pytest.mark.parametrize("name", draw(ATTACKS_FOUND))
 def test_what_only_the_objects_contradict_is_found_by_a_check(trial: Trial, name: str) -> None:
     key, change, kind = ATTACKS_FOUND[name]
     with changed(trial, key, change):
@@ -195,10 +195,10 @@ def with_sequences(*named: tuple[str, str]) -> Callable[[Document], object]:
 
 @pytest.mark.parametrize(
     "change",
-    [
+    draw([
         with_impossible_value, with_sequences(("public", "wide")), with_sequences(("nowhere", "s")),
         with_sequences(("public", "a.b.c.d")),
-    ],
+    ]),
 )  # fmt: skip
 def test_a_value_that_a_sequence_can_not_have_is_refused(trial: Trial, change: Callable[[Document], object]) -> None:
     world = trial.world

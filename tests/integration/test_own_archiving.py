@@ -22,6 +22,7 @@ from snapshots.create.request import CreateRequest
 from tests.commands.snapshot_runs import Runs, run_command, runs_on
 from tests.integration.refusing import NoSpark, execute
 from tests.run.archiving import archiving_by_spark
+from tests.run.soak import draw
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,8 +128,12 @@ def await_query(runs: Runs, node: str, pattern: str) -> None:
 
 @pytest.mark.parametrize(
     ("program", "node", "pattern"),
-    [(DECODING, "s1", "%pg_sleep(600)%"), (COMMAND, STANDBY, "SELECT pg_last_wal_replay_lsn()%")],
-    ids=["decoding", "replay"],
+    draw(
+        [
+            pytest.param(DECODING, "s1", "%pg_sleep(600)%", id="decoding"),
+            pytest.param(COMMAND, STANDBY, "SELECT pg_last_wal_replay_lsn()%", id="replay"),
+        ]
+    ),
 )
 def test_an_interrupt_ends_what_waits_for_a_node(runs: Runs, program: str, node: str, pattern: str) -> None:
     update_accounts(runs)

@@ -1,49 +1,56 @@
 """Draw some of the tests that take long together: each whole run has others, by the seed that it prints.
 
-A run of such a folder or module by its name has all of them, and so has the long form (`make soak`).
+A run of such a folder or module by its name has all of them, and so has the long form (`make soak`). What is drawn from
+is in tests/run/drawn.py.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 import pytest
 
+from tests.run.drawn import DRAWS
 from tests.run.soak import SEED, SOAK_SECONDS
+from tests.run.units import unit_of
 
-# One test of so many is run.
-DRAWN = {
-    "tests/fuzz/test_database.py": 2,
-    "tests/integration/test_cancel_places.py": 2,
-    "tests/integration/test_cancel_walk.py": 2,
-    "tests/integration/test_fault_walk.py": 3,
-    "tests/integration/test_lost_commits.py": 3,
-    "tests/integration/test_schema_attempts.py": 2,
-    "tests/integration/test_stalled_nodes.py": 2,
-    "tests/simulation/test_repository.py": 2,
-    "tests/spark/test_killed_executors.py": 2,
-    "tests/spark/test_session.py": 2,
-    "tests/integration/damage": 3,
-    "tests/integration/drill": 3,
-    "tests/integration/parts": 4,
-    "tests/integration/recovering": 2,
-    "tests/integration/restoring": 5,
-    "tests/integration/routing": 3,
-}
+PLACES = sorted((place for draw in DRAWS for place in draw.places), key=len, reverse=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests that are not drawn; pytest counts them in its summary."""
     if SOAK_SECONDS:
         return
-    dropped: set[pytest.Item] = set()
-    for place, of in DRAWN.items():
-        if any(PurePosixPath(place).name in argument for argument in config.args):
-            continue
-        found = [item for item in items if item.nodeid.startswith((f"{place}/", f"{place}::"))]
-        chosen = random.Random(f"{SEED} {place}").sample(found, -(-len(found) // of))
-        dropped |= set(found) - set(chosen)
+    dropped = not_drawn([item.nodeid for item in items], config.args, SEED)
     if dropped:
-        config.hook.pytest_deselected(items=list(dropped))
-        items[:] = [item for item in items if item not in dropped]
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in dropped])
+        items[:] = [item for item in items if item.nodeid not in dropped]
+
+
+def not_drawn(tests: Sequence[str], arguments: Sequence[str], seed: int) -> set[str]:
+    """The tests that a run with these arguments leaves out."""
+    found: dict[str, list[str]] = {}
+    for test in tests:
+        place = place_of(test)
+        if place is not None and not is_named(place, arguments):
+            found.setdefault(place, []).append(test)
+    dropped: set[str] = set()
+    for draw in DRAWS:
+        every = [test for place in draw.places for test in found.get(place, [])]
+        chosen = random.Random(f"{seed} {draw.places[0]}").sample(every, -(-len(every) // draw.of))
+        dropped |= set(every) - set(chosen)
+    return dropped
+
+
+def place_of(test: str) -> str | None:
+    """The longest place of a draw that the test is in."""
+    return next((one for one in PLACES if test == one or test.startswith((f"{one}/", f"{one}::", f"{one}["))), None)
+
+
+def is_named(place: str, arguments: Sequence[str]) -> bool:
+    """Whether the run is one of this module, or of the folder that shares servers with it."""
+    module = place.partition("::")[0]
+    names = {PurePosixPath(one).name for one in (module, unit_of(place))}
+    return any(not names.isdisjoint(PurePosixPath(one.partition("::")[0]).parts) for one in arguments)

@@ -6,30 +6,43 @@ chains. A long unit that begins last would keep one process busy while the other
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.run.units import unit_of
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
 
-TOGETHER = "tests/integration"
 # The longest first, and early among them those that mostly wait (for S3 servers, silent nodes, pauses of retries):
 # beside the rest they cost little time. The end of a run names long ones that are missing here.
 LONG = (
-    "tests/integration/exact",
-    "tests/simulation/test_repository.py",
     "tests/integration/restoring",
+    "tests/integration/exact",
+    "tests/integration/test_fault_walk.py",
+    "tests/integration/test_cluster_pack.py",
+    "tests/integration/test_speculation.py",
+    "tests/integration/test_watch.py",
+    "tests/spark/test_killed_executors.py",
+    "tests/integration/test_few_connections.py",
+    "tests/integration/test_mutations.py",
+    "tests/simulation/test_repository.py",
+    "tests/integration/test_executors.py",
+    "tests/integration/test_roles.py",
+    "tests/integration/test_points.py",
+    "tests/simulation/test_cut.py",
+    "tests/simulation/test_repository_mutants.py",
+    "tests/simulation/test_shrinking.py",
+    "tests/integration/test_background.py",
+    "tests/integration/test_refusals_tables.py",
     "tests/integration/parts",
     "tests/integration/routing",
     "tests/integration/recovering",
     "tests/integration/drill",
-    "tests/integration/test_fault_walk.py",
     "tests/integration/test_storage_s3_faults.py",
     "tests/integration/test_storage_versions.py",
-    "tests/simulation/test_cut.py",
     "tests/integration/test_stalled_nodes.py",
     "tests/integration/test_lost_commits.py",
     "tests/fuzz/test_database.py",
@@ -40,16 +53,9 @@ LONG = (
     "tests/integration/test_storage_clouds.py",
     "tests/integration/test_waits.py",
     "tests/integration/test_docs_commands.py",
-    "tests/integration/test_executors.py",
-    "tests/integration/test_cluster_pack.py",
-    "tests/integration/test_speculation.py",
-    "tests/integration/test_few_connections.py",
-    "tests/integration/test_mutations.py",
-    "tests/integration/test_roles.py",
     "tests/integration/test_restoring_role.py",
     "tests/integration/test_encryption.py",
     "tests/spark/test_session.py",
-    "tests/spark/test_killed_executors.py",
     "tests/spark/test_kubernetes_executors.py",
     "tests/integration/test_demo.py",
     "tests/integration/test_drain_killed.py",
@@ -71,22 +77,14 @@ LONG = (
     "tests/integration/test_pgbench.py",
     "tests/integration/test_main_job.py",
     "tests/integration/test_policies.py",
-    "tests/simulation/test_repository_mutants.py",
     "tests/fuzz/test_decoder.py",
     "tests/spark/test_long_lines.py",
     "tests/integration/test_cancel.py",
     "tests/test_tidy.py",
     "tests/integration/test_cut_times.py",
-    "tests/integration/test_watch.py",
     "tests/integration/test_report.py",
 )
 PLACES = {unit: place for place, unit in enumerate(LONG)}
-
-
-def unit_of(nodeid: str) -> str:
-    """The folder or file of a test that one process runs as a whole."""
-    module = PurePosixPath(nodeid.partition("::")[0])
-    return str(module.parent if str(module.parent.parent) == TOGETHER else module)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:

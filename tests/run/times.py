@@ -12,7 +12,8 @@ from pathlib import PurePosixPath
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from tests.run.order import LONG, unit_of
+from tests.run.order import LONG
+from tests.run.units import unit_of
 
 SLOWEST = 10
 # A unit that takes longer than this should begin early.

@@ -19,13 +19,13 @@ from tests.run.soak import SEED
 from tests.simulation.fleet_model import World, seeded
 from tests.simulation.promises import check_histories
 
-HISTORIES_PER_TASK = 1000
+HISTORIES_PER_TASK = 250
 PROCESSES_MAX = 8
 GARBAGE_OBJECTS = 50_000
 
 # Runs successive seeds: the first, and how many.
 RunSeeds = Callable[[int, int], Counter[str]]
-# How many fleets are resolved together, as a cycle: most histories run with many others, one in seventy alone.
+# How many fleets are resolved together, as a cycle: most histories run with many others, one in sixty alone.
 SIDE_BY_SIDE = (*(1,) * 4, 2, 4, 8, 16, *(66,) * 4)
 
 

@@ -1,4 +1,4 @@
-"""The simulation detects every deliberately broken protocol, by a promise that it breaks; the short form draws half."""
+"""The simulation detects every deliberately broken protocol, by a promise that it breaks; a short run has a third."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.runs import PROCESSES_MAX, PromiseBrokenError
 
 # The mutant that shows most rarely does so in one history of three hundred.
 HISTORIES_MAX = 6000
-TRIED = draw(MUTANTS, len(MUTANTS) // 2)
+TRIED = draw(MUTANTS, len(MUTANTS) // 3)
 
 
 def catching_seed(mutant: Mutant, first: int) -> int | None:

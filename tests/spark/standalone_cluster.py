@@ -13,6 +13,7 @@ from pathlib import Path
 import pyspark
 
 from cli.spark.java import find_java
+from tests.run.quick_spark import QUICK
 from tests.s3.server import free_port
 
 START_SECONDS_MAX = 60
@@ -87,7 +88,7 @@ def _daemon(folder: Path, name: str, command: list[str], ready: str, worker: Wor
     }
     environment |= {"SPARK_LOCAL_IP": worker.host, **worker.environment} if worker else {}
     log = folder / f"{name}.log"
-    java_command = [str(java.launch_home / "bin" / "java"), "-cp", f"{home}/jars/*", "-Xmx256m"]
+    java_command = [str(java.launch_home / "bin" / "java"), "-cp", f"{home}/jars/*", "-Xmx256m", QUICK]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*_hiding(worker), *java_command, f"org.apache.spark.deploy.{command[0]}", *command[1:]],

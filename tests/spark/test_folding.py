@@ -29,6 +29,7 @@ from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, r
 from storage.digest import digest
 from storage.location import StoreLocation
 from storage.open import open_store
+from tests.run.soak import draw
 from tests.stores.damage import flip_byte
 from wal.segments.archive import SegmentRange
 from wal.segments.parquet_objects import parquet_options
@@ -104,7 +105,7 @@ def test_a_base_object_that_cant_be_read_is_a_problem(spark: SparkSession, tmp_p
     folded.release()
 
 
-@pytest.mark.parametrize("key", ["base/1", "wal/00000000000000000001.parquet"])
+@pytest.mark.parametrize("key", draw(["base/1", "wal/00000000000000000001.parquet"]))
 def test_an_object_damaged_after_its_first_read_ends_the_load(spark: SparkSession, tmp_path: Path, key: str) -> None:
     sources, location = store_multiset(tmp_path), StoreLocation(f"file://{tmp_path}")
     folded = fold(spark, sources, location)

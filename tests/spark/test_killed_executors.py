@@ -21,11 +21,19 @@ from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import load_fleet
 from tests.commands.snapshot_runs import configure_fleet, sorted_copies
 from tests.run.quick_spark import LINES
+from tests.run.soak import draw
 
 MASTER = "local-cluster[2,1,1024]"
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 600
 CHANGED = 7_000
+# Of a restore, what is killed while it loads rows and what once it has loaded them, and whether that is an executor. In
+# the short form there is one restore.
+KILLED_OF = {
+    "(executor_of, itself)": [("load", True), ("loaded", False)],
+    "(itself, executor_of)": [("load", False), ("loaded", True)],
+}
+RESTORES = draw(KILLED_OF)
 
 # Run by every Python process of the cluster: files in {folder} say which kinds of task are to pause, and which do.
 PAUSE_TASKS = """
@@ -138,7 +146,7 @@ with SparkOnDemand(source, "test") as start:
     with killing("copy", itself):
         again = runs.full("again")
     restored = []
-    for before, after in ((executor_of, itself), (itself, executor_of)):
+    for before, after in RESTORES:
         with killing("load", before), killing("loaded", after):
             restored.append(runs.restore("cluster", target).rows)
         assert sorted_copies(target.primaries[0].dsn) == sorted_copies(source.primaries[0].dsn)
@@ -186,7 +194,7 @@ def test_a_task_whose_executor_is_killed_is_repeated_and_nothing_is_duplicated(
         (rows,) = connection.execute(
             "SELECT (SELECT count(*) FROM account) + (SELECT count(*) FROM transfer)"
         ).fetchone() or (0,)
-    job = JOB.replace("CHANGED", str(CHANGED))
+    job = JOB.replace("CHANGED", str(CHANGED)).replace("RESTORES", f"[{', '.join(RESTORES)}]")
     done = subprocess.run(
         [sys.executable, "-c", job, str(source.path), str(target), str(folder)],
         capture_output=True, text=True, timeout=SECONDS_MAX, cwd=ROOT, check=False,
@@ -195,9 +203,11 @@ def test_a_task_whose_executor_is_killed_is_repeated_and_nothing_is_duplicated(
     report = json.loads(done.stdout.splitlines()[-1])
     killed = [(what, name.startswith("java")) for what, name in report["killed"]]
     assert killed[:4] == [("copy", True), ("drain", False), ("drain", True), ("copy", False)]
-    assert sorted(killed[4:8]) == [("load", False), ("load", True), ("loaded", False), ("loaded", True)]
-    assert sorted(killed[8:]) == [("hash WAL", True), ("hash base", False)]
-    assert report["restored"] == [rows, rows]
+    checked = 4 + 2 * len(RESTORES)
+    of_restores = [one for how in RESTORES for one in KILLED_OF[how]]
+    assert sorted(killed[4:checked]) == sorted(of_restores)
+    assert sorted(killed[checked:]) == [("hash WAL", True), ("hash base", False)]
+    assert report["restored"] == [rows] * len(RESTORES)
     assert report["changes"] == CHANGED
     assert report["rows"] == [rows, rows]
     numbers = [number for number, _ in report["segments"]]

@@ -29,14 +29,22 @@ class Notices:
         if problem:
             self.log(problem, hint="run it by hand, with the event on stdin")
 
+    @property
+    def failures(self) -> int:
+        """How often in a row the watch could not work at all."""
+        return self._trouble.failures if self._trouble else 0
+
     def waits(self, error: SnapshotError | None) -> None:
         """Tell of what keeps the watch from working at all, once, and of its end, which is None."""
         before = self._trouble
-        if error is not None and before is None:
-            self._trouble = Task(TaskKind.WATCH, 0.0).failed(datetime.now(UTC), error.message)
-            failure = CommandFailure(error.exit_code, error.slug, error.message, error.hint)
-            self.send("failed", None, self._trouble, failure)
-        elif error is None and before is not None:
+        if error is not None:
+            failed = (before or Task(TaskKind.WATCH, 0.0)).failed(datetime.now(UTC), error.message)
+            # First: whoever reads it does not wait for the command that is told.
+            self._trouble = failed
+            if before is None:
+                failure = CommandFailure(error.exit_code, error.slug, error.message, error.hint)
+                self.send("failed", None, failed, failure)
+        elif before is not None:
             self._trouble = None
             text = f"the watch works again; it had failed: {before.problem}"
             self.send("recovered", None, before, CommandFailure(0, "", text))

@@ -71,7 +71,7 @@ def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
     command = Command("create", name)
     with (
         SparkOnDemand(fleet, f"create {name}") as spark,
-        traced(fleet, Silent(), command) as target,
+        traced(fleet, Silent(), command, is_one_of_many=True) as target,
         Activity(target, command, partial(open_own_store, fleet), stop_process) as shown,
     ):
         noting = Noting(shown)

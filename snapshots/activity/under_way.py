@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -150,9 +150,13 @@ class UnderWay:
         }
 
 
-def read_under_way(store: ObjectStore) -> list[UnderWay]:
-    """All operations without an outcome, the oldest first: one listing, and a few reads for each."""
-    found = (_read(store, operation, names) for operation, names in document_names(store).items())
+def read_under_way(store: ObjectStore, documents: Mapping[str, Set[str]] | None = None) -> list[UnderWay]:
+    """All operations without an outcome, the oldest first: one listing, and a few reads for each.
+
+    `documents` are those of document_names, if they have been listed.
+    """
+    listed = document_names(store) if documents is None else documents
+    found = (_read(store, operation, names) for operation, names in listed.items())
     return [one for one in found if one is not None]
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
 from cli.output.context import command_context
-from cli.output.format import age_text, count_text, name_fleet, quantity_text, seconds_text
+from cli.output.format import age_text, count_text, moment_text, name_fleet, quantity_text, seconds_text
 from cli.output.operations import what_text
 from cli.output.results import drawn_live, emit
 from cli.output.stopping import owner_text
@@ -21,7 +21,7 @@ from fleet.config import Fleet
 from fleet.progress import Reading
 from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
 from snapshots.records.store_identity import open_own_store
-from storage.errors import UsageError
+from storage.errors import UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,6 +31,7 @@ TITLES = ("operation", "what", "state", "who", "begun", "phase", "done", "left",
 # Rows of nodes have values in the first of these alone.
 IMPORTANT = ("operation", "done", "left", "what", "state", "phase", "last sign", "begun")
 WATCH_SECONDS = 2.0
+Lines: TypeAlias = "list[str | RenderableType]"
 NOTHING = "no operation is under way"
 Watch = Annotated[bool, typer.Option("--watch", help="Show it again every 2 seconds, until Ctrl-C.")]
 Nodes = Annotated[
@@ -47,15 +48,27 @@ def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False
     options = command_context(context)
     if watch and options.json:
         raise UsageError("--watch draws on a terminal; --json writes one document", hint="leave one of them out")
-    fleet = options.load_fleet()
+    fleet, file = options.load_fleet(), options.given_fleet
     if not watch:
         report = read_status(fleet, nodes=nodes)
-        emit(context, document_of(report), [] if options.json else lines_of(report, options.given_fleet))
+        emit(context, document_of(report, file), [] if options.json else lines_of(report, file))
         return
     with drawn_live() as draw:
-        while True:
-            draw(lines_of(read_status(fleet, nodes=nodes), options.given_fleet))
-            time.sleep(WATCH_SECONDS)
+        watch_status(lambda: lines_of(read_status(fleet, nodes=nodes), file), draw)
+
+
+def watch_status(read: Callable[[], Lines], draw: Callable[[Lines], None]) -> NoReturn:
+    """Draw what is read, again and again; while it can't be reached, what was read last, and why."""
+    lines: Lines = []
+    while True:
+        try:
+            lines = read()
+        except UnreachableError as error:
+            why = f"{moment_text(datetime.now(UTC))}: {error.message}; it is asked again every {WATCH_SECONDS:.0f} s"
+            draw([*lines, why])
+        else:
+            draw(lines)
+        time.sleep(WATCH_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +87,18 @@ def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
     return StatusReport(found, read_nodes(fleet, store) if nodes else [], datetime.now(UTC))
 
 
-def document_of(report: StatusReport) -> dict[str, Any]:
+def document_of(report: StatusReport, fleet_file: str | None = None) -> dict[str, Any]:
     """The command's JSON. `nodes` has what was asked: who holds the fleet's lock, of primaries, and how far each is."""
     return {
         "schema": SCHEMA,
-        "operations": [one.to_json(report.now) for one in report.operations],
+        "operations": [_operation_of(one, report.now, fleet_file) for one in report.operations],
         "nodes": [one.to_json() for one in report.nodes],
     }
+
+
+def _operation_of(one: UnderWay, now: datetime, fleet_file: str | None) -> dict[str, Any]:
+    document = one.to_json(now)
+    return document | {"remedy": name_fleet(document["remedy"], fleet_file) if document["remedy"] else None}
 
 
 def lines_of(report: StatusReport, fleet_file: str | None = None) -> list[str | RenderableType]:
@@ -135,15 +153,8 @@ def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
     lines = []
     for one in found:
         lines += [f"operation {one.id}: {problem}" for problem in one.problems]
-        if one.is_known and one.state(now) is ActivityState.DEAD:
-            lines.append(f"operation {one.id} shows no sign of life; {_remedy(one)}")
+        if remedy := one.settled_by(now):
+            lines.append(f"operation {one.id} shows no sign of life; {remedy}")
         if one.request is not None:
             lines.append(f"operation {one.id}: {owner_text(one.request.by)} asked it to stop at {one.request.asked_at}")
     return lines
-
-
-def _remedy(one: UnderWay) -> str:
-    if one.opened is None:
-        return f"{one.left_text}; to forget it: snapshot cancel {one.id}"
-    # A removal can't be undone once it has begun to remove.
-    return f"{one.remedy}; at once: snapshot cancel {one.id}" if one.kind == "create" else one.remedy

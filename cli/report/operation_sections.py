@@ -44,8 +44,10 @@ def _phases(operations: OperationFigures) -> Section:
 
 
 def _read_text(operations: OperationFigures) -> str:
-    which = "All" if operations.are_all else "Only the newest"
-    return f"{which} {count_text(operations.read)} operations in the store that have ended were read."
+    read = f"{count_text(operations.read)} operations in the store that have ended were read"
+    if operations.are_all:
+        return f"{read}; no other one is of these snapshots."
+    return f"Only the newest {read}: of checks and the like, of increments, and of all others."
 
 
 def _amount(value: float, longest: float) -> tuple[BarPart, ...]:

@@ -11,7 +11,8 @@ from fleet.config import Fleet
 from fleet.lsn import Lsn
 from fleet.nodes.lock_holders import LockAnswer, ask_lock_holders
 from snapshots.metrics.catalog import PRIMARY, STANDBY
-from snapshots.metrics.store_samples import archived_positions, chains_by_cut, read_entries
+from snapshots.metrics.entry_reader import read_entries
+from snapshots.metrics.store_samples import archived_positions, chains_by_cut
 from storage.store import ObjectStore
 from wal.slots.lags import LagsQuery, NodeLags
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,9 @@ from cli.watch.schedule import Task, TaskKind
 from fleet.record import Time
 from storage.errors import SnapshotError
 
+# A watch that waits tries again every minute; an attempt takes as long as nodes and the store let it wait.
+TRYING_SECONDS_MAX = 300.0
+
 
 @dataclass(slots=True)
 class Notices:
@@ -21,6 +25,7 @@ class Notices:
     source: FleetSource
     log: Callable[..., None]
     _trouble: Task | None = None
+    _waited_at: float = 0.0
 
     def send(self, event: str, snapshot: str | None, task: Task, failure: CommandFailure) -> None:
         """Tell that a task has `failed`, or has `recovered`."""
@@ -29,14 +34,23 @@ class Notices:
         if problem:
             self.log(problem, hint="run it by hand, with the event on stdin")
 
+    @property
+    def failures(self) -> int:
+        """How often in a row the watch could not work at all; 0 once that is long ago: it stands by."""
+        is_recent = time.monotonic() - self._waited_at < TRYING_SECONDS_MAX
+        return self._trouble.failures if self._trouble and is_recent else 0
+
     def waits(self, error: SnapshotError | None) -> None:
         """Tell of what keeps the watch from working at all, once, and of its end, which is None."""
         before = self._trouble
-        if error is not None and before is None:
-            self._trouble = Task(TaskKind.WATCH, 0.0).failed(datetime.now(UTC), error.message)
-            failure = CommandFailure(error.exit_code, error.slug, error.message, error.hint)
-            self.send("failed", None, self._trouble, failure)
-        elif error is None and before is not None:
+        if error is not None:
+            failed = (before or Task(TaskKind.WATCH, 0.0)).failed(datetime.now(UTC), error.message)
+            # First: whoever reads it does not wait for the command that is told.
+            self._trouble, self._waited_at = failed, time.monotonic()
+            if before is None:
+                failure = CommandFailure(error.exit_code, error.slug, error.message, error.hint)
+                self.send("failed", None, failed, failure)
+        elif before is not None:
             self._trouble = None
             text = f"the watch works again; it had failed: {before.problem}"
             self.send("recovered", None, before, CommandFailure(0, "", text))

@@ -33,11 +33,19 @@ VERDICTS = (CONFLICTS, INCONCLUSIVE)
 
 
 class CommandFailedError(SnapshotError):
-    """A command that `watch` has run has ended with an error, whose exit code and hint this error has."""
+    """A command that `watch` has run has ended with an error, whose exit code, slug and hint this error has."""
+
+    _slug: str = "command-failed"
 
     def __init__(self, failure: CommandFailure) -> None:
         super().__init__(failure.message, hint=failure.hint, details=failure.details)
         self.exit_code = failure.code
+        self._slug = failure.slug
+
+    @property
+    def slug(self) -> str:
+        """The slug of the command's error."""
+        return self._slug
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
     command = Command("create", name)
     with (
         SparkOnDemand(fleet, f"create {name}") as spark,
-        traced(fleet, Silent(), command) as target,
+        traced(fleet, Silent(), command, is_one_of_many=True) as target,
         Activity(target, command, partial(open_own_store, fleet), stop_process) as shown,
     ):
         noting = Noting(shown)
@@ -119,7 +127,7 @@ def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, A
     if ended.code == BusyError.exit_code:
         raise BusyError(ended.text, hint=ended.hint)
     if ended.code and ended.code not in verdicts:
-        slug = str(ended.document.get("error") or "command-failed")
+        slug = str(ended.document.get("error") or CommandFailedError._slug)
         details = ended.document.get("details", {})
         # Its commands name the copy of the file, which goes with the watch.
         hint = re.sub(r" --fleet \S+", "", ended.hint)

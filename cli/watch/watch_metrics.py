@@ -1,18 +1,20 @@
 """The metrics of a fleet while `watch` runs: gathered again and again by a thread, served and written to the file.
 
-A task may take hours, so they don't wait for its end. What fails here is logged once, and fails no task.
+A task may take hours, so they don't wait for its end. What fails here is logged when it begins, and fails no task. A
+watch that stands by or waits serves them, and leaves the file alone: it is the active watch's.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
 from cli.monitoring.metrics_file import replace_metrics
+from cli.watch.schedule import TaskKind
 from cli.watch.watcher import Watcher
 from fleet.config import Fleet, ListenAddress
 from snapshots.metrics import catalog
@@ -49,16 +51,17 @@ class _Publisher:
     gatherer: MetricsGatherer = field(default_factory=MetricsGatherer)
     ended: threading.Event = field(default_factory=threading.Event)
     _address: ListenAddress | None = None
-    _problems: set[str] = field(default_factory=set)
+    # By what is done, what was wrong with it the last time.
+    _problems: dict[str, Set[str]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Until `ended` is set."""
         with ExitStack() as stack:
             while True:
                 fleet = self.watcher.source.fleet
-                self._note(partial(self._listen, fleet, stack))
-                if self.endpoint is not None or fleet.metrics.file is not None:
-                    self._note(partial(self._publish, fleet))
+                self._note("listen", partial(self._listen, fleet, stack))
+                if self.endpoint is not None or (self.watcher.is_active and fleet.metrics.file is not None):
+                    self._note("publish", partial(self._publish, fleet))
                 if self.ended.wait(GATHER_SECONDS):
                     return
 
@@ -72,26 +75,33 @@ class _Publisher:
             self._address = fleet.metrics.listen
 
     def _publish(self, fleet: Fleet) -> None:
-        text = render(fleet.name, [*self.gatherer.gather(fleet).samples, *samples_of_watch(self.watcher)])
+        gathered = self.gatherer.gather(fleet)
+        self._log_new("gather", {f"the metrics lack what could not be asked: {one}" for one in gathered.problems})
+        text = render(fleet.name, [*gathered.samples, *samples_of_watch(self.watcher)])
         if self.endpoint is not None:
             self.endpoint.publish(text)
-        if fleet.metrics.file is not None:
+        if fleet.metrics.file is not None and self.watcher.is_active:
             replace_metrics(fleet.metrics.file, text)
 
-    def _note(self, publish: Callable[[], None]) -> None:
-        problem = ""
+    def _note(self, what: str, publish: Callable[[], None]) -> None:
+        problems: set[str] = set()
         try:
             publish()
         except Exception as error:  # noqa: BLE001  # metrics end no watch; what fails is logged
-            problem = f"the metrics could not be published: {error}"
-        if problem and problem not in self._problems:
+            problems = {f"the metrics could not be published: {error}"}
+        self._log_new(what, problems)
+
+    def _log_new(self, what: str, problems: Set[str]) -> None:
+        """Log what was not wrong the last time."""
+        for problem in sorted(problems - self._problems.get(what, set())):
             self.watcher.log(problem)
-        self._problems = {problem} if problem else self._problems
+        self._problems[what] = problems
 
 
 def samples_of_watch(watcher: Watcher) -> Iterator[Sample]:
-    """What the watch does, and when it does it next."""
+    """What the watch does, when it does it next, and how often it has failed to begin."""
     yield catalog.WATCH_ACTIVE.of(watcher.is_active)
+    yield catalog.WATCH_FAILURES.of(watcher.notices.failures, TaskKind.WATCH.value)
     if not watcher.is_active:
         return
     for kind, task in dict(watcher.tasks).items():

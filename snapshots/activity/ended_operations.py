@@ -207,9 +207,11 @@ class EndedReader:
         self._count_max = count_max
         self._known: dict[str, Ended] = {}
 
-    def read(self, store: ObjectStore, committed: Collection[str]) -> EndedOperations:
-        """The operations without those that have committed, by id."""
-        documents = document_names(store)
+    def read(
+        self, store: ObjectStore, committed: Collection[str], documents: Mapping[str, Set[str]] | None = None
+    ) -> EndedOperations:
+        """The operations without those that have committed, by id; `documents` are those of document_names."""
+        documents = document_names(store) if documents is None else documents
         classes = [
             [one for one in list_ended(documents, has_intent=has_intent) if one not in committed]
             for has_intent in (True, False)

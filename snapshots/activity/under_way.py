@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -112,6 +112,15 @@ class UnderWay:
             return ActivityState.DEAD
         return ActivityState.PUBLISHING if self.is_decided else ActivityState.RUNNING
 
+    def settled_by(self, now: datetime) -> str:
+        """What to do about it if it is dead, for people; "" if it is not, or if it is not known what it does."""
+        if not self.is_known or self.state(now) is not ActivityState.DEAD:
+            return ""
+        if self.opened is None:
+            return f"{self.left_text}; to forget it: snapshot cancel {self.id}"
+        # A removal can't be undone once it has begun to remove.
+        return f"{self.remedy}; at once: snapshot cancel {self.id}" if self.kind == "create" else self.remedy
+
     def to_json(self, now: datetime) -> dict[str, Any]:
         """The operation as JSON output has it; unknown values are null."""
         owner, sign = read_label(self.label), self.sign
@@ -136,13 +145,18 @@ class UnderWay:
             "seconds_left_is_rough": sign.is_rough if sign else None,
             "cancel_asked_at": self.request.asked_at if self.request else None,
             "committed": self.opened.to_json()["committed"] if self.opened else None,
+            "remedy": self.settled_by(now) or None,
             "problem": "; ".join(self.problems) or None,
         }
 
 
-def read_under_way(store: ObjectStore) -> list[UnderWay]:
-    """All operations without an outcome, the oldest first: one listing, and a few reads for each."""
-    found = (_read(store, operation, names) for operation, names in document_names(store).items())
+def read_under_way(store: ObjectStore, documents: Mapping[str, Set[str]] | None = None) -> list[UnderWay]:
+    """All operations without an outcome, the oldest first: one listing, and a few reads for each.
+
+    `documents` are those of document_names, if they have been listed.
+    """
+    listed = document_names(store) if documents is None else documents
+    found = (_read(store, operation, names) for operation, names in listed.items())
     return [one for one in found if one is not None]
 
 

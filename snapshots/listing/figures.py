@@ -15,8 +15,9 @@ from snapshots.records.chains import read_chain
 from snapshots.records.commit import Commit
 from snapshots.records.commits import SnapshotMissingError, snapshot_names
 from snapshots.records.cut_times import cut_time
-from snapshots.records.store_identity import read_identity
+from snapshots.records.store_identity import StoreIdentity, read_identity
 from snapshots.records.tombstones import check_not_deleted
+from storage.store import ObjectStore
 from wal.cut.safe_time import node_time
 
 SECONDS_PER_DAY = 86400.0
@@ -123,10 +124,10 @@ def read_figures(fleet: Fleet, name: str | None, now: datetime) -> StoreFigures:
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    names = snapshot_names(store)
+    names = stored = snapshot_names(store)
     if name is not None:
         check_not_deleted(store, name)
-        if name not in names:
+        if name not in stored:
             raise SnapshotMissingError(
                 f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name}
             )
@@ -134,14 +135,30 @@ def read_figures(fleet: Fleet, name: str | None, now: datetime) -> StoreFigures:
     # One after the other: a chain of thousands of commits takes much more memory than its figures.
     entries = (read_entry(store, identity, one, read_chain) for one in names)
     snapshots = [figures_of(entry, entry.chain) for entry in entries if entry is not None]
-    return _collect(fleet, now, snapshots, read_operation_figures(store, name))
+    others = _increments_of(store, identity, [one for one in stored if one not in names])
+    operations = read_operation_figures(store, name, increments=_increments_in(snapshots), others=others)
+    return _collect(fleet, now, snapshots, operations)
 
 
 def read_figures_of(fleet: Fleet, details: SnapshotDetails, now: datetime) -> StoreFigures:
     """The figures of a snapshot whose chain was read."""
-    snapshot = figures_of(details.entry, details.chain)
-    operations = read_operation_figures(fleet.store.open(), details.entry.name)
-    return _collect(fleet, now, [snapshot], operations)
+    store, name = fleet.store.open(), details.entry.name
+    snapshots = [figures_of(details.entry, details.chain)]
+    identity = read_identity(store, fleet)
+    others = _increments_of(store, identity, [one for one in snapshot_names(store) if one != name])
+    operations = read_operation_figures(store, name, increments=_increments_in(snapshots), others=others)
+    return _collect(fleet, now, snapshots, operations)
+
+
+def _increments_in(snapshots: Iterable[SnapshotFigures]) -> list[str]:
+    """The operations that have committed the increments."""
+    return [point.operation for one in snapshots for point in one.points if point.increment]
+
+
+def _increments_of(store: ObjectStore, identity: StoreIdentity, names: Iterable[str]) -> list[str]:
+    """The operations that have committed the increments of these snapshots, of which few commits are read for that."""
+    entries = (read_entry(store, identity, one) for one in names)
+    return [one.operation for entry in entries if entry is not None for one in entry.summaries]
 
 
 def _collect(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -12,8 +12,10 @@ from snapshots.activity.kinds import operation_kind
 from snapshots.operations.recorded import document_names
 from storage.store import ObjectStore
 
-# So many of the newest operations are read, and what each of them says is two reads.
-OPERATIONS_MAX = 1000
+# So many of the newest are read of operations without an intent (checks, gc, prunes), and of those with one that have
+# committed no increment; what each of them says is one or two reads. A watch takes thousands of increments between two
+# checks: of those the newest are a sample.
+OPERATIONS_MAX, INCREMENTS_MAX = 1000, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class PhaseFigures:
 
 @dataclass(frozen=True, slots=True)
 class OperationFigures:
-    """The figures of `read` operations; if they `are_all`, no other one has ended.
+    """The figures of `read` operations; if they `are_all`, no other one has ended that counts.
 
     `untimed` counts those that are done and whose phases were not recorded. `checks` are the newest first.
     """
@@ -41,13 +43,28 @@ class OperationFigures:
     checks: tuple[EndedCheck, ...] = ()
 
 
-def read_operation_figures(store: ObjectStore, snapshot: str | None = None) -> OperationFigures:
-    """Read the newest operations that have ended, and collect the figures of one snapshot, or of all."""
-    documents = document_names(store)
-    ids = list_ended(documents)
-    newest = ids[:OPERATIONS_MAX]
+def read_operation_figures(
+    store: ObjectStore,
+    snapshot: str | None = None,
+    *,
+    increments: Collection[str] = (),
+    others: Collection[str] = (),
+) -> OperationFigures:
+    """Read the newest operations that have ended, and collect the figures of one snapshot, or of all.
+
+    `increments` are the operations that have committed increments; of one snapshot only its own, and `others` those
+    of others, which are not read.
+    """
+    documents, own, not_read = document_names(store), frozenset(increments), frozenset(others)
+    with_intent = [one for one in list_ended(documents, has_intent=True) if one not in not_read]
+    classes = (
+        (OPERATIONS_MAX, list_ended(documents, has_intent=False)),
+        (OPERATIONS_MAX, [one for one in with_intent if one not in own]),
+        (INCREMENTS_MAX, [one for one in with_intent if one in own]),
+    )
+    newest = sorted((one for count, ids in classes for one in ids[:count]), reverse=True)
     found = chain.from_iterable(read_batches(store, documents, newest))
-    return collect_operations(found, snapshot, are_all=len(newest) == len(ids))
+    return collect_operations(found, snapshot, are_all=all(len(ids) <= count for count, ids in classes))
 
 
 def collect_operations(

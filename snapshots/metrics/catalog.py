@@ -162,12 +162,16 @@ RESTORE_CHANGES = Metric(
 )
 
 WATCH_ACTIVE = Metric(
-    "cutline_watch_active", "Whether this `watch` begins the operations: 1; or 0, as another one does."
+    "cutline_watch_active", "Whether this `watch` begins the operations: 1; or 0: it stands by or waits."
 )
 WATCH_NEXT = Metric(
     "cutline_watch_next_timestamp_seconds", "When `watch` begins this task next, by its schedule.", ("kind",)
 )
-WATCH_FAILURES = Metric("cutline_watch_task_failures", "Consecutive failures of this task of `watch`.", ("kind",))
+WATCH_FAILURES = Metric(
+    "cutline_watch_task_failures",
+    "Consecutive failures of this task of `watch`; of kind `watch`: how often it could not work at all.",
+    ("kind",),
+)
 
 COMMAND_END = Metric(
     "cutline_command_end_timestamp_seconds", "When the command that wrote this file ended.", ("command",)

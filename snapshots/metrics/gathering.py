@@ -16,6 +16,7 @@ from fleet.config import Fleet
 from snapshots.activity.ended_operations import EndedReader
 from snapshots.metrics import catalog
 from snapshots.metrics.catalog import Sample
+from snapshots.metrics.entry_reader import EntryReader
 from snapshots.metrics.node_samples import samples_of_nodes
 from snapshots.metrics.store_samples import StoreFacts, archived_positions, read_facts, samples_of_store
 from storage.errors import SnapshotError
@@ -43,6 +44,7 @@ class MetricsGatherer:
 
     def __init__(self, read_max: int = READ_MAX) -> None:
         self._ended = EndedReader(read_max)
+        self._entries = EntryReader()
         self._reading: _Reading | None = None
 
     def gather(self, fleet: Fleet, seconds_max: float = GATHERING_SECONDS_MAX) -> Gathered:
@@ -63,7 +65,7 @@ class MetricsGatherer:
         """What the store says, or why it says nothing."""
         if self._reading is not None and self._reading.thread.is_alive():
             return None, "the store has not answered yet since it was asked before"
-        self._reading = _Reading(lambda: read_facts(fleet, self._ended))
+        self._reading = _Reading(lambda: read_facts(fleet, self._ended, self._entries))
         self._reading.thread.join(seconds_max)
         if self._reading.thread.is_alive():
             return None, f"the store did not answer within {seconds_max:.0f} s"

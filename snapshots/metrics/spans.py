@@ -5,11 +5,13 @@ Where to, and with which headers, the SDK's own variables say: `OTEL_EXPORTER_OT
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -30,6 +32,7 @@ EXPORTER, OTLP = "OTEL_TRACES_EXPORTER", "otlp"
 MISSING, INSTALL = "OpenTelemetry's SDK is not installed", "pip install 'cutline[otel]'"
 # A collector that is away must not keep the command from ending.
 SENDING_SECONDS_MAX = 3.0
+LOGGER = logging.getLogger("opentelemetry")
 
 
 class TracesMissingError(RefusedError):
@@ -112,17 +115,20 @@ class Spans:
 
 
 @contextmanager
-def traced(fleet: Fleet, target: Progress, command: Command) -> Iterator[Progress]:
+def traced(fleet: Fleet, target: Progress, command: Command, *, is_one_of_many: bool = False) -> Iterator[Progress]:
     """Yield `target`, or what makes spans besides, if they are wanted; raises TracesMissingError.
 
     They are wanted by `[metrics] traces`, else by the variables that name a collector. Those may be meant for other
     programs: without the packages that is noted, and the command goes on.
+
+    At the end of the block the collector is waited for, for SENDING_SECONDS_MAX. Not of `is_one_of_many` operations of
+    this process: it sends their spans meanwhile, and waits for the collector when it ends.
     """
     if not _are_wanted(fleet.metrics.traces):
         yield target
         return
     try:
-        provider = _make_provider()
+        provider = _lasting_provider() if is_one_of_many else _make_provider()
     except ImportError as error:
         if fleet.metrics.traces:
             raise TracesMissingError(f"[metrics] traces: {MISSING}", hint=f"install it: {INSTALL}") from error
@@ -133,7 +139,7 @@ def traced(fleet: Fleet, target: Progress, command: Command) -> Iterator[Progres
     known = {"cutline.snapshot": command.snapshot, "cutline.operation": command.operation}
     attributes |= {name: value for name, value in known.items() if value}
     with (
-        _sending(provider, target),
+        nullcontext() if is_one_of_many else _sending(provider, target),
         Spans(target, provider.get_tracer(SERVICE, version(SERVICE)), f"snapshot {command.kind}", attributes) as spans,
     ):
         yield spans
@@ -161,35 +167,60 @@ def _make_provider() -> TracerProvider:
     return provider
 
 
+@cache
+def _lasting_provider() -> TracerProvider:
+    """The one that all operations of this process share; raises ImportError."""
+    provider = _make_provider()
+    kept = _KeptMessage()
+    LOGGER.addHandler(kept)
+    atexit.register(_send_rest, provider, kept)
+    return provider
+
+
 @contextmanager
 def _sending(provider: TracerProvider, target: Progress) -> Iterator[None]:
     """Send at the end what is left, for SENDING_SECONDS_MAX at most, and note what could not be sent."""
-    kept = _KeptMessages()
-    logger = logging.getLogger("opentelemetry")
-    # Without a handler Python would write them to stderr, among the progress.
-    logger.addHandler(kept)
+    kept = _KeptMessage()
+    LOGGER.addHandler(kept)
     try:
         yield
     finally:
-        sender = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
-        sender.start()
-        sender.join(SENDING_SECONDS_MAX)
-        if sender.is_alive() or kept.has_failed:
-            why = kept.messages[0] if kept.messages else f"no answer within {SENDING_SECONDS_MAX:.0f} s"
+        has_ended = _send_rest(provider, kept)
+        if not has_ended or kept.has_failed:
+            why = kept.first or f"no answer within {SENDING_SECONDS_MAX:.0f} s"
             target.note(f"spans were lost: {redact(why)}")
-        if not sender.is_alive():
-            logger.removeHandler(kept)
 
 
-class _KeptMessages(logging.Handler):
-    """Keeps the warnings of the SDK; it `has_failed` if it gave something up, which it may have tried again before."""
+def _send_rest(provider: TracerProvider, kept: _KeptMessage) -> bool:
+    """Send what is left, for SENDING_SECONDS_MAX at most; return whether that has ended.
+
+    If not, it goes on in its thread, at whose end `kept` is no handler any more.
+    """
+
+    def send() -> None:
+        try:
+            provider.shutdown()
+        finally:
+            LOGGER.removeHandler(kept)
+
+    sender = threading.Thread(target=send, name="last spans", daemon=True)
+    sender.start()
+    sender.join(SENDING_SECONDS_MAX)
+    return not sender.is_alive()
+
+
+class _KeptMessage(logging.Handler):
+    """Keeps the first warning of the SDK; it `has_failed` if it gave something up: it may have tried again before.
+
+    Without a handler Python would write them all to stderr, among the progress.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.messages: list[str] = []
+        self.first = ""
         self.has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep its first line."""
-        self.messages.append(record.getMessage().partition("\n")[0])
+        self.first = self.first or record.getMessage().partition("\n")[0]
         self.has_failed |= record.levelno >= logging.ERROR

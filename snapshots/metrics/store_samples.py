@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,15 +14,14 @@ from fleet.lsn import Lsn
 from snapshots.activity.ended_operations import EndedOperations, EndedReader
 from snapshots.activity.kinds import FULL, INCREMENT, ONLY_CUT
 from snapshots.activity.under_way import UnderWay, read_under_way
-from snapshots.listing.listing import BROKEN, COMPLETE, ENDED, LOST, ONLY_FULL, Entry, read_entry
+from snapshots.listing.listing import BROKEN, COMPLETE, ENDED, LOST, ONLY_FULL, Entry
 from snapshots.metrics import catalog
 from snapshots.metrics.catalog import Sample
 from snapshots.metrics.command_samples import KindEnd, end_of_commit, moment_of, samples_of_ends, samples_of_open
+from snapshots.metrics.entry_reader import EntryReader
+from snapshots.operations.recorded import document_names
 from snapshots.records.chain import Chain
-from snapshots.records.commits import ASKING_THREADS_MAX, snapshot_names
 from snapshots.records.cut_times import cut_time
-from snapshots.records.store_identity import read_identity
-from storage.store import ObjectStore
 
 STATES = (COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL)
 # So many snapshots are named in labels.
@@ -44,21 +42,14 @@ class StoreFacts:
         return chains_by_cut(self.entries)
 
 
-def read_facts(fleet: Fleet, ended: EndedReader) -> StoreFacts:
-    """Read the fleet's store; raises StoreOfAnotherFleetError, StoreNotInitialisedError, StoreUnreachableError."""
+def read_facts(fleet: Fleet, ended: EndedReader, reader: EntryReader | None = None) -> StoreFacts:
+    """Read the fleet's store, with a `reader` only what has changed since it read last; raises as EntryReader.read."""
     store = fleet.store.open()
-    entries = read_entries(store, fleet)
+    entries = (reader or EntryReader()).read(store, fleet)
     committed = {one.chain.full.operation for one in entries if one.chain}
     committed |= {summary.operation for one in entries for summary in one.summaries}
-    return StoreFacts(entries, tuple(read_under_way(store)), ended.read(store, committed))
-
-
-def read_entries(store: ObjectStore, fleet: Fleet) -> tuple[Entry, ...]:
-    """What `list` shows of every snapshot, except for the WAL that nodes retain; raises as `read_facts`."""
-    identity = read_identity(store, fleet)
-    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-        found = threads.map(lambda name: read_entry(store, identity, name), snapshot_names(store))
-        return tuple(one for one in found if one is not None)
+    documents = document_names(store)
+    return StoreFacts(entries, tuple(read_under_way(store, documents)), ended.read(store, committed, documents))
 
 
 def chains_by_cut(entries: Iterable[Entry]) -> list[Chain]:

@@ -223,11 +223,12 @@ def snapshot_names(store: ObjectStore) -> list[str]:
     """The names of all committed snapshots, whether or not their commits can be read."""
     names = [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-        committed = list(threads.map(lambda name: _is_committed(store, name), names))
-    return [name for name, is_committed in zip(names, committed, strict=True) if is_committed]
+        committed = list(threads.map(lambda name: is_committed(store, name), names))
+    return [name for name, has_commit in zip(names, committed, strict=True) if has_commit]
 
 
-def _is_committed(store: ObjectStore, name: str) -> bool:
+def is_committed(store: ObjectStore, name: str) -> bool:
+    """Whether the snapshot is committed and not deleted; also if its commit or its tombstone can't be read."""
     try:
         if is_deleted(store, name):
             return False

@@ -16,6 +16,8 @@ from fleet.record import Time
 from fleet.step_times import StepTimes
 from snapshots.activity.command import Command
 from snapshots.activity.recording import Ending, record_without_intent
+from snapshots.listing.figures import read_figures, read_figures_of
+from snapshots.listing.listing import show_snapshot
 from snapshots.listing.operation_figures import PhaseFigures, read_operation_figures
 from snapshots.operations.operation import (
     Operation,
@@ -27,8 +29,10 @@ from snapshots.operations.operation import (
 from snapshots.records.operation_records import CheckedPoint, Outcome, read_outcome, write_operation_record
 from storage.ids import new_operation_id
 from storage.store import ObjectStore
+from tests.unit.made_chains import FLEET
 from tests.unit.made_commits import memory
 from tests.unit.made_figures import BEGIN
+from tests.unit.made_fleets import new_fleet, store_chain
 
 LABEL = own_label("check", "")
 
@@ -120,6 +124,33 @@ def test_only_the_newest_operations_are_read(monkeypatch: pytest.MonkeyPatch) ->
         check(store, number, found(increment=number))
     figures = read_operation_figures(store)
     assert ([one.point.increment for one in figures.checks], figures.read, figures.are_all) == ([3, 2], 2, False)
+
+
+def test_a_report_finds_a_check_and_a_restore_behind_any_number_of_increments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operation_figures, "OPERATIONS_MAX", 4)
+    monkeypatch.setattr(operation_figures, "INCREMENTS_MAX", 2)
+    fleet = new_fleet(FLEET)
+    store = fleet.store.open()
+    check(store, 1, found("weekly", 0))
+    intent = structs.replace(new_operation("restore", "weekly", 0, ("a",)), operation=new_operation_id(BEGIN))
+    begin(store, intent)
+    write_operation_record(
+        store, "outcome",
+        Outcome(operation=intent.id, state="done", reason="", ended_at=intent.began_at, phases={"load rows": 5.0}),
+    )  # fmt: skip
+    store_chain(fleet, "weekly", "2026-11-20T00:00:00Z")
+    # What made chains record sorts after all other operations.
+    store_chain(fleet, "daily", *(f"2026-11-21T{hour:02d}:00:00Z" for hour in range(10)))
+    details = show_snapshot(fleet, "weekly")
+    for figures in (
+        read_figures(fleet, None, BEGIN), read_figures(fleet, "weekly", BEGIN), read_figures_of(fleet, details, BEGIN),
+    ):  # fmt: skip
+        (run,) = figures.operations.checks
+        assert (run.point.snapshot, run.point.increment) == ("weekly", 0)
+        assert [(one.kind, one.phase) for one in figures.operations.phases] == [("restore", "load rows")]
+    # Two full snapshots, the check, the restore, and the newest two of nine increments; then without the increments.
+    both, one = (read_figures(fleet, name, BEGIN).operations for name in (None, "weekly"))
+    assert ((both.read, both.are_all), (one.read, one.are_all)) == ((6, False), (4, True))
 
 
 def test_an_outcome_records_the_phases_of_its_operation_whether_it_is_done_or_fails() -> None:

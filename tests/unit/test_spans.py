@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import gzip
+import logging
+import socket
 import sys
 import threading
 import time
@@ -227,6 +230,82 @@ def test_a_collector_that_is_away_fails_nothing_and_is_not_waited_for(monkeypatc
     assert time.monotonic() - began < module.SENDING_SECONDS_MAX + 3
     assert len(target.texts) == 1
     target.find_one("spans were lost")
+
+
+@pytest.fixture
+def silent_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It takes connections, and never answers; the SDK gives up after 2 s."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv(ENDPOINTS[1], f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+        # The first provider imports the exporter, which takes a while.
+        module._make_provider().shutdown()
+        yield
+
+
+def kept_messages() -> list[logging.Handler]:
+    return [one for one in logging.getLogger("opentelemetry").handlers if type(one).__module__ == module.__name__]
+
+
+@pytest.mark.usefixtures("silent_collector")
+def test_nothing_is_kept_of_the_messages_once_the_last_spans_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SENDING_SECONDS_MAX", 0.2)
+    target = Notes()
+    for _ in range(2):
+        with traced(fleet_with(traces=None), target, COMMAND) as progress:
+            progress.step("copy")
+    assert len([text for text in target.texts if text.startswith("spans were lost: ")]) == 2
+    senders = [one for one in threading.enumerate() if one.name == "last spans"]
+    assert len(senders) >= 2
+    for one in senders:
+        one.join(SECONDS_MAX)
+    assert kept_messages() == []
+
+
+@pytest.fixture
+def no_lasting_provider() -> Iterator[None]:
+    """No provider that a test has made lives on, nor is one sent from at the end of this process."""
+    module._lasting_provider.cache_clear()
+    yield
+    module._lasting_provider.cache_clear()
+    atexit.unregister(module._send_rest)
+    for one in kept_messages():
+        logging.getLogger("opentelemetry").removeHandler(one)
+
+
+@pytest.mark.usefixtures("silent_collector", "no_lasting_provider")
+def test_operations_of_one_process_share_what_sends_and_wait_for_no_collector() -> None:
+    began = time.monotonic()
+    for _ in range(20):
+        with traced(fleet_with(traces=None), Silent(), COMMAND, is_one_of_many=True) as progress:
+            progress.step("copy")
+    assert time.monotonic() - began < module.SENDING_SECONDS_MAX
+    (kept,) = kept_messages()
+    assert isinstance(kept, module._KeptMessage)
+    # At the end of the process it is waited for as any other is.
+    module._send_rest(module._lasting_provider(), kept)
+    assert time.monotonic() - began < 2 * module.SENDING_SECONDS_MAX + 3
+
+
+@pytest.mark.usefixtures("no_lasting_provider")
+def test_the_spans_of_operations_of_one_process_are_sent_while_it_runs(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENDPOINTS[1], collector.url)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    for kind in ("create", "check"):
+        with traced(fleet_with(traces=None), Silent(), Command(kind), is_one_of_many=True):
+            pass
+        deadline = time.monotonic() + SECONDS_MAX
+        while f"snapshot {kind}" not in span_names(collector):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert sorted(span_names(collector)) == ["snapshot check", "snapshot create"]
+
+
+def span_names(collector: Collector) -> list[str]:
+    resources = [one for request in list(collector.received) for one in request.resource_spans]
+    return [span.name for found in resources for scope in found.scope_spans for span in scope.spans]
 
 
 def test_without_spans_opentelemetry_is_not_imported() -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from cli.commands.status import StatusReport, lines_of
+from cli.commands.status import StatusReport, document_of, lines_of, read_status, watch_status
 from cli.output.tables import FittingTable
 from fleet.progress import Silent
 from fleet.record import Time
@@ -27,6 +27,7 @@ from snapshots.records.store_identity import StoreOfAnotherFleetError, ensure_id
 from storage.errors import StoppedError
 from storage.ids import new_operation_id
 from storage.memory import InMemoryStore
+from storage.store import Inventory, StoreUnreachableError
 from tests.unit.document_kinds import FLEET, SIGN
 from tests.unit.made_commits import memory, unused_url
 
@@ -103,6 +104,55 @@ def test_a_check_is_under_way_by_its_signs_alone() -> None:
     ]
     record_without_intent(store, Command("check", "", SIGN.operation), SIGN.began_at, LABEL, Ending("done"))
     assert read_under_way(store) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("create", "the next create, delete, prune or gc settles it; at once: snapshot --fleet f.toml cancel {}"),
+        ("delete", "to resume it: snapshot --fleet f.toml delete daily"),
+        ("check", "it has left nothing; to forget it: snapshot --fleet f.toml cancel {}"),
+    ],
+)
+def test_json_says_what_settles_a_dead_operation_as_the_table_does(kind: str, remedy: str) -> None:
+    store = memory()
+    if kind == "check":
+        store_sign(store, structs.replace(SIGN, kind=kind, began_at=Time.of(NOW), seen_at=Time.of(NOW)), 1)
+    else:
+        begun(store, kind)
+    found, late = read_under_way(store), NOW + timedelta(hours=1)
+    documents = [document_of(StatusReport(found, [], now), "f.toml")["operations"] for now in (NOW, late)]
+    assert [one["remedy"] for (one,) in documents] == [None, remedy.format(found[0].id)]
+    *_, line = lines_of(StatusReport(found, [], late), "f.toml")
+    assert line == f"operation {found[0].id} shows no sign of life; {remedy.format(found[0].id)}"
+
+
+def test_watching_goes_on_while_the_store_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = memory()
+    drawn: list[Any] = []
+    slept: list[float] = []
+    ensure_identity(store, FLEET)
+    begun(store, now=datetime.now(UTC))
+    original = InMemoryStore.inventory
+
+    def inventory(of: InMemoryStore, prefix: str) -> Inventory:
+        if len(slept) == 1:
+            raise StoreUnreachableError(url=store.url, reason="no answer")
+        return original(of, prefix)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(InMemoryStore, "inventory", inventory)
+    monkeypatch.setattr("cli.commands.status.time.sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        watch_status(lambda: lines_of(read_status(fleet_of(store), nodes=False)), drawn.append)
+    (table,), (kept, why), (again,) = drawn
+    assert kept is table
+    assert f"store {store.url}: no answer" in why
+    assert isinstance(again, FittingTable)
 
 
 def test_documents_that_cannot_be_read_are_named() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import cli.watch.running_command
+from cli.output.failure import failure_of
 from cli.watch.running_command import CommandResult, run_command, start_command
 from cli.watch.tasks import CommandFailedError, verdict_of
 from storage.errors import BusyError
@@ -29,6 +30,13 @@ def test_a_command_without_a_verdict_has_failed_and_its_hint_names_no_copy_of_th
         verdict_of("check of a", CommandResult(6, dict(ERROR)))
     assert (raised.value.exit_code, raised.value.message) == (6, ERROR["message"])
     assert raised.value.hint == "snapshot init"
+
+
+def test_the_failure_of_a_command_has_the_slug_that_the_command_said() -> None:
+    for document, slug in ((ERROR, "node-unreachable"), ({}, "command-failed")):
+        with pytest.raises(CommandFailedError) as raised:
+            verdict_of("check of a", CommandResult(6, dict(document)))
+        assert failure_of(raised.value).slug == slug
 
 
 def test_a_command_that_was_in_anothers_way_has_not_failed() -> None:

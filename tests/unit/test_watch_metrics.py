@@ -1,0 +1,115 @@
+"""What a watch publishes of itself, where to, and what it says of what it can't publish."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+import cli.watch.notices
+from cli.watch.fleet_source import FleetSource
+from cli.watch.notices import Notices
+from cli.watch.watch_metrics import _Publisher, samples_of_watch
+from cli.watch.watcher import Watcher
+from fleet.config import Fleet, ListenAddress, MetricsRules
+from fleet.progress import Silent
+from snapshots.activity.activity import Activity
+from snapshots.metrics import catalog
+from snapshots.metrics.endpoint import MetricsEndpoint
+from snapshots.metrics.gathering import Gathered, MetricsGatherer
+from storage.errors import UnreachableError
+from tests.unit.document_kinds import FLEET
+from tests.unit.made_fleets import new_fleet
+from tests.unit.test_metrics import of, read, values_of
+
+
+def new_watcher(folder: Path, said: list[str], metrics: MetricsRules) -> Watcher:
+    """A watch of a fleet whose node is away."""
+    away = replace(FLEET.nodes[0], dsn=f"host={folder} dbname=x")
+    fleet = replace(new_fleet(), nodes=(away,), metrics=metrics)
+    source = FleetSource(folder / "fleet.toml", fleet, b"", b"")
+
+    def say(text: str, **_: object) -> None:
+        said.append(text)
+
+    return Watcher(source, cast(Activity, Silent()), "20261124T000000Z-0000000000", say, Notices(source, say))
+
+
+def gather_in_turn(publisher: _Publisher) -> None:
+    """Let it gather and publish once."""
+    publisher.ended.set()
+    publisher.run()
+
+
+def test_only_the_active_watch_writes_the_file_and_without_an_endpoint_only_it_gathers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cutline.prom"
+    gathered: list[Fleet] = []
+    original = MetricsGatherer.gather
+
+    def gather(gatherer: MetricsGatherer, fleet: Fleet) -> Gathered:
+        gathered.append(fleet)
+        return original(gatherer, fleet)
+
+    monkeypatch.setattr(MetricsGatherer, "gather", gather)
+    watcher = new_watcher(tmp_path, [], MetricsRules(file=file))
+    publisher = _Publisher(watcher)
+    file.write_text("the active watch's")
+    gather_in_turn(publisher)
+    assert (file.read_text(), gathered) == ("the active watch's", [])
+    watcher.is_active = True
+    gather_in_turn(publisher)
+    assert of(catalog.WATCH_ACTIVE, values_of(file.read_bytes())) == {"": 1}
+
+
+def test_a_watch_that_stands_by_serves_its_metrics_and_leaves_the_file_alone(tmp_path: Path) -> None:
+    file = tmp_path / "cutline.prom"
+    watcher = new_watcher(tmp_path, [], MetricsRules(file=file))
+    with MetricsEndpoint(ListenAddress("127.0.0.1", 0), 60.0) as endpoint:
+        publisher = _Publisher(watcher, endpoint)
+        publisher._publish(watcher.source.fleet)
+        assert of(catalog.WATCH_ACTIVE, values_of(endpoint.answer("/metrics").body)) == {"": 0}
+    assert not file.exists()
+
+
+def test_each_problem_is_said_once_until_it_is_gone_and_again_when_it_returns(tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = tmp_path / "textfiles"
+    with MetricsEndpoint(ListenAddress("127.0.0.1", 0), 60.0) as other:
+        taken = ListenAddress("127.0.0.1", other.port)
+        watcher = new_watcher(tmp_path, said, MetricsRules(file=folder / "cutline.prom", listen=taken))
+        watcher.is_active = True
+        publisher = _Publisher(watcher)
+        for _ in range(3):
+            gather_in_turn(publisher)
+        listen, gather, write = said
+        assert f":{other.port}" in listen
+        assert "node a: " in gather
+        assert str(folder) in write
+        folder.mkdir()
+        gather_in_turn(publisher)
+        assert len(said) == 3
+        (folder / "cutline.prom").unlink()
+        folder.rmdir()
+        gather_in_turn(publisher)
+        assert said[3:] == [write]
+
+
+def test_a_watch_that_waits_counts_how_often_it_could_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = new_watcher(tmp_path, [], MetricsRules())
+    for number in range(4):
+        found = read(samples_of_watch(watcher))
+        assert (of(catalog.WATCH_ACTIVE, found), of(catalog.WATCH_FAILURES, found)) == ({"": 0}, {"watch": number})
+        watcher.notices.waits(UnreachableError("node a is away"))
+    # Another watch has the turn since then: this one waits for nothing.
+    monkeypatch.setattr(cli.watch.notices, "TRYING_SECONDS_MAX", 0.0)
+    assert of(catalog.WATCH_FAILURES, read(samples_of_watch(watcher))) == {"watch": 0}
+    monkeypatch.undo()
+    assert of(catalog.WATCH_FAILURES, read(samples_of_watch(watcher))) == {"watch": 4}
+    watcher.notices.waits(None)
+    assert of(catalog.WATCH_FAILURES, read(samples_of_watch(watcher))) == {"watch": 0}

@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 import fleet.nodes.lock
+from cli.watch.turn import LOST_HINT, RENEW_SECONDS, take_turn
 from embedded.fleet import EmbeddedFleet
 from embedded.server import EmbeddedNode, running_pid
 from fleet.config import Fleet
@@ -147,6 +148,24 @@ def test_our_own_lost_session_does_not_keep_us_from_taking_the_lock_again(chain:
         lock.check_held()
         ((session, *_),) = read_lock_holders(dsn)
         assert session == sessions.connections["s1"].info.backend_pid != former
+
+
+def test_a_watch_whose_lock_is_lost_says_that_it_is_the_watchs_lock(chain: Runs) -> None:
+    said: list[tuple[str, str]] = []
+    with take_turn(chain.fleet, lambda text, *, hint: said.append((text, hint))) as turn:
+        turn._renewed_at = -RENEW_SECONDS
+        assert turn.keep()
+        for name in ("s1", "s2"):
+            turn.lock.sessions.connections[name].execute("SELECT pg_advisory_unlock_all()")
+        turn._renewed_at = -RENEW_SECONDS
+        assert not turn.keep()
+    assert said == [
+        (
+            "node s1: the watch's lock was lost; another watch may have begun, so this one begins anew: it takes the"
+            " lock again, or stands by",
+            LOST_HINT,
+        )
+    ]
 
 
 @contextmanager

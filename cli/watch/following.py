@@ -91,8 +91,9 @@ class Following:
         """End the chains that the newest snapshot has replaced: the nodes would keep WAL for them in vain."""
         assert self.chain is not None  # else nothing has been replaced
         for name in self.chain.replaced:
-            supersede(self.source.fleet, name, self.chain.name, Silent())
-            self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place")
+            left = supersede(self.source.fleet, name, self.chain.name, Silent())
+            rest = f"; its slot may be left on {', '.join(left)}: the next create drops it" if left else ""
+            self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place{rest}")
         self.chain = replace(self.chain, replaced=())
         self._plan_replacing()
 

@@ -202,6 +202,20 @@ def test_a_snapshot_that_somebody_takes_is_continued_and_replaces_the_one_before
     assert TaskKind.REPLACE in {kind for kind, one in watcher.tasks.items() if one.interval_seconds}
 
 
+@pytest.mark.parametrize(
+    ("left", "rest"), [([], ""), (["b", "b-1"], "; its slot may be left on b, b-1: the next create drops it")]
+)
+def test_nodes_on_which_a_replaced_chain_may_leave_its_slot_are_named(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, left: list[str], rest: str
+) -> None:
+    following, newest = watched.watcher.following, "watch-2026-11-24-020000"
+    store_chain(watched.watcher.source.fleet, newest, "2026-11-24T02:00:00Z")
+    assert following.follow_newest()
+    monkeypatch.setattr("cli.watch.following.supersede", lambda *_: left)
+    following.end_replaced()
+    assert watched.said[-1] == f"snapshot {NAME} gets no more increments: {newest} has taken its place{rest}"
+
+
 def test_full_never_means_never(watched: Watched) -> None:
     source = watched.watcher.source
     assert source.fleet.watch is not None

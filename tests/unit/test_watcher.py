@@ -25,7 +25,7 @@ from fleet.progress import Silent
 from snapshots.activity.activity import Activity
 from snapshots.operations.operation import current_time
 from snapshots.records.operation_records import CancelRequest
-from storage.errors import BusyError, RefusedError, SnapshotError, UnreachableError
+from storage.errors import BusyError, ChainEnd, RefusedError, SnapshotError, UnreachableError
 from tests.unit.made_fleets import new_fleet, store_chain
 
 NAME = "watch-2026-11-24-010000"
@@ -113,12 +113,12 @@ def test_another_operation_is_no_failure(watched: Watched) -> None:
     assert len([text for text in watched.said if "waits" in text]) == 1
 
 
-def ending(hint: str) -> SnapshotError:
-    return RefusedError("the slot is gone", hint=hint)
+def ending(ends_chain: ChainEnd) -> SnapshotError:
+    return RefusedError("the slot is gone", hint="as any hint is worded", ends_chain=ends_chain)
 
 
 def test_a_chain_that_can_not_go_on_is_followed_by_a_full_snapshot_at_once(watched: Watched) -> None:
-    watched.does[TaskKind.INCREMENT] = fails(ending(NEW_CHAIN))
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.INCREMENT)
     assert watched.watcher.chain is not None
     assert watched.watcher.chain.ended == "the slot is gone"
@@ -128,7 +128,7 @@ def test_a_chain_that_can_not_go_on_is_followed_by_a_full_snapshot_at_once(watch
 
 
 def test_what_may_still_mend_the_chain_has_some_time_for_it(watched: Watched) -> None:
-    watched.does[TaskKind.INCREMENT] = fails(ending(f"put it back from a copy; or {NEW_CHAIN}"))
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
     for number in range(1, FINAL_FAILURES + 1):
         assert watched.watcher.chain is not None
         assert watched.watcher.chain.goes_on, number
@@ -136,8 +136,16 @@ def test_what_may_still_mend_the_chain_has_some_time_for_it(watched: Watched) ->
     assert not watched.watcher.chain.goes_on
 
 
+def test_what_a_hint_says_of_a_new_chain_ends_none(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(RefusedError("the slot is gone", hint=NEW_CHAIN))
+    for _ in range(FINAL_FAILURES + 1):
+        watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.chain is not None
+    assert watched.watcher.chain.goes_on
+
+
 def test_a_chain_ends_only_by_what_keeps_it_from_going_on(watched: Watched) -> None:
-    watched.does[TaskKind.PRUNE] = fails(ending(NEW_CHAIN))
+    watched.does[TaskKind.PRUNE] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.PRUNE)
     assert watched.watcher.chain is not None
     assert watched.watcher.chain.goes_on
@@ -221,7 +229,7 @@ def test_full_never_means_never(watched: Watched) -> None:
     assert source.fleet.watch is not None
     source.fleet = replace(source.fleet, watch=WatchTable(every=Interval(60), full=NEVER, check=NEVER))
     watched.watcher.plan()
-    watched.does[TaskKind.INCREMENT] = fails(ending(NEW_CHAIN))
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.INCREMENT)
     possible: dict[TaskKind, Any] = watched.watcher._possible()
     assert not any(one.interval_seconds for kind, one in possible.items() if kind is TaskKind.FULL)

@@ -112,7 +112,7 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventRead
 
 
 def _unlimited_times(windows: Mapping[str, NodeWindow], found: Cut) -> dict[str, Time | UnsetType]:
-    """Each node's `last_commit_at` by the rule of early versions: it may be later than the marker, however it is."""
+    """Each node's `last_commit_at` by the rule of early versions, which no marker limits."""
     unlimited = {node: replace(one, marked_at=UNSET) for node, one in windows.items()}
     return {one.node: one.last_commit_at for one in with_last_commits(unlimited, found).nodes}
 

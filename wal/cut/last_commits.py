@@ -1,8 +1,7 @@
 """When the newest transaction before a cut was committed on each node, from the times in its events.
 
-Clocks are set back. What was committed before the start marker was then not later than the marker, so a time that is
-later is replaced by the marker's: otherwise commits of the time in between, which are after the cut, would have earlier
-times than the newest one before it.
+A commit before the start marker whose time is later than the marker's shows that the clock was set back in between. It
+counts with the marker's time: commits after the marker, which are not in the state, have times from the marker's on.
 """
 
 from __future__ import annotations

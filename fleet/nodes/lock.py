@@ -17,7 +17,7 @@ import psycopg
 
 from fleet.config import Node
 from fleet.label import read_label
-from fleet.nodes.connections import raising_unreachable, unreachable_error
+from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.nodes.shut_down import shut_down_after, shut_down_sessions
 from storage.errors import BusyError, UnreachableError
@@ -114,15 +114,15 @@ class FleetLock:
         self._on_all(self._renew, self._primaries)
 
     def _renew(self, node: Node) -> None:
-        try:
+        with suppress(psycopg.OperationalError):
             if not _is_held(self.sessions.connections[node.id], self.key):
                 raise _lock_lost_error(node, "its session no longer holds it")
-        except psycopg.OperationalError as error:
-            if self._is_interrupted:
-                raise unreachable_error(node, error) from error
-            self.sessions.renew(node)
-            self.take(node)
-            self.retaken = True
+            return
+        if self._is_interrupted:
+            raise _lock_lost_error(node, "an interrupt has ended its session")
+        self.sessions.renew(node)
+        self.take(node)
+        self.retaken = True
 
     def check_held(self) -> None:
         """Raise FleetLockLostError unless every primary's session is alive and holds its lock."""

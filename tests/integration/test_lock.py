@@ -216,8 +216,11 @@ def test_locks_of_silent_nodes_are_released_at_once(
     shared_fleet: EmbeddedFleet, chain: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet.nodes.lock, "UNLOCK_SECONDS_MAX", 2.0)
-    with open_sessions(chain.fleet, chain.fleet.primaries) as sessions, ExitStack() as stack:
-        with lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")):
+    with ExitStack() as stack:
+        with (
+            open_sessions(chain.fleet, chain.fleet.primaries) as sessions,
+            lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")),
+        ):
             for node in shared_fleet.primaries:
                 stack.enter_context(suspended(node))
             began = time.monotonic()

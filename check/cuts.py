@@ -7,9 +7,9 @@ and at most READS_AT_ONCE segments that are being read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
@@ -23,6 +23,7 @@ from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
 from storage.errors import report_of
 from wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
+from wal.cut.last_commits import with_last_commits
 from wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
 from wal.segments.archive import Segment
 from wal.segments.damage import ObjectDamagedError
@@ -48,14 +49,15 @@ def check_cuts(chain: Chain, read: EventReader, findings: Findings, progress: Pr
         if findings.damaged & set(chain.full.primaries):
             return
         try:
-            found = resolve(_read_windows(archives, commit, read))
+            windows = _read_windows(archives, commit, read)
+            found = resolve(windows)
         except ObjectDamagedError as error:
             findings.damage(report_of(error))
             return
         except GlobalIdReusedError as error:
             findings.conflict(Conflict("cut", f"cut {commit.cut.id} can't be resolved again: {error.message}"))
         else:
-            for node, detail in _differences(commit, found):
+            for node, detail in _differences(commit, found, _unlimited_times(windows, found)):
                 findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=node))
         for archive in archives:
             archive.end_window(commit.cut.of(archive.shard))
@@ -104,17 +106,27 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventRead
             archive.undecided,
             archive.in_doubt,
             archive.last_commit_at,
+            cut.marked_at,
         )
     return windows
 
 
-def _differences(commit: Commit, found: Cut) -> Iterable[tuple[str | None, str]]:
+def _unlimited_times(windows: Mapping[str, NodeWindow], found: Cut) -> dict[str, Time | UnsetType]:
+    """Each node's `last_commit_at` by the rule of early versions, which no marker limits."""
+    unlimited = {node: replace(one, marked_at=UNSET) for node, one in windows.items()}
+    return {one.node: one.last_commit_at for one in with_last_commits(unlimited, found).nodes}
+
+
+def _differences(
+    commit: Commit, found: Cut, unlimited_times: Mapping[str, Time | UnsetType]
+) -> Iterable[tuple[str | None, str]]:
     for again in found.nodes:
         stored = commit.cut.of(again.node)
         for name in NODE_FIELDS:
             expected, given = _comparable(again, name), _comparable(stored, name)
+            is_early = name == "last_commit_at" and given == unlimited_times[again.node]
             # Commits of early versions don't say what was in doubt, nor when.
-            if given != expected and given is not UNSET:
+            if given != expected and given is not UNSET and not is_early:
                 yield again.node, f"the commit says {name} {_shown(given)}, the archived events {_shown(expected)}"
     for name in TOTALS:
         if getattr(found, name) != getattr(commit.cut, name):

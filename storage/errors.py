@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any, TypedDict, TypeVar
 from urllib.parse import quote
 
@@ -27,13 +28,25 @@ WORD_OR_NUMBER = re.compile(r"[^\W\d]+|\d+")
 _secrets: set[str] = set()
 
 
+class ChainEnd(StrEnum):
+    """Whether an error of an increment ends its chain: `watch` begins another one by a full snapshot.
+
+    PERHAPS: something may still mend the chain, so that some more attempts are worthwhile.
+    """
+
+    NO = "no"
+    PERHAPS = "perhaps"
+    FOR_GOOD = "for good"
+
+
 class SnapshotError(Exception):
     """What happened, what to do next, and the command's exit code.
 
     `message` is lower case and names node, group or object; `hint` is an action, or several lines with statements;
     `details` are values for `--json` (never a secret, never a DSN). A line end within a line of the hint is escaped:
     the owner of a table could otherwise add a hint by its name. `slug` is the stable name of the situation for scripts,
-    derived from the class name: BaselineChangedError is "baseline-changed".
+    derived from the class name: BaselineChangedError is "baseline-changed". `ends_chain` is what the hint says of the
+    chain: tests/unit/test_chain_ends.py compares them.
     """
 
     exit_code: int = 70
@@ -43,9 +56,15 @@ class SnapshotError(Exception):
         ERRORS[cls.__name__] = cls
 
     def __init__(
-        self, message: str, *, hint: str | Sequence[str] = "", details: dict[str, object] | None = None
+        self,
+        message: str,
+        *,
+        hint: str | Sequence[str] = "",
+        details: dict[str, object] | None = None,
+        ends_chain: ChainEnd = ChainEnd.NO,
     ) -> None:
         self.message = _show(message)
+        self.ends_chain = ends_chain
         lines = [hint] if isinstance(hint, str) else hint
         self.hint = "\n".join(_show(line).replace("\n", "\\n") for line in lines)
         self.details: dict[str, object] = _redact_all(details or {})
@@ -121,6 +140,7 @@ class ErrorReport(TypedDict):
     details: dict[str, object]
     exit_code: int
     slug: str
+    ends_chain: str
 
 
 class ReportedError(SnapshotError):
@@ -129,7 +149,7 @@ class ReportedError(SnapshotError):
     _slug: str = "reported"
 
     def __init__(self, report: ErrorReport) -> None:
-        super().__init__(report["message"], hint=report["hint"].split("\n"), details=report["details"])
+        super().__init__(report["message"], **_rest_of(report))
         self.exit_code = int(report["exit_code"])
         self._slug = str(report["slug"])
 
@@ -148,6 +168,7 @@ def report_of(error: SnapshotError) -> ErrorReport:
         "details": error.details,
         "exit_code": error.exit_code,
         "slug": error.slug,
+        "ends_chain": error.ends_chain.value,
     }
 
 
@@ -157,8 +178,14 @@ def error_of(report: ErrorReport) -> SnapshotError:
     if kind is None or issubclass(kind, ReportedError):
         return ReportedError(report)
     error = kind.__new__(kind)
-    SnapshotError.__init__(error, report["message"], hint=report["hint"].split("\n"), details=report["details"])
+    SnapshotError.__init__(error, report["message"], **_rest_of(report))
     return error
+
+
+def _rest_of(report: ErrorReport) -> dict[str, Any]:
+    """What SnapshotError takes besides the message."""
+    hint, ends_chain = report["hint"].split("\n"), ChainEnd(report["ends_chain"])
+    return {"hint": hint, "details": report["details"], "ends_chain": ends_chain}
 
 
 def remember_secret(secret: str) -> None:

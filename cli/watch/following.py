@@ -108,11 +108,12 @@ class Following:
         problems: dict[str, SnapshotError] = {}
         for name in self.chain.replaced:
             try:
-                supersede(self.source.fleet, name, self.chain.name, Silent())
+                left = supersede(self.source.fleet, name, self.chain.name, Silent())
             except SnapshotError as error:
                 problems[name] = error
             else:
-                self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place")
+                rest = f"; its slot may be left on {', '.join(left)}: the next create drops it" if left else ""
+                self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place{rest}")
         self.chain = replace(self.chain, replaced=tuple(problems))
         self._plan_replacing()
         for problem in problems.values():

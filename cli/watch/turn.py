@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from fleet.config import Fleet
 from fleet.label import own_label
 from fleet.nodes.connections import NodeUnreachableError
-from fleet.nodes.lock import FleetLock, lock_fleet
+from fleet.nodes.lock import FleetLock, FleetLockLostError, lock_fleet
 from fleet.nodes.sessions import open_sessions
 from storage.errors import SnapshotError
 
 RENEW_SECONDS = 30.0
+LOST_HINT = "see the server's log for what ended the session; a connection pooler must keep sessions"
 
 
 @dataclass(slots=True)
@@ -41,6 +42,10 @@ class Turn:
             if error.message != self._problem:
                 self.log(f"the lock of the watch: {error.message}", hint=error.hint)
             self._problem = error.message
+        except FleetLockLostError as error:
+            text = f"node {error.details['node']}: the watch's lock was lost; another watch may have begun"
+            self.log(f"{text}, so this one begins anew: it takes the lock again, or stands by", hint=LOST_HINT)
+            return False
         except SnapshotError as error:
             self.log(f"{error.message}; the watch begins anew", hint=error.hint)
             return False

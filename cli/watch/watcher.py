@@ -32,12 +32,11 @@ from cli.watch.schedule import (
     next_task,
 )
 from cli.watch.tasks import Beside, TaskResult
-from fleet.hints import NEW_CHAIN
 from fleet.progress import Silent
 from snapshots.activity.activity import Activity
 from snapshots.between_cuts.archive_ahead import archive_ahead
 from snapshots.records.cut_times import cut_time
-from storage.errors import BusyError, find_behind
+from storage.errors import BusyError, ChainEnd, SnapshotError, find_behind
 
 TICK_SECONDS = 1.0
 # Another operation holds the fleet.
@@ -222,9 +221,10 @@ class Watcher:
         failed = task.put_off(now, CANCELLED_SECONDS) if is_cancelled else task.failed(now, failure.message)
         self.counts["failed"] += 1
         self.tasks[task.kind] = failed
-        # Other hints name it beside something that may mend the chain.
-        is_final = failure.hint.startswith(NEW_CHAIN) or (
-            NEW_CHAIN in failure.hint and failed.failures >= FINAL_FAILURES
+        ends_chain = error.ends_chain if isinstance(error, SnapshotError) and interrupt is None else ChainEnd.NO
+        # What may still be mended has some time for it.
+        is_final = ends_chain is ChainEnd.FOR_GOOD or (
+            ends_chain is ChainEnd.PERHAPS and failed.failures >= FINAL_FAILURES
         )
         if is_final and task.kind in (TaskKind.INCREMENT, TaskKind.ARCHIVE):
             self._end_chain(task, failed, failure)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fleet.config import Fleet, Node
 from fleet.hints import NEW_CHAIN
 from fleet.record import Count, Record, fields_of
-from storage.errors import RefusedError
+from storage.errors import ChainEnd, RefusedError
 
 if TYPE_CHECKING:
     import psycopg
@@ -125,6 +125,7 @@ def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) 
 
 def _check_role(node: Node, found: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
     problem, hint = "", "correct the node's dsn or backup_of in fleet.toml"
+    ends_chain = ChainEnd.NO
     if node.backup_of is None and found.in_recovery:
         problem = f"node {node.id} is a standby, but a primary in fleet.toml"
     elif node.backup_of is not None:
@@ -135,6 +136,7 @@ def _check_role(node: Node, found: NodeIdentity, identities: Mapping[str, NodeId
                 f"make it a standby of {node.backup_of} again; or remove it from fleet.toml, or enter it there as the"
                 f" primary that it is now, and then {NEW_CHAIN}"
             )
+            ends_chain = ChainEnd.PERHAPS
         elif found.system_identifier != primary.system_identifier:
             problem = f"node {node.id} is a standby of another primary, not of {node.backup_of}"
         elif found.database_oid != primary.database_oid:
@@ -147,7 +149,7 @@ def _check_role(node: Node, found: NodeIdentity, identities: Mapping[str, NodeId
         problem = f"node {node.id}: PostgreSQL {found.server_version // 10000} is older than 15"
         hint = "upgrade the server, or remove the node from fleet.toml"
     if problem:
-        raise FleetTopologyError(problem, hint=hint, details={"node": node.id})
+        raise FleetTopologyError(problem, hint=hint, ends_chain=ends_chain, details={"node": node.id})
 
 
 def check_presence(
@@ -191,6 +193,7 @@ def _changed_error(node: str, name: str, was: object, now: object) -> BaselineCh
     return BaselineChangedError(
         f"node {node}: its {what} was {texts[0]} at the full snapshot and is {texts[1]}{why}",
         hint=NEW_CHAIN,
+        ends_chain=ChainEnd.FOR_GOOD,
         details={"node": node, "property": what, "was": str(was), "now": str(now)},
     )
 

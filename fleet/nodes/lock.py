@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +19,10 @@ from fleet.config import Node
 from fleet.label import read_label
 from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.sessions import Sessions, in_parallel
-from fleet.nodes.shut_down import shut_down_after
+from fleet.nodes.shut_down import shut_down_after, shut_down_sessions
 from storage.errors import BusyError, UnreachableError
 
-UNLOCK_SECONDS_MAX = 5.0
+UNLOCK_SECONDS_MAX, INTERRUPTED_SECONDS_MAX = 5.0, 2.0
 # How long our former session, which the server has not noticed is gone, may take to end.
 FORMER_MILLISECONDS_MAX = 5000
 # A session that is ending is no longer shown before its locks are released.
@@ -91,6 +91,7 @@ class FleetLock:
     label: str
     retaken: bool = False
     _taken_by: dict[str, int] = field(default_factory=dict)
+    _is_interrupted: bool = False
 
     @property
     def granted(self) -> list[str]:
@@ -108,15 +109,17 @@ class FleetLock:
         """Check every primary's lock; replace lost sessions, check that the node is the same, and take its lock again.
 
         If all locks are granted, no other operation is running on this fleet. Raises NodeUnreachableError,
-        BaselineChangedError, FleetBusyError, FleetLockLostError.
+        BaselineChangedError, FleetBusyError, FleetLockLostError. An interrupt does not wait for a silent node.
         """
-        in_parallel(self._renew, [node for node in self.sessions.nodes if node.backup_of is None])
+        self._on_all(self._renew, self._primaries)
 
     def _renew(self, node: Node) -> None:
         with suppress(psycopg.OperationalError):
             if not _is_held(self.sessions.connections[node.id], self.key):
                 raise _lock_lost_error(node, "its session no longer holds it")
             return
+        if self._is_interrupted:
+            raise _lock_lost_error(node, "an interrupt has ended its session")
         self.sessions.renew(node)
         self.take(node)
         self.retaken = True
@@ -132,15 +135,43 @@ class FleetLock:
                 raise _lock_lost_error(node, "the session that held it was ended") from error
             raise _lock_lost_error(node, "its session no longer holds it")
 
-        in_parallel(check, [node for node in self.sessions.nodes if node.backup_of is None])
+        self._on_all(check, self._primaries)
 
     def release(self) -> None:
-        """Release all locks; a lost session holds none."""
-        for node in self.granted:
-            connection = self.sessions.connections[node]
+        """Release all locks, on all nodes within UNLOCK_SECONDS_MAX; a lost session holds none."""
+
+        def unlock(node: Node) -> None:
+            connection = self.sessions.connections[node.id]
             # If the release takes too long, the session is shut down, which ends the lock.
             with suppress(psycopg.OperationalError), shut_down_after(connection, UNLOCK_SECONDS_MAX):
                 connection.execute("SELECT pg_advisory_unlock(%s)", (self.key,))
+
+        self._on_all(unlock, [node for node in self._primaries if node.id in self._taken_by])
+
+    @property
+    def _primaries(self) -> list[Node]:
+        return [node for node in self.sessions.nodes if node.backup_of is None]
+
+    def _on_all(self, work: Callable[[Node], None], nodes: Iterable[Node]) -> None:
+        """Do `work` on all nodes at once; an interrupt ends our sessions on those that have not done it."""
+        pending = {node.id: node for node in nodes}
+
+        def do(node: Node) -> None:
+            try:
+                work(node)
+            finally:
+                del pending[node.id]
+
+        def end() -> None:
+            self._is_interrupted = True
+            ends = time.monotonic() + INTERRUPTED_SECONDS_MAX
+            # Repeated: a thread may just have begun to connect.
+            while pending and time.monotonic() < ends:
+                for node in list(pending.values()):
+                    shut_down_sessions(node)
+                time.sleep(RETRY_SECONDS)
+
+        in_parallel(do, list(pending.values()), end)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -97,11 +97,13 @@ def in_parallel(
     with ThreadPoolExecutor(max_workers=len(ordered)) as threads:
         futures = [threads.submit(work, item) for item in ordered]
         try:
-            return [future.result() for future in futures]
+            # An error of one must not end this: the interrupt would then come while the executor waits for the others.
+            wait(futures)
         except KeyboardInterrupt:
             if interrupted:
                 interrupted()
             raise
+    return [future.result() for future in futures]
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fleet.hints import NEW_CHAIN
 from fleet.record import Count, Record
 from fleet.tables.left_out import WHY, LeftOut, LeftOutKind
-from storage.errors import RefusedError
+from storage.errors import ChainEnd, RefusedError
 
 if TYPE_CHECKING:
     import psycopg
@@ -87,6 +87,7 @@ def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapp
         f"node {node}: append-only tables were updated or deleted from since {since}, perhaps by transactions that were"
         f" rolled back; which rows is not known: {counted}"
     )
+    ends_chain = ChainEnd.NO
     if since == SNAPSHOT_BEGAN:
         hint = [f"repeat the command when nothing updates them, or give each a replica identity: {IDENTITY}"]
     else:
@@ -95,9 +96,11 @@ def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapp
             f"give each a replica identity, and the next increment copies it again: {IDENTITY};",
             f"or {NEW_CHAIN}",
         ]
+        ends_chain = ChainEnd.PERHAPS
     raise AppendOnlyChangedError(
         message,
         hint=hint,
+        ends_chain=ends_chain,
         details={"node": node, "tables": changed},
     )
 

@@ -18,7 +18,7 @@ from fleet.config import GroupRules
 from fleet.hints import NEW_CHAIN
 from fleet.tables.groups import Group, Table, qualify, read_tables
 from fleet.tables.names import TABLE_NAME
-from storage.errors import RefusedError
+from storage.errors import ChainEnd, RefusedError
 
 # The stamps change whenever these rows change, and only then.
 MEMBERS_QUERY = f"""
@@ -273,6 +273,7 @@ def check_published(
             raise PublicationChangedError(
                 f"node {node}: {problem}",
                 hint=NEW_CHAIN,
+                ends_chain=ChainEnd.FOR_GOOD,
                 details={"node": node, "publication": name, "tables": missing or sorted(tables)},
             )
         found |= {table: present[table] for table in tables if table in present}

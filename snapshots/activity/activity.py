@@ -1,7 +1,7 @@
 """The activity of this process: it passes progress on, stores signs of life, and stops if it is asked to.
 
-A thread does both, every few seconds, and never makes the command fail: what it can't store or read, nobody sees. A
-command that ends within the first seconds stores nothing.
+A thread does both, every few seconds. Its errors are ignored; the command goes on. A command that ends within the first
+seconds stores nothing.
 
 A command may be an operation of its own, without an intent, and work on others meanwhile: a prune has one removal after
 the other. Then both have signs, and a request to either stops it.
@@ -110,7 +110,7 @@ class Activity:
         with self._lock:
             if reading.operation and reading.operation not in (self._own, *self._operations[-1:]):
                 self._operations.append(reading.operation)
-                # What ended before was another one.
+                # `ending` was of the operation before.
                 self._is_ending = False
             self._left = None if reading.seconds_left is None else (reading.seconds_left, time.monotonic())
             self._is_rough = reading.is_rough
@@ -129,7 +129,7 @@ class Activity:
         self._target.reached(point, node=node)
 
     def ending(self) -> None:
-        """Stop the process for nobody any more, and pass it on."""
+        """Ignore requests to stop from now on, and pass it on."""
         with self._lock:
             self._is_ending = True
         self._target.ending()
@@ -149,13 +149,13 @@ class Activity:
     def _run(self) -> None:
         signs: list[_Signs] = []
         while not self._ended.wait(LOOK_SECONDS):
-            # What is not answered now is asked again.
+            # The next round asks again.
             with suppress(Exception):
                 signs = self._follow(signs)
             for one in signs:
                 # The command's end waits for what is asked of the store here.
                 if not self._ended.is_set() and time.monotonic() >= one.due:
-                    # Before it looks: who asks sees that a process is there, and when it is gone.
+                    # Before it looks for requests: whoever makes one then sees that a process is there to stop.
                     with suppress(Exception):
                         one.store_next(self._sign(one))
             if signs and not self._ended.is_set():
@@ -254,7 +254,7 @@ class _Signs:
     def store_next(self, sign: SignOfLife) -> None:
         """Store a sign, and delete the one before."""
         before, rarer, is_clean = self.number - 1, self.rarer, self.is_clean
-        # Of what fails nobody knows what it leaves.
+        # If one of the next steps fails, it is not known which signs are left.
         self.is_clean = False
         self.due, self.every_seconds = time.monotonic() + self.every_seconds, rarer
         self.number = store_sign(self.store, sign, self.number) + 1

@@ -28,7 +28,7 @@ from snapshots.operations.stored_objects import listed_sizes, sizes_of
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import commit_missing_error
-from storage.errors import RefusedError
+from storage.errors import ChainEnd, RefusedError
 from storage.store import ObjectMissingError, ObjectStore
 from wal.segments.archive import archive_prefix, last_number, segment_key
 from wal.slots.slots import check_slot, slot_name, slot_state
@@ -53,6 +53,7 @@ def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
         raise GlobalIdRuleChangedError(
             f"[cut] global_id was {chain.full.global_id_form!r} at the full snapshot and is {fleet.global_id!r}",
             hint=f"set it back in fleet.toml, or {NEW_CHAIN}",
+            ends_chain=ChainEnd.PERHAPS,
         )
     return nodes
 
@@ -113,6 +114,7 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
             f"node {node.id}: its WAL ends at {place}, before the end of the archive at {listed}: the server was put"
             " back to an earlier state",
             hint=NEW_CHAIN,
+            ends_chain=ChainEnd.FOR_GOOD,
             details={"node": node.id, "property": "WAL position", "was": str(listed), "now": place},
         )
     is_ahead = state is not None and state.confirmed > listed
@@ -163,6 +165,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
                     f"object {key} of {what} {problem}",
                     hint=f"put it back from a copy of the store; or {NEW_CHAIN}   (to see what else is missing:"
                     f" snapshot check {chain.name})",
+                    ends_chain=ChainEnd.PERHAPS,
                     details={"object": key, "increment": commit.increment},
                 )
 

@@ -233,5 +233,6 @@ def _resolve(
                 before.undecided,
                 before.in_doubt,
                 before.last_commit_at,
+                Time.of(marked.starts[node].written_at),
             )
     return resolve(windows)

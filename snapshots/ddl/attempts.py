@@ -13,6 +13,7 @@ from fleet.nodes.connections import CopyError
 from fleet.programs.wheel import ProgramFailedError
 from fleet.progress import Progress
 from fleet.tables.groups import SchemaChangedError
+from storage.errors import ChainEnd
 
 # The errors that concurrent DDL causes: an object that was read from the catalogs is gone or has changed, or there is a
 # deadlock with the session that changes it.
@@ -49,6 +50,7 @@ def retry_until_unchanged(attempt: Callable[[], Result], retries: int, progress:
     raise SchemaChangedError(
         f"DDL was executed during each of {attempts} attempts; last: {cause}",
         hint=f"repeat the command when no DDL is running, or allow more attempts: --retries N; or {NEW_CHAIN}",
+        ends_chain=ChainEnd.PERHAPS,
     )
 
 

@@ -30,7 +30,7 @@ from snapshots.ddl.search_path import read_search_path
 from snapshots.records.chain import Chain
 from snapshots.records.documents import ManifestError
 from snapshots.records.stored_object import DDL_ARCHIVE, DDL_SCRIPTS, StoredObject
-from storage.errors import RefusedError
+from storage.errors import ChainEnd, RefusedError
 from storage.store import ObjectStore, stoppable_requests
 from storage.storing import create_or_find
 from wal.segments.damage import ObjectDamagedError
@@ -152,6 +152,7 @@ def find_ddl_objects(chain: Chain, shard: str) -> tuple[StoredObject, ...]:
         raise ManifestError(
             f"snapshot {chain.name} lists no {what} of shard {shard}",
             hint=f"it can't be restored; {NEW_CHAIN}",
+            ends_chain=ChainEnd.PERHAPS,
             details={"node": shard},
         )
     return tuple(objects[section] for section in DDL_SCRIPTS)

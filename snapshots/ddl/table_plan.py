@@ -19,6 +19,7 @@ from fleet.hints import NEW_CHAIN
 from fleet.tables.groups import Column, Group, Table
 from fleet.tables.publications import PublicationChangedError
 from fleet.tables.table_state import TableState
+from storage.errors import ChainEnd
 
 # text and varchar: their values have the same text, and changing one to the other rewrites nothing.
 TEXTS = frozenset({25, 1043})
@@ -132,6 +133,7 @@ def check_publication(node: str, before: TableState, after: TableState) -> None:
             f"node {node}: table {after.table} is in a publication of Cutline that was altered since the last commit:"
             " the chain may lack changes made since",
             hint=NEW_CHAIN,
+            ends_chain=ChainEnd.FOR_GOOD,
             details={"node": node, "tables": [after.table]},
         )
 

@@ -17,7 +17,7 @@ from snapshots.records.commit import Commit, FullSnapshot, Increment, Void
 from snapshots.records.commit_rules import check_commit
 from snapshots.records.documents import ManifestError, check_about, checking, parse_document, read_body, unseal
 from snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
-from storage.errors import RefusedError, UsageError
+from storage.errors import ChainEnd, RefusedError, UsageError
 from storage.store import ObjectMissingError, ObjectStore
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -175,6 +175,7 @@ def commit_missing_error(name: str, increment: int) -> SnapshotMissingError:
     return SnapshotMissingError(
         f"{what} was committed, but its commit file is gone from the store: {key}",
         hint=f"put it back from a copy of the store, or {NEW_CHAIN}",
+        ends_chain=ChainEnd.PERHAPS,
         details={"snapshot": name, "increment": increment, "object": key},
     )
 
@@ -184,6 +185,7 @@ def increments_pruned_error(name: str) -> SnapshotMissingError:
     return SnapshotMissingError(
         f"the increments of snapshot {name} were pruned; only its full snapshot remains",
         hint=f"restore the full snapshot: snapshot restore {name}   or {NEW_CHAIN}",
+        ends_chain=ChainEnd.PERHAPS,
         details={"snapshot": name},
     )
 

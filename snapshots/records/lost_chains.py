@@ -15,7 +15,7 @@ from fleet.record import Count, Record, Time, fields_of
 from fleet.sizes import size_text
 from snapshots.records.chain import Chain
 from snapshots.records.documents import check_about, read_sealed, seal
-from storage.errors import RefusedError
+from storage.errors import ChainEnd, RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
 
@@ -104,5 +104,6 @@ def chain_lost_error(lost: LostChain) -> ChainLostError:
     return ChainLostError(
         f"snapshot {lost.snapshot} {lost.text}, at {lost.at}",
         hint=f"{NEW_CHAIN}   (the restore points of snapshot {lost.snapshot} can still be restored)",
+        ends_chain=ChainEnd.FOR_GOOD,
         details={"snapshot": lost.snapshot, **lost.details()},
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from fleet.record import Time
+from snapshots.create.make_cut import LastCut
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def moment(text: object) -> datetime:
 
 
 def test_each_node_has_its_own_last_commit_and_an_idle_one_its_marker(
-    servers: EmbeddedFleet, spark: SparkSession
+    servers: EmbeddedFleet, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = servers.directory.parent
     runs = Runs(configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store"), Ready(spark))
@@ -82,3 +84,11 @@ def test_each_node_has_its_own_last_commit_and_an_idle_one_its_marker(
     # cut's, before and after; the skew is rounded to milliseconds.
     assert isinstance(third.cut.skew_seconds, float)
     assert third.cut.skew_seconds <= 2 * third.cut.seconds + 0.001
+    # As if every node's clock had been an hour ahead at the cut before, and set back since.
+    ahead = Time.of((ended + timedelta(hours=1)).astimezone(UTC))
+    monkeypatch.setattr(
+        "snapshots.create.chain_state.LastCut", lambda *before: LastCut(*before[:3], last_commit_at=ahead)
+    )
+    fourth = runs.increment(NAME)
+    assert [node.last_commit_at for node in fourth.cut.nodes] == [node.marked_at for node in fourth.cut.nodes]
+    assert moment(fourth.cut.safe_at) <= moment(fourth.cut.made_at)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import getpass
 import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ import psycopg
 import pytest
 
 import fleet.nodes.lock
+from cli.watch.turn import LOST_HINT, RENEW_SECONDS, take_turn
 from embedded.fleet import EmbeddedFleet
+from embedded.server import EmbeddedNode, running_pid
 from fleet.config import Fleet
 from fleet.label import own_label
 from fleet.nodes.lock import FleetBusyError, lock_fleet, lock_key
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 NAME = "locked"
 WAIT_SECONDS_MAX = 60
+ENDED_SECONDS_MAX = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +148,83 @@ def test_our_own_lost_session_does_not_keep_us_from_taking_the_lock_again(chain:
         lock.check_held()
         ((session, *_),) = read_lock_holders(dsn)
         assert session == sessions.connections["s1"].info.backend_pid != former
+
+
+def test_a_watch_whose_lock_is_lost_says_that_it_is_the_watchs_lock(chain: Runs) -> None:
+    said: list[tuple[str, str]] = []
+    with take_turn(chain.fleet, lambda text, *, hint: said.append((text, hint))) as turn:
+        turn._renewed_at = -RENEW_SECONDS
+        assert turn.keep()
+        for name in ("s1", "s2"):
+            turn.lock.sessions.connections[name].execute("SELECT pg_advisory_unlock_all()")
+        turn._renewed_at = -RENEW_SECONDS
+        assert not turn.keep()
+    assert said == [
+        (
+            "node s1: the watch's lock was lost; another watch may have begun, so this one begins anew: it takes the"
+            " lock again, or stands by",
+            LOST_HINT,
+        )
+    ]
+
+
+@contextmanager
+def suspended(node: EmbeddedNode) -> Iterator[None]:
+    """Suspend the node's server, so that neither its sessions nor later ones get an answer."""
+    with psycopg.connect(node.dsn(), autocommit=True) as session:
+        rows = session.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'").fetchall()
+        stopped = [pid for (pid,) in rows if pid != session.info.backend_pid]
+    stopped.append(running_pid(node) or 0)
+    try:
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["session", "connecting"])
+def test_an_interrupt_does_not_wait_for_a_silent_node(
+    shared_fleet: EmbeddedFleet, chain: Runs, *, is_lost: bool
+) -> None:
+    """The interrupt comes while the lock's session is asked, or while a lost one is replaced."""
+    silent = shared_fleet.primaries[1]
+    interrupted: list[float] = []
+
+    def interrupt() -> None:
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def renew(stack: ExitStack) -> None:
+        with (
+            open_sessions(chain.fleet, chain.fleet.primaries) as sessions,
+            lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")) as lock,
+        ):
+            stack.enter_context(suspended(silent))
+            if is_lost:
+                shut_down(sessions.connections[silent.id])
+            threading.Timer(1.0, interrupt).start()
+            lock.renew()
+
+    with ExitStack() as stack, pytest.raises(KeyboardInterrupt):
+        renew(stack)
+    assert time.monotonic() - interrupted[0] < ENDED_SECONDS_MAX
+
+
+def test_locks_of_silent_nodes_are_released_at_once(
+    shared_fleet: EmbeddedFleet, chain: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet.nodes.lock, "UNLOCK_SECONDS_MAX", 2.0)
+    with ExitStack() as stack:
+        with (
+            open_sessions(chain.fleet, chain.fleet.primaries) as sessions,
+            lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")),
+        ):
+            for node in shared_fleet.primaries:
+                stack.enter_context(suspended(node))
+            began = time.monotonic()
+        assert 2.0 <= time.monotonic() - began < 2.0 * len(shared_fleet.primaries)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from check.findings import Findings
 from check.report import SnapshotReport
 from fleet.lsn import Lsn
 from fleet.progress import Silent
+from fleet.record import Time
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
 from storage.memory import InMemoryStore
@@ -135,6 +136,28 @@ def test_a_changed_position_is_a_conflict_of_its_cut_and_of_the_next() -> None:
     details = [one.detail for one in findings_of(store, chain).report.conflicts]
     assert [detail.partition(":")[0] for detail in details] == ["cut op-2.1", "cut op-3.1"]
     assert "position 0/122, the archived events 0/FA" in details[0]
+
+
+@pytest.mark.parametrize(
+    ("stored", "conflicts"),
+    [("2000-01-01T00:30:00.000Z", 0), ("2000-01-01T01:00:00.000Z", 0), ("2000-01-01T00:45:00.000Z", 1)],
+    ids=["limited by the marker", "of an early version", "of neither"],
+)
+def test_the_last_commit_of_a_clock_that_was_set_back_is_that_of_this_version_or_an_early_one(
+    stored: str, conflicts: int
+) -> None:
+    """The transaction before the cut was committed at 1:00, the marker was written at 0:30."""
+    store = memory()
+    events = table([event(10) | {"seq": 3600 * 10**6}])
+    listed = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (table([]), events)).segment
+    cut = NodeCut(
+        "a", Lsn(50), Lsn(60), Lsn(50), 1, (), (),
+        last_commit_at=Time(stored), marked_at=Time("2000-01-01T00:30:00.000Z"),
+    )  # fmt: skip
+    made = full_commit()
+    full = structs.replace(made, cut=structs.replace(made.cut, nodes=(cut,)), segments={"a": (listed,)})
+    details = [one.detail for one in findings_of(store, Chain(full)).report.conflicts]
+    assert len(details) == conflicts, details
 
 
 def test_the_segments_of_a_window_are_read_at_once_but_not_all() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
+import pytest
 from msgspec import UNSET
 
 from fleet.lsn import Lsn
@@ -38,9 +39,10 @@ def event(op: int, lsn: int, seconds: float | None, global_id: str | None = None
     }  # fmt: skip
 
 
-def window(*events: dict[str, object], last: Time | None = None) -> NodeWindow:
+def window(*events: dict[str, object], last: Time | None = None, marked: Time | None = None) -> NodeWindow:
     table = pa.Table.from_pylist(list(events), SEGMENT_SCHEMA)
-    return NodeWindow(Lsn(100), START, FINISH, table, last_commit_at=UNSET if last is None else last)
+    last_commit_at, marked_at = UNSET if last is None else last, UNSET if marked is None else marked
+    return NodeWindow(Lsn(100), START, FINISH, table, last_commit_at=last_commit_at, marked_at=marked_at)
 
 
 def marker(seconds: float, sent: float = 0.0, confirmed: float = 0.0) -> WrittenMarker:
@@ -71,6 +73,33 @@ def test_without_a_commit_the_one_of_the_cut_before_counts() -> None:
 
 def test_a_clock_that_was_set_back_does_not_set_the_node_back() -> None:
     assert cut_of(a=window(event(COMMIT, 200, -90), last=time_of(-60))).nodes[0].last_commit_at == time_of(-60)
+
+
+@pytest.mark.parametrize("events", [(event(COMMIT, 200, 3600),), (event(COMMIT, 200, -90),), ()])
+@pytest.mark.parametrize("last", [None, time_of(3599)])
+def test_a_clock_that_was_an_hour_ahead_and_set_back_does_not_set_the_safe_time_ahead(
+    events: tuple[dict[str, object], ...], last: Time | None
+) -> None:
+    """The commits after the cut have times from noon on."""
+    cut = cut_of(a=window(*events, last=last, marked=time_of(0)))
+    assert safe_time(with_markers(cut, {"a": marker(0)})) == time_of(0)
+    was_ahead = last is not None or (event(COMMIT, 200, 3600) in events)
+    expected = time_of(0) if was_ahead else time_of(-90) if events else UNSET
+    assert cut.nodes[0].last_commit_at == expected
+    # The cut after it has no time of before, either.
+    again = cut_of(a=window(last=time_of(0), marked=time_of(60)))
+    assert safe_time(with_markers(again, {"a": marker(60)})) == time_of(60)
+
+
+def test_of_a_clock_that_was_set_back_commits_after_the_marker_count_with_their_own_time() -> None:
+    """As the position of b is raised past its marker, the first commit that is after the cut is at 10.3."""
+    a = window(event(PREPARE, 200, 1, "g"), event(COMMIT_PREPARED, 300, 2, "g"), marked=time_of(20))
+    b = window(
+        event(COMMIT, 300, 3600), event(COMMIT, 1010, 10.1), event(PREPARE, 1020, 10.2, "g"), event(COMMIT, 1030, 10.3),
+        marked=time_of(10),
+    )  # fmt: skip
+    nodes = with_markers(cut_of(a=a, b=b), {"a": marker(20), "b": marker(10.0)})
+    assert safe_time(nodes) == nodes[1].last_commit_at == time_of(10.1)
 
 
 def test_a_time_after_the_year_9999_does_not_end_the_cut() -> None:

@@ -36,7 +36,7 @@ from snapshots.operations.operation import current_time
 from snapshots.records.commits import read_full
 from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.records.operation_records import CancelRequest
-from storage.errors import BusyError, RefusedError, SnapshotError, UnreachableError
+from storage.errors import BusyError, ChainEnd, RefusedError, SnapshotError, UnreachableError
 from tests.unit.made_fleets import new_fleet, store_chain
 
 NAME = "watch-2026-11-24-010000"
@@ -126,12 +126,12 @@ def test_another_operation_is_no_failure(watched: Watched) -> None:
     assert len([text for text in watched.said if "waits" in text]) == 1
 
 
-def ending(hint: str) -> SnapshotError:
-    return RefusedError("the slot is gone", hint=hint)
+def ending(ends_chain: ChainEnd) -> SnapshotError:
+    return RefusedError("the slot is gone", hint="as any hint is worded", ends_chain=ends_chain)
 
 
 def test_a_chain_that_can_not_go_on_is_followed_by_a_full_snapshot_at_once(watched: Watched) -> None:
-    watched.does[TaskKind.INCREMENT] = fails(ending(NEW_CHAIN))
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.INCREMENT)
     assert watched.watcher.chain is not None
     assert watched.watcher.chain.ended == "the slot is gone"
@@ -141,7 +141,7 @@ def test_a_chain_that_can_not_go_on_is_followed_by_a_full_snapshot_at_once(watch
 
 
 def test_what_may_still_mend_the_chain_has_some_time_for_it(watched: Watched) -> None:
-    watched.does[TaskKind.INCREMENT] = fails(ending(f"put it back from a copy; or {NEW_CHAIN}"))
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
     for number in range(1, FINAL_FAILURES + 1):
         assert watched.watcher.chain is not None
         assert watched.watcher.chain.goes_on, number
@@ -149,8 +149,16 @@ def test_what_may_still_mend_the_chain_has_some_time_for_it(watched: Watched) ->
     assert not watched.watcher.chain.goes_on
 
 
+def test_what_a_hint_says_of_a_new_chain_ends_none(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(RefusedError("the slot is gone", hint=NEW_CHAIN))
+    for _ in range(FINAL_FAILURES + 1):
+        watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.chain is not None
+    assert watched.watcher.chain.goes_on
+
+
 def test_a_chain_ends_only_by_what_keeps_it_from_going_on(watched: Watched) -> None:
-    watched.does[TaskKind.PRUNE] = fails(ending(NEW_CHAIN))
+    watched.does[TaskKind.PRUNE] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.PRUNE)
     assert watched.watcher.chain is not None
     assert watched.watcher.chain.goes_on
@@ -215,12 +223,26 @@ def test_a_snapshot_that_somebody_takes_is_continued_and_replaces_the_one_before
     assert TaskKind.REPLACE in {kind for kind, one in watcher.tasks.items() if one.interval_seconds}
 
 
+@pytest.mark.parametrize(
+    ("left", "rest"), [([], ""), (["b", "b-1"], "; its slot may be left on b, b-1: the next create drops it")]
+)
+def test_nodes_on_which_a_replaced_chain_may_leave_its_slot_are_named(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, left: list[str], rest: str
+) -> None:
+    following, newest = watched.watcher.following, "watch-2026-11-24-020000"
+    store_chain(watched.watcher.source.fleet, newest, "2026-11-24T02:00:00Z")
+    assert following.follow_newest()
+    monkeypatch.setattr("cli.watch.following.supersede", lambda *_: left)
+    following.end_replaced()
+    assert watched.said[-1] == f"snapshot {NAME} gets no more increments: {newest} has taken its place{rest}"
+
+
 def test_full_never_means_never(watched: Watched) -> None:
     source = watched.watcher.source
     assert source.fleet.watch is not None
     source.fleet = replace(source.fleet, watch=WatchTable(every=Interval(60), full=NEVER, check=NEVER))
     watched.watcher.plan()
-    watched.does[TaskKind.INCREMENT] = fails(ending(NEW_CHAIN))
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.INCREMENT)
     possible: dict[TaskKind, Any] = watched.watcher._possible()
     assert not any(one.interval_seconds for kind, one in possible.items() if kind is TaskKind.FULL)

@@ -46,7 +46,8 @@ class NodeCut(Record, frozen=True):
     early versions lack it, and so do those that continue their chains.
 
     `last_commit_at` is when the newest transaction before `position` was committed, and `marked_at` when the start
-    marker was written, both by the node's clock. Cuts of early versions lack both; a node without commits the first.
+    marker was written, both by the node's clock. If the clock was set back since a commit before the marker, this one
+    counts with the marker's time. Cuts of early versions lack both; a node without commits the first.
     """
 
     node: str

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fleet.hints import NEW_CHAIN
 from fleet.tables.groups import ColumnSignature, Group, SchemaChangedError, Signature
 from fleet.tables.names import table_name
+from storage.errors import ChainEnd
 from wal.decoding.pgoutput import Relation
 from wal.segments.definitions import Definition
 
@@ -33,6 +34,7 @@ class SchemaMovedError(SchemaChangedError):
             f"node {node}: table {tables[0]['group']} was changed under a definition that is neither in the last commit"
             " nor in the catalogs",
             hint=NEW_CHAIN,
+            ends_chain=ChainEnd.FOR_GOOD,
             details={**tables[0], "moved": tables},
         )
 

@@ -23,7 +23,7 @@ from fleet.hints import NEW_CHAIN
 from fleet.lsn import ORIGIN, Lsn
 from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.encodings import Texts, texts_of
-from storage.errors import BusyError, SnapshotError, UnreachableError, report_of
+from storage.errors import BusyError, ChainEnd, SnapshotError, UnreachableError, report_of
 from storage.store import ObjectExistsError, ObjectStore
 from wal.decoding.decoder import Decoded, Decoder
 from wal.decoding.pgoutput import DecodingError
@@ -192,6 +192,7 @@ def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: Lsn)
         raise SlotLostError(
             f"node {task.node.id}: slot {task.slot} {place} after being advanced to {through}",
             hint=f"another process has moved or dropped the slot: {NEW_CHAIN}",
+            ends_chain=ChainEnd.PERHAPS,
             details={"node": task.node.id, "slot": task.slot},
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fleet.hints import NEW_CHAIN
 from fleet.lsn import ORIGIN, Lsn
 from fleet.record import Count, Integer, Record
-from storage.errors import SnapshotError
+from storage.errors import ChainEnd, SnapshotError
 from wal.segments.definitions import Definition
 
 
@@ -102,6 +102,7 @@ def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: 
             raise ArchiveError(
                 f"node {node}: the archive has a hole at {through}, before segment {segment.key}",
                 hint=NEW_CHAIN,
+                ends_chain=ChainEnd.FOR_GOOD,
                 details={"node": node, "object": segment.key},
             )
         through = segment.through
@@ -109,5 +110,6 @@ def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: 
         raise ArchiveError(
             f"node {node}: the archive ends at {through}, before the end of the cut at {finish}",
             hint=NEW_CHAIN,
+            ends_chain=ChainEnd.FOR_GOOD,
             details={"node": node},
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fleet.hints import NEW_CHAIN
 from storage.digest import digest
-from storage.errors import RefusedError
+from storage.errors import ChainEnd, RefusedError
 from storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
 from storage.stored_form import UndecryptableError, stored_form
 
@@ -31,6 +31,7 @@ class ObjectDamagedError(RefusedError):
         super().__init__(
             f"object {key} of node {node}: {detail}",
             hint=[*hints, usual],
+            ends_chain=ChainEnd.PERHAPS,
             details={"object": key, "kind": kind, "node": node, **(more or {})},
         )
         self.kind, self.key, self.node, self.detail = kind, key, node, detail

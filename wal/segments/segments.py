@@ -30,6 +30,7 @@ from fleet.hints import NEW_CHAIN
 from fleet.lsn import Lsn
 from fleet.record import Count, Record, fields_of, from_json
 from storage.digest import digest
+from storage.errors import ChainEnd
 from storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
 from storage.stored_form import StoredForm, UndecryptableError, stored_form
 from storage.storing import create_or_find
@@ -140,6 +141,7 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
         raise ArchiveError(
             f"object {key} is larger than any segment: it has {size} bytes",
             hint=f"Cutline did not write it: put it back from a copy of the store, or {NEW_CHAIN}",
+            ends_chain=ChainEnd.PERHAPS,
             details={"object": key},
         )
     stored = form.raw.read_range(key, 0, max(size, 1))
@@ -158,6 +160,7 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
             f"object {key} is damaged, or is not a segment of this version",
             hint="if a newer version of Cutline wrote it, use that; else put it back from a copy of the store, or"
             f" {NEW_CHAIN}",
+            ends_chain=ChainEnd.PERHAPS,
             details={"object": key},
         ) from error
 

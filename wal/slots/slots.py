@@ -26,7 +26,7 @@ from fleet.nodes.problems import unfit_error
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.shut_down import shut_down_after
 from fleet.progress import Progress, Silent
-from storage.errors import RefusedError, SnapshotError
+from storage.errors import ChainEnd, RefusedError, SnapshotError
 from wal.slots.waiting import Awaited, WaitNotes, open_transactions, wait_error
 
 PLUGIN = "pgoutput"
@@ -234,6 +234,7 @@ def check_slot(node: str, name: str, state: SlotState | None, archived: int) -> 
         raise SlotLostError(
             f"node {node}: {problem}",
             hint=NEW_CHAIN,
+            ends_chain=ChainEnd.FOR_GOOD,
             details={"node": node, "slot": name},
         )
     return state

@@ -258,7 +258,7 @@ def follow(watched: Watched, **rules: Any) -> None:
 
 
 def test_what_has_failed_is_told_to_work_again_also_on_the_next_chain(watched: Watched) -> None:
-    watched.does[TaskKind.INCREMENT] = fails(ending(NEW_CHAIN))
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.INCREMENT)
     store_chain(watched.watcher.source.fleet, "watch-2026-11-24-020000", "2026-11-24T02:00:00Z")
     assert watched.watcher.following.follow_newest()
@@ -279,7 +279,7 @@ def test_what_has_failed_is_told_to_work_again_also_after_the_watch_has_begun_an
 
 
 def test_the_end_of_a_chain_counts_once_however_often_the_watch_begins_anew(watched: Watched) -> None:
-    watched.does[TaskKind.INCREMENT] = fails(ending(NEW_CHAIN))
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.INCREMENT)
     due_at = watched.watcher.tasks[TaskKind.FULL].retry_at
     assert due_at is not None
@@ -296,7 +296,7 @@ def end_chain(watched: Watched) -> None:
 
 def test_a_full_snapshot_is_due_once_the_rules_ask_for_one(watched: Watched) -> None:
     follow(watched, full=NEVER)
-    watched.does[TaskKind.INCREMENT] = fails(ending(NEW_CHAIN))
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.INCREMENT)
     follow(watched, full=Interval(7 * 86400))
     now = module.datetime.now(module.UTC)

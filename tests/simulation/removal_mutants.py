@@ -17,7 +17,7 @@ from storage.store import ObjectStore
 
 def folder_is_a_snapshot() -> AbstractContextManager[object]:
     """Take any folder with objects for a snapshot."""
-    return patch.object(commits, "_is_committed", lambda store, name: True)
+    return patch.object(commits, "is_committed", lambda store, name: True)
 
 
 def gc_takes_what_is_open() -> AbstractContextManager[object]:

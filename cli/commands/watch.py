@@ -88,8 +88,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
             if text != said:
                 # Whoever works is no obstacle.
                 watcher.log(text, hint="" if is_busy else error.hint)
-            if not is_busy:
-                watcher.notices.waits(error)
+            watcher.notices.waits(None if is_busy else error)
             watcher.activity.step(text)
             said = text
             time.sleep(seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,9 +13,6 @@ from cli.watch.schedule import Task, TaskKind
 from fleet.record import Time
 from storage.errors import SnapshotError
 
-# A watch that waits tries again every minute; an attempt takes as long as nodes and the store let it wait.
-TRYING_SECONDS_MAX = 300.0
-
 
 @dataclass(slots=True)
 class Notices:
@@ -25,7 +21,6 @@ class Notices:
     source: FleetSource
     log: Callable[..., None]
     _trouble: Task | None = None
-    _waited_at: float = 0.0
 
     def send(self, event: str, snapshot: str | None, task: Task, failure: CommandFailure) -> None:
         """Tell that a task has `failed`, or has `recovered`."""
@@ -36,9 +31,8 @@ class Notices:
 
     @property
     def failures(self) -> int:
-        """How often in a row the watch could not work at all; 0 once that is long ago: it stands by."""
-        is_recent = time.monotonic() - self._waited_at < TRYING_SECONDS_MAX
-        return self._trouble.failures if self._trouble and is_recent else 0
+        """How often in a row the watch could not work at all."""
+        return self._trouble.failures if self._trouble else 0
 
     def waits(self, error: SnapshotError | None) -> None:
         """Tell of what keeps the watch from working at all, once, and of its end, which is None."""
@@ -46,7 +40,7 @@ class Notices:
         if error is not None:
             failed = (before or Task(TaskKind.WATCH, 0.0)).failed(datetime.now(UTC), error.message)
             # First: whoever reads it does not wait for the command that is told.
-            self._trouble, self._waited_at = failed, time.monotonic()
+            self._trouble = failed
             if before is None:
                 failure = CommandFailure(error.exit_code, error.slug, error.message, error.hint)
                 self.send("failed", None, failed, failure)

@@ -373,7 +373,8 @@ def test_changed_tables_make_an_increment_due_unless_that_fails(
 def test_what_is_refused_after_the_start_is_waited_for(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, first: SnapshotError
 ) -> None:
-    answers: list[BaseException] = [first, RefusedError("node a is a standby"), KeyboardInterrupt(signal.SIGTERM)]
+    stop = KeyboardInterrupt(signal.SIGTERM)
+    answers: list[BaseException] = [first, RefusedError("node a is a standby"), BusyError("another works"), stop]
 
     @contextmanager
     def take_turn(*_: object) -> Iterator[Turn]:
@@ -385,6 +386,8 @@ def test_what_is_refused_after_the_start_is_waited_for(
     with pytest.raises(KeyboardInterrupt):
         command.run_watch(watched.watcher)
     assert "waiting: node a is a standby" in watched.said
+    # Standing by is no trouble.
+    assert watched.notices() == [("failed", "watch"), ("recovered", "watch")]
     answers += [RefusedError("node a is a standby")]
     with pytest.raises(RefusedError):
         command.run_watch(watched.watcher)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from snapshots.listing.name_templates import new_name
 from snapshots.metrics.spans import traced
 from snapshots.records.commit import Commit
 from snapshots.records.store_identity import open_own_store
-from storage.errors import BusyError, SnapshotError
+from storage.errors import BusyError, RefusedError, SnapshotError
 
 # The exit codes of checks and drills that have found something. That is no failure, and no reason to repeat them soon.
 VERDICTS = (CONFLICTS, INCONCLUSIVE)
@@ -46,6 +47,10 @@ class CommandFailedError(SnapshotError):
     def slug(self) -> str:
         """The slug of the command's error."""
         return self._slug
+
+
+class CommandNotStartedError(RefusedError):
+    """The machine of the watch can't run another command now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +100,14 @@ def take_full(source: FleetSource) -> tuple[str, TaskResult]:
 
 def start_check(source: FleetSource, name: str) -> RunningCommand:
     """Begin to check the snapshot with all its increments."""
-    return start_command(source.copy, ["check", name])
+    with _raising_not_started("check"):
+        return start_command(source.copy, ["check", name])
 
 
 def start_drill(source: FleetSource, name: str) -> RunningCommand:
     """Begin to restore the snapshot into servers made for it, and to ask the assertions."""
-    return start_command(source.copy, ["restore", name, "--drill"])
+    with _raising_not_started("restore --drill"):
+        return start_command(source.copy, ["restore", name, "--drill"])
 
 
 def verdict_of(what: str, ended: CommandResult) -> TaskResult:
@@ -119,7 +126,21 @@ def prune(source: FleetSource) -> TaskResult:
 
 
 def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:
-    return _document(run_command(source.copy, words))
+    with _raising_not_started(words[0]):
+        ended = run_command(source.copy, words)
+    return _document(ended)
+
+
+@contextmanager
+def _raising_not_started(words: str) -> Iterator[None]:
+    """Name what this machine lacks: disk, memory, processes, open files."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandNotStartedError(
+            f"snapshot {words} can't be started: {error.strerror or error}",
+            hint="see this machine's free disk space and memory, and its limits of processes and open files",
+        ) from error
 
 
 def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:

@@ -326,9 +326,10 @@ def test_a_check_that_can_not_be_begun_has_failed(watched: Watched, monkeypatch:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.work, "start_check", full)
+    monkeypatch.setattr("cli.watch.tasks.start_command", full)
     watched.watcher._do(watched.watcher.tasks[TaskKind.CHECK])
     assert watched.watcher.tasks[TaskKind.CHECK].failures == 1
+    assert "check: snapshot check can't be started: No space left on device" in watched.said[-1]
     assert watched.notices() == [("failed", "check")]
 
 

@@ -36,6 +36,7 @@ from fleet.progress import Silent
 from snapshots.activity.activity import Activity
 from snapshots.between_cuts.archive_ahead import archive_ahead
 from snapshots.records.cut_times import cut_time
+from snapshots.records.documents import ManifestError, StoreEncryptedError
 from storage.errors import BusyError, ChainEnd, SnapshotError, find_behind
 
 TICK_SECONDS = 1.0
@@ -221,7 +222,7 @@ class Watcher:
         failed = task.put_off(now, CANCELLED_SECONDS) if is_cancelled else task.failed(now, failure.message)
         self.counts["failed"] += 1
         self.tasks[task.kind] = failed
-        ends_chain = error.ends_chain if isinstance(error, SnapshotError) and interrupt is None else ChainEnd.NO
+        ends_chain = ChainEnd.NO if interrupt is not None else _chain_end(error)
         # What may still be mended has some time for it.
         is_final = ends_chain is ChainEnd.FOR_GOOD or (
             ends_chain is ChainEnd.PERHAPS and failed.failures >= FINAL_FAILURES
@@ -268,3 +269,10 @@ class Watcher:
 
     def _tell(self, event: str, task: Task, failure: CommandFailure) -> None:
         self.notices.send(event, self.chain.name if self.chain else None, task, failure)
+
+
+def _chain_end(error: BaseException) -> ChainEnd:
+    """Whether the error ends the chain: also a damaged commit may, unless somebody puts it back."""
+    if isinstance(error, ManifestError) and not isinstance(error, StoreEncryptedError):
+        return max(error.ends_chain, ChainEnd.PERHAPS, key=list(ChainEnd).index)
+    return error.ends_chain if isinstance(error, SnapshotError) else ChainEnd.NO

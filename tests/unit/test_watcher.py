@@ -34,6 +34,7 @@ from snapshots.activity.activity import Activity
 from snapshots.between_cuts.archive_ahead import ArchivedAhead
 from snapshots.operations.operation import current_time
 from snapshots.records.commits import read_full
+from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.records.operation_records import CancelRequest
 from storage.errors import BusyError, ChainEnd, RefusedError, SnapshotError, UnreachableError
@@ -392,3 +393,13 @@ def test_what_is_refused_after_the_start_is_waited_for(
     answers += [RefusedError("node a is a standby")]
     with pytest.raises(RefusedError):
         command.run_watch(watched.watcher)
+
+
+def test_a_chain_whose_newest_commit_stays_damaged_is_followed_by_a_full_snapshot(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ManifestError("object increments/1.json is damaged"))
+    for _ in range(FINAL_FAILURES - 1):
+        watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.following.goes_on
+    watched.run(TaskKind.INCREMENT)
+    assert not watched.watcher.following.goes_on
+    assert "a full snapshot follows" in watched.said[-1]

@@ -13,6 +13,7 @@ import typer
 from cli.output.context import command_context
 from cli.output.results import emit
 from cli.output.stopping import cancel_request, stop_process
+from cli.watch.dead_watches import DeadWatches
 from cli.watch.fleet_source import FleetSource
 from cli.watch.log import log
 from cli.watch.notices import Notices
@@ -72,9 +73,10 @@ def run_watch(watcher: Watcher) -> NoReturn:
                 if said:
                     watcher.log("it is this watch's turn")
                 said, seconds = "", STAND_BY_SECONDS
-                nodes = watcher.source.fleet.nodes
+                nodes, dead = watcher.source.fleet.nodes, DeadWatches()
                 while turn.keep() and watcher.source.fleet.nodes == nodes:
                     watcher.step()
+                    dead.forget_when_due(watcher.source.fleet, watcher.log)
         except SnapshotError as error:
             watcher.is_active = False
             is_busy = isinstance(error, BusyError)

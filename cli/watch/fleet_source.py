@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,14 +28,14 @@ class FleetSource:
     fleet: Fleet
     body: bytes
     accepted: bytes
+    # What is wrong with the file as it is now, None if it is what was accepted.
+    problem: SnapshotError | None = None
     _missing: int = 0
 
     @classmethod
     def read(cls, path: Path) -> FleetSource:
-        """Read the file; raises FleetFileError, and UsageError if it has no `[watch]`."""
-        fleet = load_fleet(path)
-        rules_of(fleet)
-        body = _body(path)
+        """Read the file; raises FleetFileError, and UsageError if a watch can't work by it."""
+        fleet, body = _load(path), _body(path)
         return cls(path, fleet, body, body)
 
     @property
@@ -57,19 +58,22 @@ class FleetSource:
         # While an editor replaces it, it is not there for a moment.
         self._missing = 0 if body else self._missing + 1
         if self._missing == MISSING_TIMES:
-            log(f"{self.path} can't be read; the watch goes on with the file as it was", hint="put it back")
+            self.problem = UsageError(f"{self.path} can't be read", hint="put it back")
+            log(f"{self.problem.message}; the watch goes on with the file as it was", hint=self.problem.hint)
+        if body == self.accepted:
+            self.problem = None
         if body == self.body or not body:
             return False
         self.body = body
         try:
-            fleet = load_fleet(self.path)
-            rules_of(fleet)
+            fleet = _load(self.path)
             if _identity(fleet) != _identity(self.fleet):
                 raise UsageError(f"{self.path}: another fleet or another store needs another watch")
         except SnapshotError as error:
+            self.problem = error
             log(f"{error.message}; the watch goes on with the file as it was", hint=error.hint)
             return False
-        self.fleet, self.accepted = fleet, body
+        self.fleet, self.accepted, self.problem = fleet, body, None
         log(f"{self.path} was read again")
         return True
 
@@ -88,6 +92,17 @@ def rules_of(fleet: Fleet) -> WatchTable:
             hint="a full snapshot may follow on the same day: add {time} or {n}",
         )
     return fleet.watch
+
+
+def _load(path: Path) -> Fleet:
+    """Read the file; raises FleetFileError, and UsageError if a watch can't work by it."""
+    fleet = load_fleet(path)
+    rules_of(fleet)
+    if fleet.notify and shutil.which(fleet.notify[0]) is None:
+        raise UsageError(
+            f"{path}: [notify] command {fleet.notify[0]} is no program here", hint="nobody would be told of failures"
+        )
+    return fleet
 
 
 def intervals_of(fleet: Fleet) -> dict[TaskKind, float]:

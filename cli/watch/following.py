@@ -121,13 +121,15 @@ class Following:
 
     def _plan_replacing(self) -> None:
         seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
-        self.tasks[TaskKind.REPLACE] = Task(TaskKind.REPLACE, seconds)
+        # One that has failed keeps its pauses, also if there is more to replace.
+        before = self.tasks.get(TaskKind.REPLACE) if seconds else None
+        self.tasks[TaskKind.REPLACE] = replace(before or Task(TaskKind.REPLACE, seconds), interval_seconds=seconds)
 
     def _ask_for_full(self, reason: str) -> None:
         """Make a full snapshot due: at once, unless the chain before was young; never, if the rules say so."""
         name = self.chain.name if self.chain else ""
         if self.source.rules.full <= 0:
-            text = f"{reason or 'there is no snapshot'}; [watch] full is never: take one by: snapshot create NAME"
+            text = f"{reason or 'there is no snapshot'}; [watch] full is never: take one by: {self._create_command}"
             self.log(text)
         elif name != self._asked_for:
             now = datetime.now(UTC)
@@ -136,6 +138,11 @@ class Following:
             self._asked_for = name
             if reason:
                 self.log(f"{reason}; a full snapshot follows" + (f" in {seconds:.0f} s" if seconds else ""))
+
+    @property
+    def _create_command(self) -> str:
+        """A snapshot of another name would not be followed."""
+        return f"snapshot create '{self.source.rules.name}'"
 
     def _done_at(self, kind: TaskKind, moment: datetime) -> None:
         self.tasks[kind] = self.tasks[kind].last_done(moment)

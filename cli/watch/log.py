@@ -19,7 +19,9 @@ def log(text: str, *, json_lines: bool, hint: str = "", **details: object) -> No
     if json_lines:
         line = json.dumps({"schema": EVENT_SCHEMA, "at": at, "text": text, "hint": hint, **details})
     else:
-        line = f"{at[:19]}Z {printable(f'{text}   (hint: {hint})' if hint else text)}"
+        # A hint may have several lines.
+        with_hint = f"{text} (hint: {'; '.join(hint.splitlines())})" if hint else text
+        line = f"{at[:19]}Z {printable(with_hint)}"
     # A disk that is full, or a terminal that is gone: the watch goes on.
     with suppress(OSError):
         sys.stderr.write(line + "\n")

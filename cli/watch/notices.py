@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from cli.output.failure import CommandFailure
@@ -13,6 +13,9 @@ from cli.watch.schedule import Task, TaskKind
 from fleet.record import Time
 from storage.errors import SnapshotError
 
+# What the watch as such may have trouble with.
+TURN, FILE = "turn", "file"
+
 
 @dataclass(slots=True)
 class Notices:
@@ -20,7 +23,7 @@ class Notices:
 
     source: FleetSource
     log: Callable[..., None]
-    _trouble: Task | None = None
+    _troubles: dict[str, Task] = field(default_factory=dict)
 
     def send(self, event: str, snapshot: str | None, task: Task, failure: CommandFailure) -> None:
         """Tell that a task has `failed`, or has `recovered`."""
@@ -32,22 +35,28 @@ class Notices:
     @property
     def failures(self) -> int:
         """How often in a row the watch could not work at all."""
-        return self._trouble.failures if self._trouble else 0
+        return self._troubles[TURN].failures if TURN in self._troubles else 0
 
     def waits(self, error: SnapshotError | None) -> None:
         """Tell of what keeps the watch from working at all, once, and of its end, which is None."""
-        before = self._trouble
+        self._tell(TURN, error, "the watch works again")
+
+    def refuses_file(self, error: SnapshotError | None) -> None:
+        """Tell of what is wrong with fleet.toml, once, and of its end, which is None."""
+        self._tell(FILE, error, "the watch goes by fleet.toml again")
+
+    def _tell(self, about: str, error: SnapshotError | None, recovered: str) -> None:
+        before = self._troubles.get(about)
         if error is not None:
             failed = (before or Task(TaskKind.WATCH, 0.0)).failed(datetime.now(UTC), error.message)
             # First: whoever reads it does not wait for the command that is told.
-            self._trouble = failed
+            self._troubles[about] = failed
             if before is None:
                 failure = CommandFailure(error.exit_code, error.slug, error.message, error.hint)
                 self.send("failed", None, failed, failure)
         elif before is not None:
-            self._trouble = None
-            text = f"the watch works again; it had failed: {before.problem}"
-            self.send("recovered", None, before, CommandFailure(0, "", text))
+            del self._troubles[about]
+            self.send("recovered", None, before, CommandFailure(0, "", f"{recovered}; it had failed: {before.problem}"))
 
 
 def event_of(event: str, fleet: str, snapshot: str | None, task: Task, failure: CommandFailure) -> dict[str, object]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cli.background.program import PROGRAM
+from cli.folders.session_folder import lasting_folder
 
 # As long as undoing takes: a slot that is waited for, databases that are dropped. Two may have to be waited for, one
 # after the other, and whoever runs the watch gives it two minutes (docs/systemd, docs/kubernetes).
@@ -80,9 +81,12 @@ def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     """Start `snapshot` with these words; a signal to this process group does not reach it."""
     program = [sys.executable, *PROGRAM, "--fleet", str(fleet_file), "--json", "--quiet", *words]
     output = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the command
+    # If the watch is killed, its command goes on, and the folder of the watch is deleted by whatever runs next.
+    environment = os.environ | {"TMPDIR": lasting_folder()}
     process = subprocess.Popen(
-        program, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+        program, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL,
+        env=environment, start_new_session=True,
+    )  # fmt: skip
     return RunningCommand(process, output)
 
 

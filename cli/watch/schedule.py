@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX, DOUBLINGS_MAX = 5.0, 600.0, 20
+# How long another operation may be in a task's way before that is told: intervals, and at least seconds.
+WAITING_INTERVALS_MAX, WAITING_SECONDS_MAX = 3, 600.0
 # A chain that ends this soon after it began is young.
 YOUNG_SECONDS = 3600.0
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
@@ -43,7 +45,8 @@ OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
 class Task:
     """A task, how often it is done (0: never), when it was last done, and what has failed since.
 
-    `retry_at` is None unless the last attempt has failed; `problem` says why.
+    `retry_at` is None unless the last attempt has failed; `problem` says why. `waiting_since`: another operation has
+    been in its way from then on.
     """
 
     kind: TaskKind
@@ -53,6 +56,7 @@ class Task:
     retry_at: datetime | None = None
     failing_since: datetime | None = None
     problem: str = ""
+    waiting_since: datetime | None = None
 
     def due_at(self, begun_at: datetime, now: datetime) -> datetime | None:
         """When it is to be done next, None if never; what was never done is due from `begun_at` on.
@@ -72,7 +76,7 @@ class Task:
 
     def last_done(self, moment: datetime) -> Task:
         """The task as the store tells of it: what was failing has not been seen to work."""
-        return replace(self, done_at=moment, failures=0, retry_at=None)
+        return replace(self, done_at=moment, failures=0, retry_at=None, waiting_since=None)
 
     def failed(self, now: datetime, problem: str) -> Task:
         """The task after an attempt that failed: the next one waits twice as long as the one before."""
@@ -84,11 +88,17 @@ class Task:
         )  # fmt: skip
 
     def put_off(self, now: datetime, seconds: float) -> Task:
+        """The task if it is to be done later: no failure."""
+        return replace(self, retry_at=now + timedelta(seconds=seconds))
+
+    def waits(self, now: datetime, seconds: float) -> Task:
         """The task if another operation is in its way: no failure."""
-        return Task(
-            self.kind, self.interval_seconds, self.done_at, self.failures, now + timedelta(seconds=seconds),
-            self.failing_since, self.problem,
-        )  # fmt: skip
+        return replace(self.put_off(now, seconds), waiting_since=self.waiting_since or now)
+
+    def waits_too_long(self, now: datetime) -> bool:
+        """Whether another operation has been in its way for some intervals, and for some minutes."""
+        seconds = max(WAITING_INTERVALS_MAX * self.interval_seconds, WAITING_SECONDS_MAX)
+        return self.waiting_since is not None and now >= self.waiting_since + timedelta(seconds=seconds)
 
 
 def next_task(tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime) -> tuple[Task | None, datetime | None]:
@@ -118,7 +128,13 @@ class FullPauses:
 def idle_texts(tasks: Iterable[Task], next_at: datetime | None) -> list[str]:
     """What is said while nothing is due: until when, and what fails."""
     until = f"idle until {clock_text(next_at)}" if next_at else "idle"
-    return [until, *(f"{one.kind} fails: {one.problem}" for one in tasks if one.problem)]
+    tasks = list(tasks)
+    waits = (
+        f"{one.kind} waits since {clock_text(one.waiting_since)} for another operation"
+        for one in tasks
+        if one.waiting_since and not one.problem
+    )
+    return [until, *(f"{one.kind} fails: {one.problem}" for one in tasks if one.problem), *waits]
 
 
 def clock_text(moment: datetime | None) -> str:

@@ -91,8 +91,11 @@ class Watcher:
 
     def step(self) -> None:
         """Do the task that is due, or wait for a moment."""
-        if self.source.reload(self.log):
+        is_new = self.source.reload(self.log)
+        self.notices.refuses_file(self.source.problem)
+        if is_new:
             self.plan()
+            self._retry_now()
             self.following.rules_changed()
         self._look_beside()
         now = datetime.now(UTC)
@@ -105,6 +108,13 @@ class Watcher:
         of_chain = f" of {self.chain.name}" if self.chain and task.kind is not TaskKind.FULL else ""
         self._say(f"{task.kind}{of_chain}")
         self._do(task)
+
+    def _retry_now(self) -> None:
+        """Try again what has failed: fleet.toml may have been what was wrong."""
+        now = datetime.now(UTC)
+        for kind, task in self.tasks.items():
+            if task.failures and task.retry_at is not None:
+                self.tasks[kind] = replace(task, retry_at=min(task.retry_at, now))
 
     def _possible(self) -> dict[TaskKind, Task]:
         left_out = set(BESIDE) if self._beside else set[TaskKind]()
@@ -197,7 +207,8 @@ class Watcher:
         if task.kind is TaskKind.INCREMENT and self.chain is not None:
             done = task.done(self.chain.last_at)
         if result.finding is not None:
-            done = replace(done, failing_since=task.failing_since or now, problem=result.finding.message)
+            since = task.failing_since or now
+            done = replace(done, failing_since=since, problem=result.finding.message, failures=task.failures + 1)
             if task.problem != result.finding.message:
                 self._tell("failed", done, result.finding)
         elif task.failing_since is not None:
@@ -223,10 +234,9 @@ class Watcher:
         self.counts["failed"] += 1
         self.tasks[task.kind] = failed
         ends_chain = ChainEnd.NO if interrupt is not None else _chain_end(error)
-        # What may still be mended has some time for it.
-        is_final = ends_chain is ChainEnd.FOR_GOOD or (
-            ends_chain is ChainEnd.PERHAPS and failed.failures >= FINAL_FAILURES
-        )
+        # What may still be mended has some time for it, and all the time if nothing follows.
+        is_given_up = failed.failures >= FINAL_FAILURES and self.source.rules.full > 0
+        is_final = ends_chain is ChainEnd.FOR_GOOD or (ends_chain is ChainEnd.PERHAPS and is_given_up)
         if is_final and task.kind in (TaskKind.INCREMENT, TaskKind.ARCHIVE):
             self._end_chain(task, failed, failure)
             return
@@ -251,7 +261,14 @@ class Watcher:
         self.following.end(failure.message)
 
     def _put_off(self, task: Task, text: str) -> None:
-        self.tasks[task.kind] = task.put_off(datetime.now(UTC), BUSY_SECONDS)
+        now = datetime.now(UTC)
+        put_off = task.waits(now, BUSY_SECONDS)
+        self.tasks[task.kind] = put_off
+        if task.failing_since is None and put_off.waits_too_long(now):
+            # It may wait for something that hangs. Whatever it was, it has recovered once the task is done.
+            self.tasks[task.kind] = replace(put_off, failing_since=put_off.waiting_since, problem=text)
+            failure = CommandFailure(BusyError.exit_code, "fleet-busy", text, "see: snapshot status")
+            self._tell("failed", self.tasks[task.kind], failure)
         if text != self._busy_text:
             self.log(f"{task.kind} waits: {text}", task=task.kind)
         self._busy_text = text
@@ -259,6 +276,7 @@ class Watcher:
 
     def _say_idle(self, next_at: datetime | None) -> None:
         more = [] if self.following.goes_on else ["no snapshot gets increments"]
+        more += [self.source.problem.message] if self.source.problem else []
         self._say("; ".join([*idle_texts(self.tasks.values(), next_at), *more]))
 
     def _say(self, phase: str) -> None:

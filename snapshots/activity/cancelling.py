@@ -182,7 +182,7 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
         if not one.is_known:
             yield Cancelled(one, CancelResult.REFUSED, "; ".join(one.problems))
         elif one.intent is None:
-            yield _forget(store, one, progress)
+            yield forget(store, one, progress)
         elif one.kind == RESTORE:
             yield Cancelled(one, CancelResult.REFUSED, f"{SILENT}; {one.remedy}")
     under_lock = [one for one in dead if one.intent is not None and one.kind != RESTORE]
@@ -199,8 +199,8 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
     yield from (_settled(store, one, problem) for one in under_lock)
 
 
-def _forget(store: ObjectStore, one: UnderWay, progress: Progress) -> Cancelled:
-    """Record that a check, a gc or a prune is dead: what its removals have begun, they have recorded themselves."""
+def forget(store: ObjectStore, one: UnderWay, progress: Progress) -> Cancelled:
+    """Record that an operation without an intent is dead; what removals of a prune have begun, they have recorded."""
     (found,) = _await(store, [one], ANSWER_SECONDS_MAX, progress)
     if found.result is not CancelResult.STILL_RUNNING or one.began_at is None:
         return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.watch.fleet_source import FleetSource
+from cli.watch.fleet_source import MISSING_TIMES, FleetSource
 from fleet.config import FleetFileError
 from storage.errors import UsageError
 
@@ -97,4 +97,26 @@ def test_the_name_has_to_differ_between_two_of_one_day(file: Path, name: str) ->
 def test_nothing_is_more_often_than_increments(file: Path) -> None:
     write(file, f'{RULES}check = "1min"\n')
     with pytest.raises(FleetFileError, match=r"`watch\.check` is more often than `watch\.every`"):
+        FleetSource.read(file)
+
+
+def test_what_is_wrong_with_the_file_is_known_until_it_is_right(file: Path) -> None:
+    say = saying()[1]
+    source = FleetSource.read(file)
+    for watch, is_wrong in (("[watch", True), (RULES, False)):
+        write(file, watch)
+        source.reload(say)
+        assert (source.problem is not None) is is_wrong
+    file.unlink()
+    for _ in range(MISSING_TIMES):
+        source.reload(say)
+    assert source.problem is not None
+    write(file)
+    source.reload(say)
+    assert source.problem is None
+
+
+def test_a_command_that_could_tell_nobody_is_refused(file: Path) -> None:
+    write(file, f'{RULES}[notify]\ncommand = ["/nowhere/page"]\n')
+    with pytest.raises(UsageError, match="/nowhere/page is no program here"):
         FleetSource.read(file)

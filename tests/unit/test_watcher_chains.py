@@ -1,0 +1,186 @@
+"""Which chain `watch` goes on with, and when a full snapshot begins another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cli.watch.watcher as module
+from cli.watch.schedule import TaskKind
+from cli.watch.watcher import FINAL_FAILURES
+from fleet.durations import Interval
+from fleet.fleet_file import NEVER, WatchTable
+from fleet.hints import NEW_CHAIN
+from snapshots.between_cuts.archive_ahead import ArchivedAhead
+from snapshots.operations.operation import current_time
+from snapshots.records.commits import read_full
+from snapshots.records.documents import ManifestError
+from snapshots.records.lost_chains import LostChain, mark_lost
+from storage.errors import ChainEnd, RefusedError, UnreachableError
+from tests.unit.made_fleets import store_chain
+from tests.unit.watched import NAME, Watched, ending, fails, follow, new_watched, works
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return new_watched(tmp_path, monkeypatch)
+
+
+def test_a_chain_that_can_not_go_on_is_followed_by_a_full_snapshot_at_once(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
+    watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.chain is not None
+    assert watched.watcher.chain.ended == "the slot is gone"
+    assert watched.seconds_to(TaskKind.FULL) <= 0
+    assert TaskKind.INCREMENT not in watched.watcher._possible()
+    assert watched.notices() == [("failed", "increment")]
+
+
+def test_what_may_still_mend_the_chain_has_some_time_for_it(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
+    for number in range(1, FINAL_FAILURES + 1):
+        assert watched.watcher.chain is not None
+        assert watched.watcher.chain.goes_on, number
+        watched.run(TaskKind.INCREMENT)
+    assert not watched.watcher.chain.goes_on
+
+
+def test_what_a_hint_says_of_a_new_chain_ends_none(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(RefusedError("the slot is gone", hint=NEW_CHAIN))
+    for _ in range(FINAL_FAILURES + 1):
+        watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.chain is not None
+    assert watched.watcher.chain.goes_on
+
+
+def test_a_chain_ends_only_by_what_keeps_it_from_going_on(watched: Watched) -> None:
+    watched.does[TaskKind.PRUNE] = fails(ending(ChainEnd.FOR_GOOD))
+    watched.run(TaskKind.PRUNE)
+    assert watched.watcher.chain is not None
+    assert watched.watcher.chain.goes_on
+
+
+def test_a_snapshot_that_somebody_takes_is_continued_and_replaces_the_one_before(watched: Watched) -> None:
+    watcher = watched.watcher
+    assert not watcher.following.follow_newest()
+    store_chain(watcher.source.fleet, "watch-2026-11-24-020000", "2026-11-24T02:00:00Z")
+    assert watcher.following.follow_newest()
+    assert watcher.chain is not None
+    assert (watcher.chain.name, watcher.chain.replaced) == ("watch-2026-11-24-020000", (NAME,))
+    assert TaskKind.REPLACE in {kind for kind, one in watcher.tasks.items() if one.interval_seconds}
+
+
+@pytest.mark.parametrize(
+    ("left", "rest"), [([], ""), (["b", "b-1"], "; its slot may be left on b, b-1: the next create drops it")]
+)
+def test_nodes_on_which_a_replaced_chain_may_leave_its_slot_are_named(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, left: list[str], rest: str
+) -> None:
+    following, newest = watched.watcher.following, "watch-2026-11-24-020000"
+    store_chain(watched.watcher.source.fleet, newest, "2026-11-24T02:00:00Z")
+    assert following.follow_newest()
+    monkeypatch.setattr("cli.watch.following.supersede", lambda *_: left)
+    following.end_replaced()
+    assert watched.said[-1] == f"snapshot {NAME} gets no more increments: {newest} has taken its place{rest}"
+
+
+def test_full_never_means_never(watched: Watched) -> None:
+    source = watched.watcher.source
+    assert source.fleet.watch is not None
+    source.fleet = replace(source.fleet, watch=WatchTable(every=Interval(60), full=NEVER, check=NEVER))
+    watched.watcher.plan()
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
+    watched.run(TaskKind.INCREMENT)
+    possible: dict[TaskKind, Any] = watched.watcher._possible()
+    assert not any(one.interval_seconds for kind, one in possible.items() if kind is TaskKind.FULL)
+    assert "[watch] full is never" in watched.said[-1]
+
+
+def test_what_has_failed_is_told_to_work_again_also_on_the_next_chain(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
+    watched.run(TaskKind.INCREMENT)
+    store_chain(watched.watcher.source.fleet, "watch-2026-11-24-020000", "2026-11-24T02:00:00Z")
+    assert watched.watcher.following.follow_newest()
+    watched.does[TaskKind.INCREMENT] = works
+    watched.run(TaskKind.INCREMENT)
+    assert watched.notices() == [("failed", "increment"), ("recovered", "increment")]
+
+
+def test_the_end_of_a_chain_counts_once_however_often_the_watch_begins_anew(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
+    watched.run(TaskKind.INCREMENT)
+    due_at = watched.watcher.tasks[TaskKind.FULL].retry_at
+    assert due_at is not None
+    end_chain(watched)
+    for _ in range(3):
+        watched.watcher.begin()
+    assert watched.watcher.tasks[TaskKind.FULL].retry_at == due_at
+
+
+def end_chain(watched: Watched) -> None:
+    store = watched.watcher.source.fleet.store.open()
+    mark_lost(store, LostChain(NAME, read_full(store, NAME).chain, 0, "", 0, 0, current_time()))
+
+
+def test_a_full_snapshot_is_due_once_the_rules_ask_for_one(watched: Watched) -> None:
+    follow(watched, full=NEVER)
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
+    watched.run(TaskKind.INCREMENT)
+    follow(watched, full=Interval(7 * 86400))
+    now = module.datetime.now(module.UTC)
+    due_at = watched.watcher.tasks[TaskKind.FULL].due_at(watched.watcher.begun_at, now)
+    assert due_at is not None
+    assert due_at <= now
+
+
+def test_changed_tables_make_an_increment_due_unless_that_fails(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "archive_ahead", lambda *_: ArchivedAhead(needs_increment=True))
+    watcher = watched.watcher
+    watcher.tasks[TaskKind.INCREMENT] = watcher.tasks[TaskKind.INCREMENT].done(module.datetime.now(module.UTC))
+    assert "have changed" in watcher._archive_ahead(NAME).text
+    found, _ = module.next_task(watcher._possible(), watcher.begun_at, module.datetime.now(module.UTC))
+    assert found is not None
+    assert found.kind is TaskKind.INCREMENT
+    failed = watcher.tasks[TaskKind.INCREMENT].failed(module.datetime.now(module.UTC), "away")
+    watcher.tasks[TaskKind.INCREMENT] = failed
+    assert watcher._archive_ahead(NAME).text == ""
+    assert watcher.tasks[TaskKind.INCREMENT] is failed
+
+
+def test_a_chain_whose_newest_commit_stays_damaged_is_followed_by_a_full_snapshot(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ManifestError("object increments/1.json is damaged"))
+    for _ in range(FINAL_FAILURES - 1):
+        watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.following.goes_on
+    watched.run(TaskKind.INCREMENT)
+    assert not watched.watcher.following.goes_on
+    assert "a full snapshot follows" in watched.said[-1]
+
+
+def test_without_full_snapshots_a_chain_that_may_be_mended_is_tried_for_ever(watched: Watched) -> None:
+    follow(watched, full=NEVER)
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
+    for _ in range(2 * FINAL_FAILURES):
+        watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.following.goes_on
+    watched.does[TaskKind.INCREMENT] = works
+    watched.run(TaskKind.INCREMENT)
+    assert watched.notices() == [("failed", "increment"), ("recovered", "increment")]
+
+
+def test_a_replaced_chain_that_can_not_be_ended_keeps_its_pauses(watched: Watched) -> None:
+    watcher = watched.watcher
+    store_chain(watcher.source.fleet, "watch-2026-11-24-020000", "2026-11-24T02:00:00Z")
+    watcher.following.follow_newest()
+    watched.does[TaskKind.REPLACE] = fails(UnreachableError("node a is away"))
+    for _ in range(3):
+        watched.run(TaskKind.REPLACE)
+    store_chain(watcher.source.fleet, "watch-2026-11-24-030000", "2026-11-24T03:00:00Z")
+    watcher.following.follow_newest()
+    assert watcher.tasks[TaskKind.REPLACE].failures == 3
+    assert watched.notices() == [("failed", "replace")]

@@ -1,0 +1,135 @@
+"""What ends a watch, or only one of its tasks: signals, requests, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+import cli.commands.watch as command
+import cli.main
+import cli.watch.watcher as module
+from cli.output import stopping
+from cli.watch.dead_watches import DeadWatches
+from cli.watch.schedule import TaskKind
+from cli.watch.tasks import TaskResult
+from cli.watch.turn import Turn
+from cli.watch.watcher import CANCELLED_SECONDS
+from fleet.record import Time
+from snapshots.activity.under_way import read_under_way
+from snapshots.operations.operation import current_time
+from snapshots.operations.signs import store_sign
+from snapshots.records.operation_records import CancelRequest
+from storage.errors import BusyError, RefusedError, SnapshotError, UnreachableError
+from storage.ids import new_operation_id
+from tests.unit.document_kinds import SIGN
+from tests.unit.watched import OWN, SECONDS_MAX, Watched, fails, new_watched, works
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return new_watched(tmp_path, monkeypatch)
+
+
+def interrupted(*operations: str) -> Callable[[], TaskResult]:
+    """A task that these requests have interrupted, as a signal does."""
+
+    def stop() -> TaskResult:
+        for one in operations:
+            stopping._requests.append(CancelRequest(one, "cutline cancel ops@db7:4711", current_time()))
+        raise KeyboardInterrupt(15)
+
+    return stop
+
+
+def test_a_task_that_is_cancelled_waits_and_is_no_failure(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = interrupted("the increment's")
+    watched.run(TaskKind.INCREMENT)
+    assert CANCELLED_SECONDS - 5 < watched.seconds_to(TaskKind.INCREMENT) <= CANCELLED_SECONDS
+    assert watched.watcher.tasks[TaskKind.INCREMENT].failures == 0
+    assert watched.notices() == []
+    assert stopping.cancel_request() is None
+    # Nor is one told again that had failed before.
+    watched.does[TaskKind.INCREMENT] = fails(UnreachableError("node a is away"))
+    watched.run(TaskKind.INCREMENT)
+    watched.does[TaskKind.INCREMENT] = interrupted("the increment's")
+    watched.run(TaskKind.INCREMENT)
+    assert watched.notices() == [("failed", "increment")]
+
+
+@pytest.mark.parametrize("operations", [(), (OWN,), ("the increment's", OWN)], ids=["signal", "watch", "both"])
+def test_a_signal_and_a_request_to_the_watch_end_it(watched: Watched, operations: tuple[str, ...]) -> None:
+    watched.does[TaskKind.INCREMENT] = interrupted(*operations)
+    with pytest.raises(KeyboardInterrupt):
+        watched.run(TaskKind.INCREMENT)
+
+
+def test_a_signal_that_comes_while_a_cancelled_task_is_undone_ends_the_watch(watched: Watched) -> None:
+    def cancelled_then_signalled() -> TaskResult:
+        try:
+            stopping.stop_process(CancelRequest("the increment's", "cutline cancel ops@db7:4711", current_time()))
+            time.sleep(SECONDS_MAX)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(SECONDS_MAX)
+        return works()
+
+    before = signal.signal(signal.SIGTERM, cli.main._unwind)
+    try:
+        watched.does[TaskKind.INCREMENT] = cancelled_then_signalled
+        with pytest.raises(KeyboardInterrupt):
+            watched.run(TaskKind.INCREMENT)
+        assert stopping.is_signalled()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        cli.main._signals.clear()
+
+
+@pytest.mark.parametrize("first", [BusyError("another watch works"), UnreachableError("node a is away")])
+def test_what_is_refused_after_the_start_is_waited_for(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, first: SnapshotError
+) -> None:
+    stop = KeyboardInterrupt(signal.SIGTERM)
+    answers: list[BaseException] = [first, RefusedError("node a is a standby"), BusyError("another works"), stop]
+
+    @contextmanager
+    def take_turn(*_: object) -> Iterator[Turn]:
+        raise answers.pop(0)
+        yield
+
+    monkeypatch.setattr(command, "take_turn", take_turn)
+    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_watch(watched.watcher)
+    assert "waiting: node a is a standby" in watched.said
+    # Standing by is no trouble.
+    assert watched.notices() == [("failed", "watch"), ("recovered", "watch")]
+    answers += [RefusedError("node a is a standby")]
+    with pytest.raises(RefusedError):
+        command.run_watch(watched.watcher)
+
+
+def test_an_earlier_watch_that_was_killed_is_forgotten_and_nothing_else(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
+    fleet, now = watched.watcher.source.fleet, module.datetime.now(module.UTC)
+    store, long_ago = fleet.store.open(), Time.of(now - timedelta(hours=1))
+    found = {"dead": ("watch", long_ago), "alive": ("watch", Time.of(now)), "check": ("check", long_ago)}
+    ids = {}
+    for name, (kind, seen_at) in found.items():
+        ids[name] = new_operation_id(now)
+        store_sign(store, structs.replace(SIGN, operation=ids[name], kind=kind, began_at=seen_at, seen_at=seen_at), 1)
+    DeadWatches().forget_when_due(fleet, watched.watcher.log)
+    assert len(read_under_way(store)) == len(found)
+    monkeypatch.setattr("cli.watch.dead_watches.FORGET_SECONDS", 0.0)
+    DeadWatches().forget_when_due(fleet, watched.watcher.log)
+    assert {one.id for one in read_under_way(store)} == {ids["alive"], ids["check"]}
+    assert ids["dead"] in watched.said[-1]

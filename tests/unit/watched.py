@@ -1,0 +1,103 @@
+"""A watch whose tasks are done here, on a store with made chains."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import cli.watch.watcher as module
+from cli.output import stopping
+from cli.watch.fleet_source import FleetSource
+from cli.watch.notices import Notices
+from cli.watch.schedule import TaskKind
+from cli.watch.tasks import TaskResult
+from cli.watch.watcher import Watcher
+from fleet.durations import Interval
+from fleet.fleet_file import NEVER, WatchTable
+from fleet.progress import Silent
+from snapshots.activity.activity import Activity
+from storage.errors import ChainEnd, RefusedError, SnapshotError
+from tests.unit.made_fleets import new_fleet, store_chain
+
+NAME = "watch-2026-11-24-010000"
+APPEND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + chr(10))"
+OWN = "20261124T000000Z-0000000000"
+SECONDS_MAX = 30
+
+
+@dataclass
+class Watched:
+    """A watch that has begun, what it has said, and what its tasks do: what is at their kind is called."""
+
+    watcher: Watcher
+    said: list[str]
+    events: Path
+    does: dict[TaskKind, Callable[[], TaskResult]] = field(default_factory=dict)
+
+    def run(self, kind: TaskKind) -> None:
+        """Do the task now, whenever it is due."""
+        self.watcher._do(self.watcher.tasks[kind])
+
+    def seconds_to(self, kind: TaskKind) -> float:
+        """How long the task waits for its next attempt, from now on."""
+        at = self.watcher.tasks[kind].retry_at
+        assert at is not None
+        return (at - module.datetime.now(module.UTC)).total_seconds()
+
+    def notices(self) -> list[tuple[str, str]]:
+        lines = self.events.read_text().splitlines() if self.events.exists() else []
+        return [(one["event"], one["task"]) for one in map(json.loads, lines)]
+
+
+def new_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """A watch that has begun; its tasks do what `does` says."""
+    rules = WatchTable(every=Interval(60), check=NEVER)
+    notify = (sys.executable, "-c", APPEND, str(tmp_path / "events"))
+    fleet = replace(new_fleet(), watch=rules, notify=notify)
+    store_chain(fleet, NAME, "2026-11-24T01:00:00Z")
+    said: list[str] = []
+
+    def say(text: str, **_: object) -> None:
+        said.append(text)
+
+    source = FleetSource(tmp_path / "fleet.toml", fleet, b"", b"")
+    watcher = Watcher(source, cast(Activity, Silent()), OWN, say, Notices(source, say))
+    watcher.begin()
+    found = Watched(watcher, said, tmp_path / "events")
+
+    def run(_: Watcher, kind: TaskKind, __: str) -> TaskResult:
+        return found.does[kind]()
+
+    monkeypatch.setattr(module.Watcher, "_run", run)
+    stopping.forget_requests(kept="")
+    stopping._is_signalled.clear()
+    return found
+
+
+def fails(error: BaseException) -> Callable[[], TaskResult]:
+    def fail() -> TaskResult:
+        raise error
+
+    return fail
+
+
+def works() -> TaskResult:
+    return TaskResult("done")
+
+
+def ending(ends_chain: ChainEnd) -> SnapshotError:
+    return RefusedError("the slot is gone", hint="as any hint is worded", ends_chain=ends_chain)
+
+
+def follow(watched: Watched, **rules: Any) -> None:
+    """Give the watch other rules."""
+    source = watched.watcher.source
+    source.fleet = replace(source.fleet, watch=WatchTable(**({"every": Interval(60), "check": NEVER} | rules)))
+    watched.watcher.plan()
+    watched.watcher.following.rules_changed()

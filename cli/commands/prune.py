@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -63,13 +64,15 @@ def prune(
                 if plan.steps:
                     recorded.begin()
 
-            pruned = prune_store(fleet, rules, recorded.activity, begin, force=force)
+            # Kept also if it is stopped before the next removal ends.
+            volumes = recorded.volumes = Counter(objects=0, bytes=0)
+
+            def count(one: RemovalResult) -> None:
+                volumes.update(objects=one.objects, bytes=one.bytes)
+
+            pruned = prune_store(fleet, rules, recorded.activity, begin, force=force, ended=count)
             recorded.code = _code_of_all(pruned.removed)
             recorded.reason = _unfinished_text(pruned.removed)
-            recorded.volumes = {
-                "objects": sum(one.objects for one in pruned.removed),
-                "bytes": sum(one.bytes for one in pruned.removed),
-            }
         emit(context, document_of(pruned), lines_of(pruned))
         if recorded.code:
             raise typer.Exit(recorded.code)

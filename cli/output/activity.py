@@ -41,9 +41,9 @@ def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = ""
 
 @dataclass(slots=True)
 class RecordedCommand:
-    """The activity of a command without an intent, and what its outcome says if it does not raise.
+    """The activity of a command without an intent, and what its outcome says.
 
-    Others see it as `operation` once it `is_begun`.
+    Others see it as `operation` once it `is_begun`. If it raises, only `volumes` count: what it had done.
     """
 
     activity: Activity
@@ -92,6 +92,6 @@ def recorded_activity(
         try:
             yield run
         except BaseException as error:
-            record(Ending("failed", reason_of(error), code_of(error), phases=times.phases()))
+            record(Ending("failed", reason_of(error), code_of(error), run.volumes, phases=times.phases()))
             raise
         record(Ending("done", run.reason, run.code, run.volumes, run.checked, times.phases()))

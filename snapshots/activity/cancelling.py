@@ -131,19 +131,26 @@ def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progr
 
 
 def _with_unfinished_part(store: ObjectStore, ended: Cancelled) -> Cancelled:
-    """What became of a command that works on operations one after the other: one of these may be left, of a prune."""
+    """What became of a command that works on operations one after the other: some of these may be left, of a prune."""
     whole = ended.operation
-    for one in read_under_way(store):
-        is_later = (one.began_at or "") >= (whole.began_at or "")
-        if one.opened is not None and is_later and is_of_one_process(one.label, whole.label):
-            return Cancelled(whole, CancelResult.UNFINISHED, _left_open(one).text)
-    return ended
+    remedies = [
+        one.remedy
+        for one in read_under_way(store)
+        if one.opened is not None
+        and (one.began_at or "") >= (whole.began_at or "")
+        and is_of_one_process(one.label, whole.label)
+    ]
+    return Cancelled(whole, CancelResult.UNFINISHED, _unfinished_text(remedies)) if remedies else ended
+
+
+def _unfinished_text(remedies: Iterable[str]) -> str:
+    return f"it has stopped, unfinished; {'; '.join(remedies)}"
 
 
 def _left_open(one: UnderWay) -> Cancelled:
     if not one.remedy:
         return Cancelled(one, CancelResult.CANCELLED, "it has stopped")
-    return Cancelled(one, CancelResult.UNFINISHED, f"it has stopped, unfinished; {one.remedy}")
+    return Cancelled(one, CancelResult.UNFINISHED, _unfinished_text([one.remedy]))
 
 
 class _SignWatch:

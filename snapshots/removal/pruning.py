@@ -79,17 +79,31 @@ def preview_prune(fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
 
 
 def prune_store(
-    fleet: Fleet, rules: Retention, progress: Progress, announce: Callable[[PrunePlan], None], *, force: bool
+    fleet: Fleet,
+    rules: Retention,
+    progress: Progress,
+    announce: Callable[[PrunePlan], None],
+    *,
+    force: bool,
+    ended: Callable[[RemovalResult], None] = lambda _: None,
 ) -> PruneResult:
-    """Remove what no rule keeps; `announce` gets the plan first. Raises NoRetentionError, SnapshotInUseError."""
+    """Remove what no rule keeps; `announce` gets the plan first, `ended` each removal.
+
+    Raises NoRetentionError, SnapshotInUseError.
+    """
     check_rules(rules)
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     with hold_fleet(fleet, store, identity.fleet_id, (PRUNE, ""), progress) as nodes:
-        return prune_locked(RemovalRun(fleet, store, nodes, progress, force), rules, announce)
+        return prune_locked(RemovalRun(fleet, store, nodes, progress, force), rules, announce, ended)
 
 
-def prune_locked(run: RemovalRun, rules: Retention, announce: Callable[[PrunePlan], None]) -> PruneResult:
+def prune_locked(
+    run: RemovalRun,
+    rules: Retention,
+    announce: Callable[[PrunePlan], None],
+    ended: Callable[[RemovalResult], None] = lambda _: None,
+) -> PruneResult:
     """As `prune_store`, while `run` holds the fleet's lock."""
     store = run.store
     plan = plan_prune(store, run.fleet, rules, force=run.force)
@@ -101,6 +115,7 @@ def prune_locked(run: RemovalRun, rules: Retention, announce: Callable[[PrunePla
         operation = new_operation(step.kind, step.mark.snapshot, 0, step.mark.nodes)
         removal = (snapshot_removal if step.kind == DELETE else increments_removal)(step.mark, operation.id)
         removed.append(remove_recorded(store, operation, removal, run.nodes, run.progress))
+        ended(removed[-1])
     return PruneResult(plan, tuple(removed))
 
 

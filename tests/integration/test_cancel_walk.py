@@ -126,6 +126,23 @@ def test_a_removal_that_removes_stops_and_the_next_one_ends_it(removing: Runs, c
     assert_removed_by(removing, command)
 
 
+def test_a_prune_that_is_stopped_records_what_it_had_removed(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
+) -> None:
+    with runs_on(shared_fleet, tmp_path, spark) as runs:
+        for name in ("first", "second", "third"):
+            runs.full(name)
+        words = ("prune", "--keep-full", "1", "--yes")
+        run = cancel_at(runs.fleet, (f"{STEP}delete objects", 2), *words)
+        assert (run.code, run.results) == (8, ["unfinished"]), run.document
+        operations = run_here(runs.fleet, "history")[1]["operations"]
+        (whole,) = [one for one in operations if one["kind"] == "prune"]
+        (ended,) = [one for one in operations if one["kind"] == "delete" and one["state"] == "done"]
+        assert ended["volumes"]["objects"] > 0
+        assert whole["volumes"] == {unit: ended["volumes"][unit] for unit in ("objects", "bytes")}
+        assert run_here(runs.fleet, *words)[0] == 0
+
+
 def assert_removed_by(runs: Runs, command: str) -> None:
     assert run_here(runs.fleet, *command.split())[0] == 0
     store = runs.fleet.store.open()

@@ -348,8 +348,9 @@ def test_a_prune_that_was_stopped_says_what_it_has_left(monkeypatch: pytest.Monk
     for by in ("cutline delete other ops@db8:4711", "cutline delete other ops@db7:4712"):
         begin(store, structs.replace(begun(store, "delete", now=now), operation=new_operation_id(now), by=by))
     if is_left:
-        removal = structs.replace(begun(store, "delete", now=now), operation=new_operation_id(now))
-        begin(store, structs.replace(removal, by="cutline delete daily ops@db7:4711"))
+        for name in ("daily", "weekly"):
+            removal = structs.replace(begun(store, "delete", now=now), operation=new_operation_id(now), snapshot=name)
+            begin(store, structs.replace(removal, by=f"cutline delete {name} ops@db7:4711"))
     whole = Command("prune", "", SIGN.operation)
     about = structs.replace(SIGN, kind="prune", snapshot="", by="cutline prune ops@db7:4711")
     store_sign(store, structs.replace(about, began_at=Time.of(began), seen_at=Time.of(now)), 1)
@@ -362,8 +363,10 @@ def test_a_prune_that_was_stopped_says_what_it_has_left(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("snapshots.activity.cancelling.time.sleep", stop)
     (found,) = cancel_operations(fleet_of(store), [asked], 30.0, Silent())
-    expected = "it has stopped, unfinished; to resume it: snapshot delete daily" if is_left else "cleaned up"
-    assert expected in found.text
+    expected = (
+        ["to resume it: snapshot delete daily", "to resume it: snapshot delete weekly"] if is_left else ["cleaned"]
+    )
+    assert all(one in found.text for one in expected)
     assert found.result is (CancelResult.UNFINISHED if is_left else CancelResult.CANCELLED)
 
 

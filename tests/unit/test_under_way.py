@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from cli.commands.status import StatusReport, document_of, lines_of, read_status, watch_status
 from cli.output.tables import FittingTable
-from fleet.progress import Silent
 from fleet.record import Time
-from snapshots.activity.cancelling import CancelResult, cancel_operations
 from snapshots.activity.command import Command
-from snapshots.activity.ended_operations import read_ended, read_history
 from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.activity.under_way import DEAD_SECONDS, ActivityState, UnderWay, read_one, read_under_way
-from snapshots.operations.operation import Operation, begin, new_operation, record_operation, record_outcome
+from snapshots.activity.under_way import DEAD_SECONDS, ActivityState, read_one, read_under_way
+from snapshots.operations.operation import record_outcome
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.signs import store_sign
-from snapshots.records.operation_records import Intent, NodeSign, operation_key, read_cancel_request
-from snapshots.records.store_identity import StoreOfAnotherFleetError, ensure_identity
-from storage.errors import StoppedError
+from snapshots.records.operation_records import NodeSign, operation_key
+from snapshots.records.store_identity import ensure_identity
 from storage.ids import new_operation_id
 from storage.memory import InMemoryStore
 from storage.store import Inventory, StoreUnreachableError
 from tests.unit.document_kinds import FLEET, SIGN
-from tests.unit.made_commits import memory, unused_url
-
-NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
-LABEL = "cutline check daily ops@db7:4711"
-
-
-def begun(store: InMemoryStore, kind: str = "create", *, ago: float = 0.0, now: datetime = NOW) -> Intent:
-    """An operation that began so many seconds ago."""
-    at = now - timedelta(seconds=ago)
-    intent = structs.replace(
-        new_operation(kind, "daily", 3, ("a",)), operation=new_operation_id(at), began_at=Time.of(at)
-    )
-    begin(store, intent)
-    return intent
-
-
-def sign(store: InMemoryStore, intent: Intent, *, ago: float, number: int = 1, now: datetime = NOW) -> None:
-    seen_at = Time.of(now - timedelta(seconds=ago))
-    store_sign(store, structs.replace(SIGN, operation=intent.id, seen_at=seen_at, snapshot="daily"), number)
+from tests.unit.made_commits import memory
+from tests.unit.made_operations import LABEL, NOW, begun, fleet_of, sign
 
 
 @pytest.mark.parametrize(
@@ -187,129 +164,6 @@ def test_a_sign_from_the_future_is_none() -> None:
     assert found.state(NOW) is ActivityState.DEAD
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The location of a store of this process."""
-
-    store: InMemoryStore
-
-    def open(self) -> InMemoryStore:
-        return self.store
-
-
-def fleet_of(store: InMemoryStore) -> Any:
-    """A fleet whose nodes nobody can reach."""
-    return replace(FLEET, store=cast("Any", Place(store)))
-
-
-def cancel(store: InMemoryStore, *, wait: float = 0.0) -> dict[str, CancelResult]:
-    ensure_identity(store, FLEET)
-    found = cancel_operations(fleet_of(store), read_under_way(store), wait, Silent())
-    return {one.operation.id: one.result for one in found}
-
-
-def test_a_running_operation_is_asked_and_waited_for() -> None:
-    store = memory()
-    one = begun(store, now=datetime.now(UTC))
-    assert cancel(store) == {one.id: CancelResult.STILL_RUNNING}
-    assert read_cancel_request(store, one.id, 1) is not None
-    # A second request, a moment later, has its own number.
-    time.sleep(0.002)
-    assert cancel(store) == {one.id: CancelResult.STILL_RUNNING}
-    (found,) = read_under_way(store)
-    assert found.request == read_cancel_request(store, one.id, 2) is not None
-
-
-@pytest.mark.parametrize("kind", ["delete", "check"])
-def test_a_process_that_ends_without_an_outcome_is_gone_with_its_signs(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, now = memory(), datetime.now(UTC)
-    if kind == "delete":
-        one = begun(store, kind, now=now).id
-        sign(store, structs.replace(begun(store, now=now), operation=one), ago=0.0, now=now)
-    else:
-        one = SIGN.operation
-        store_sign(store, structs.replace(SIGN, kind=kind, seen_at=Time.of(now)), 1)
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 2:
-            store.delete(operation_key(one, "sign-1"))
-
-    monkeypatch.setattr("snapshots.activity.cancelling.time.sleep", sleep)
-    ensure_identity(store, FLEET)
-    asked = [found for found in read_under_way(store) if found.id == one]
-    (found,) = cancel_operations(fleet_of(store), asked, 30.0, Silent())
-    result = CancelResult.UNFINISHED if kind == "delete" else CancelResult.CANCELLED
-    assert (found.operation.id, found.result) == (one, result)
-    # A listing may be out of date: one without signs proves nothing.
-    assert len(slept) == 4
-    assert ("to resume it: snapshot delete daily" in found.text) is (kind == "delete")
-
-
-@pytest.mark.parametrize(
-    ("ends", "result"),
-    [("cancelled", CancelResult.CANCELLED), ("done", CancelResult.TOO_LATE), ("failed", CancelResult.ENDED)],
-)
-def test_what_became_of_a_request_is_said(ends: str, result: CancelResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = memory()
-    intent = begun(store, now=datetime.now(UTC))
-
-    def end(_: float) -> None:
-        def fail() -> None:
-            if ends == "cancelled":
-                # As a command ends that says what it leaves: the interrupt is behind it.
-                try:
-                    raise KeyboardInterrupt(15)
-                except KeyboardInterrupt as interrupt:
-                    raise StoppedError("nothing is left") from interrupt
-            if ends == "failed":
-                raise ValueError
-
-        store.delete(operation_key(intent.id, "intent"))
-        try:
-            with record_operation(store, Operation(intent), lambda: True):
-                fail()
-        except (StoppedError, ValueError):
-            pass
-
-    monkeypatch.setattr("snapshots.activity.cancelling.time.sleep", end)
-    assert cancel(store, wait=30.0) == {intent.id: result}
-    ended = read_ended(store, intent.id)
-    assert ended is not None
-    assert ended.code == {"cancelled": 8, "done": 0, "failed": 70}[ends]
-
-
-def test_a_restore_that_publishes_is_not_asked() -> None:
-    store = memory()
-    intent = begun(store, "restore", now=datetime.now(UTC))
-    decide_restore(store, intent, PUBLISH)
-    assert cancel(store) == {intent.id: CancelResult.REFUSED}
-    assert read_cancel_request(store, intent.id, 1) is None
-
-
-def test_a_dead_restore_is_refused_with_what_ends_it() -> None:
-    store = memory()
-    intent = begun(store, "restore", ago=9 * DEAD_SECONDS, now=datetime.now(UTC))
-    ensure_identity(store, FLEET)
-    (found,) = cancel_operations(fleet_of(store), read_under_way(store), 0.0, Silent())
-    assert (found.operation.id, found.result) == (intent.id, CancelResult.REFUSED)
-    assert "snapshot restore daily --resume" in found.text
-
-
-def test_a_dead_check_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
-    store = memory()
-    store_sign(store, structs.replace(SIGN, kind="check", by=LABEL), 1)
-    assert cancel(store) == {SIGN.operation: CancelResult.SETTLED}
-    assert read_under_way(store) == []
-    assert store.list_children(f"operations/{SIGN.operation}") == ["cancel-1.json", "outcome.json"]
-    (ended,) = read_history(store, 9)
-    assert (ended.kind, ended.label, ended.code) == ("check", LABEL, None)
-
-
 def test_in_80_columns_each_node_stays_one_line_and_nothing_is_lost() -> None:
     store = memory()
     intent = begun(store, ago=200.0)
@@ -338,91 +192,3 @@ def test_in_80_columns_each_node_stays_one_line_and_nothing_is_lost() -> None:
     assert " ".join(one.split()) == "node s1-b1 182.0 MiB of 183.0 MiB (99 %) 15.6 s"
     assert other.replace("s2", "s1") == one
     assert all(len(line) <= 80 for line in (header, first, *lines))
-
-
-@pytest.mark.parametrize("is_left", [True, False])
-def test_a_prune_that_was_stopped_says_what_it_has_left(monkeypatch: pytest.MonkeyPatch, *, is_left: bool) -> None:
-    store, now = memory(), datetime.now(UTC)
-    began = now - timedelta(seconds=9)
-    # Somebody else's removal, and one of another process of the same machine and user.
-    for by in ("cutline delete other ops@db8:4711", "cutline delete other ops@db7:4712"):
-        begin(store, structs.replace(begun(store, "delete", now=now), operation=new_operation_id(now), by=by))
-    if is_left:
-        for name in ("daily", "weekly"):
-            removal = structs.replace(begun(store, "delete", now=now), operation=new_operation_id(now), snapshot=name)
-            begin(store, structs.replace(removal, by=f"cutline delete {name} ops@db7:4711"))
-    whole = Command("prune", "", SIGN.operation)
-    about = structs.replace(SIGN, kind="prune", snapshot="", by="cutline prune ops@db7:4711")
-    store_sign(store, structs.replace(about, began_at=Time.of(began), seen_at=Time.of(now)), 1)
-    (asked,) = [one for one in read_under_way(store) if one.id == whole.operation]
-    ensure_identity(store, FLEET)
-
-    def stop(_: float) -> None:
-        ending = Ending("failed", "cancelled", code=8)
-        record_without_intent(store, whole, Time.of(began), about.by, ending)
-
-    monkeypatch.setattr("snapshots.activity.cancelling.time.sleep", stop)
-    (found,) = cancel_operations(fleet_of(store), [asked], 30.0, Silent())
-    expected = (
-        ["to resume it: snapshot delete daily", "to resume it: snapshot delete weekly"] if is_left else ["cleaned"]
-    )
-    assert all(one in found.text for one in expected)
-    assert found.result is (CancelResult.UNFINISHED if is_left else CancelResult.CANCELLED)
-
-
-def test_history_has_the_newest_first_with_what_is_known() -> None:
-    store = InMemoryStore(unused_url())
-    first, second = begun(store, ago=60.0), begun(store, ago=30.0)
-    record_outcome(store, first, "failed", "store-unreachable")
-    record_outcome(store, second, "done")
-    begun(store, ago=10.0)
-    ensure_identity(store, FLEET)
-    other = new_operation_id(NOW)
-    ending = Ending("done", "conflicts", 1, {"rows": 7})
-    record_without_intent(store, Command("check", "weekly", other), Time.of(NOW), LABEL, ending)
-    assert [one.id for one in read_history(store, 9)] == [other, second.id, first.id]
-    assert [one.id for one in read_history(store, 2)] == [other, second.id]
-    assert [one.id for one in read_history(store, 9, "daily")] == [second.id, first.id]
-    newest = read_history(store, 1)[0].to_json()
-    assert {name: newest[name] for name in ("kind", "snapshot", "state", "reason", "code", "who", "volumes")} == {
-        "kind": "check", "snapshot": "weekly", "state": "done", "reason": "conflicts", "code": 1, "who": "ops@db7",
-        "volumes": {"rows": 7},
-    }  # fmt: skip
-
-
-def test_an_unreadable_outcome_is_named_in_history() -> None:
-    store = memory()
-    intent = begun(store, ago=3.0)
-    store.create(operation_key(intent.id, "outcome"), b"{" + b" " * 200 + b"}")
-    (found,) = read_history(store, 9)
-    assert found.outcome is None
-    assert "outcome.json" in found.problem
-    assert isinstance(read_under_way(store), list)
-
-
-def test_an_operation_begun_before_signs_were_stored_has_none() -> None:
-    store = memory()
-    begun(store, ago=1.0)
-    (found,) = read_under_way(store)
-    assert isinstance(found, UnderWay)
-    assert found.to_json(NOW)["nodes"] == []
-
-
-def test_an_operation_that_cannot_be_settled_now_hides_no_other() -> None:
-    """No node of the fleet can be reached."""
-    store = memory()
-    dead = begun(store, ago=9 * DEAD_SECONDS, now=datetime.now(UTC))
-    running = begun(store, now=datetime.now(UTC))
-    assert cancel(store) == {running.id: CancelResult.STILL_RUNNING, dead.id: CancelResult.UNREACHABLE}
-    # Its process may be suspended: it stops once it goes on.
-    assert read_cancel_request(store, dead.id, 1) is not None
-
-
-def test_operations_in_the_store_of_another_fleet_are_left_alone() -> None:
-    store = memory()
-    one = begun(store, now=datetime.now(UTC))
-    found = read_under_way(store)
-    ensure_identity(store, replace(FLEET, name="another"))
-    with pytest.raises(StoreOfAnotherFleetError):
-        cancel_operations(fleet_of(store), found, 0.0, Silent())
-    assert read_cancel_request(store, one.id, 1) is None

@@ -1,0 +1,47 @@
+"""What `history` shows of operations that have ended."""
+
+from __future__ import annotations
+
+from fleet.record import Time
+from snapshots.activity.command import Command
+from snapshots.activity.ended_operations import read_history
+from snapshots.activity.recording import Ending, record_without_intent
+from snapshots.activity.under_way import read_under_way
+from snapshots.operations.operation import record_outcome
+from snapshots.records.operation_records import operation_key
+from snapshots.records.store_identity import ensure_identity
+from storage.ids import new_operation_id
+from storage.memory import InMemoryStore
+from tests.unit.document_kinds import FLEET
+from tests.unit.made_commits import memory, unused_url
+from tests.unit.made_operations import LABEL, NOW, begun
+
+
+def test_history_has_the_newest_first_with_what_is_known() -> None:
+    store = InMemoryStore(unused_url())
+    first, second = begun(store, ago=60.0), begun(store, ago=30.0)
+    record_outcome(store, first, "failed", "store-unreachable")
+    record_outcome(store, second, "done")
+    begun(store, ago=10.0)
+    ensure_identity(store, FLEET)
+    other = new_operation_id(NOW)
+    ending = Ending("done", "conflicts", 1, {"rows": 7})
+    record_without_intent(store, Command("check", "weekly", other), Time.of(NOW), LABEL, ending)
+    assert [one.id for one in read_history(store, 9)] == [other, second.id, first.id]
+    assert [one.id for one in read_history(store, 2)] == [other, second.id]
+    assert [one.id for one in read_history(store, 9, "daily")] == [second.id, first.id]
+    newest = read_history(store, 1)[0].to_json()
+    assert {name: newest[name] for name in ("kind", "snapshot", "state", "reason", "code", "who", "volumes")} == {
+        "kind": "check", "snapshot": "weekly", "state": "done", "reason": "conflicts", "code": 1, "who": "ops@db7",
+        "volumes": {"rows": 7},
+    }  # fmt: skip
+
+
+def test_an_unreadable_outcome_is_named_in_history() -> None:
+    store = memory()
+    intent = begun(store, ago=3.0)
+    store.create(operation_key(intent.id, "outcome"), b"{" + b" " * 200 + b"}")
+    (found,) = read_history(store, 9)
+    assert found.outcome is None
+    assert "outcome.json" in found.problem
+    assert isinstance(read_under_way(store), list)

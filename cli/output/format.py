@@ -18,7 +18,12 @@ DIRECTIONS = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068
 # A command in a text, and what precedes it: a line that begins with it is of a hint. `demo` has fleets of its own; help
 # needs none.
 LEADS = r": |; |\(| {3}|then |or |as "
-COMMAND = r"snapshot (?!demo |\S+ --help|\S+: )(?=[a-z])"
+COMMAND_NAMES = (
+    "init", "create", "restore", "check", "resume", "list", "show", "watch", "status", "cancel", "wait", "history",
+    "report", "delete", "prune", "gc", "key", "cluster",
+)  # fmt: skip
+# What follows `snapshot` may also be the name of a snapshot, such as watch-2026.
+COMMAND = rf"snapshot (?!\S+ --help|\S+: )(?=(?:{'|'.join(COMMAND_NAMES)})(?![\w.-]))"
 IN_LINE, IN_HINT = re.compile(rf"({LEADS}){COMMAND}"), re.compile(rf"(^|{LEADS}){COMMAND}", re.MULTILINE)
 SECONDS_PER_MINUTE = 60
 SECONDS_PER_HOUR = 3600

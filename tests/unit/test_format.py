@@ -6,7 +6,17 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from cli.output.format import age_text, count_text, quantity_text, seconds_text, size_text, time_text
+from cli.main import COMMANDS
+from cli.output.format import (
+    COMMAND_NAMES,
+    age_text,
+    count_text,
+    name_fleet,
+    quantity_text,
+    seconds_text,
+    size_text,
+    time_text,
+)
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -69,3 +79,11 @@ def test_a_time_is_rfc_3339_in_utc() -> None:
     assert time_text(moment) == "2026-01-02T03:04:05.678Z"
     with pytest.raises(ValueError, match="has no zone"):
         time_text(datetime(2026, 1, 2))  # a time without a zone is what is refused
+
+
+def test_the_file_is_named_in_commands_and_not_in_names_of_snapshots() -> None:
+    assert {*COMMAND_NAMES, "demo"} == COMMANDS.keys()
+    for name in COMMAND_NAMES:
+        assert name_fleet(f"it is dead: snapshot {name} x", "f.toml") == f"it is dead: snapshot --fleet f.toml {name} x"
+    for text in ("no outcome yet: snapshot watch-2026 is not committed", "yet: snapshot nightly is not committed"):
+        assert name_fleet(text, "f.toml") == text

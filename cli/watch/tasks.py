@@ -121,8 +121,11 @@ def verdict_of(what: str, ended: CommandResult) -> TaskResult:
 def prune(source: FleetSource) -> TaskResult:
     """Delete what no retention rule keeps."""
     document = _run(source, ["prune", "--yes"])
-    gone = [one["snapshot"] for one in document["done"]]
-    return TaskResult(f"pruned {', '.join(gone)}" if gone else "")
+    texts = {"delete": "deleted", "prune": "removed the increments of"}
+    done = [
+        (text, [one["snapshot"] for one in document["done"] if one["kind"] == kind]) for kind, text in texts.items()
+    ]
+    return TaskResult("; ".join(f"{text} {', '.join(names)}" for text, names in done if names))
 
 
 def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:

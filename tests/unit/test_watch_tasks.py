@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 
 import cli.watch.running_command
 from cli.output.failure import failure_of
+from cli.watch.fleet_source import FleetSource
 from cli.watch.running_command import CommandResult, run_command, start_command
-from cli.watch.tasks import CommandFailedError, verdict_of
+from cli.watch.tasks import CommandFailedError, prune, verdict_of
 from storage.errors import BusyError
+from tests.unit.made_fleets import new_fleet
 
 ERROR = {"error": "node-unreachable", "message": "node s1 is away", "hint": "snapshot --fleet /tmp/copy init"}
 
@@ -77,3 +80,12 @@ def test_a_command_has_no_folder_that_goes_with_the_watch(tmp_path: Path, monkey
     program = "import json, os; print(json.dumps({'folder': os.environ['TMPDIR']}))"
     monkeypatch.setattr(cli.watch.running_command, "PROGRAM", ("-c", program))
     assert run_command(tmp_path / "fleet.toml", ["list"]).document == {"folder": str(tmp_path)}
+
+
+def test_a_prune_says_what_is_gone_of_each_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = [{"snapshot": name, "kind": kind} for name, kind in (("a", "delete"), ("b", "prune"), ("c", "delete"))]
+    monkeypatch.setattr(
+        cli.watch.running_command, "PROGRAM", ("-c", f"print({json.dumps(json.dumps({'done': done}))})")
+    )
+    source = FleetSource(tmp_path / "fleet.toml", new_fleet(), b"", b"")
+    assert prune(source).text == "deleted a, c; removed the increments of b"

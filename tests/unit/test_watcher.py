@@ -85,7 +85,8 @@ def test_rules_that_change_during_a_check_hold_after_it(watched: Watched) -> Non
     watched.watcher._beside = Beside(TaskKind.CHECK, "check", cast(RunningCommand, EndedCheck()))
     follow(watched, check=NEVER)
     watched.watcher._look_beside()
-    assert watched.watcher.tasks[TaskKind.CHECK].interval_seconds == 0
+    check = watched.watcher.tasks[TaskKind.CHECK]
+    assert (check.interval_seconds, check.done_at is not None) == (0, True)
 
 
 def test_a_check_that_can_not_be_begun_has_failed(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

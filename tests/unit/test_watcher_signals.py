@@ -71,25 +71,47 @@ def test_a_signal_and_a_request_to_the_watch_end_it(watched: Watched, operations
         watched.run(TaskKind.INCREMENT)
 
 
+@pytest.fixture
+def unwinding() -> Iterator[None]:
+    """SIGTERM does what it does in the command line."""
+    before = signal.signal(signal.SIGTERM, cli.main._unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        cli.main._signals.clear()
+
+
+def cancel_increment() -> TaskResult:
+    """Be stopped as by somebody who cancels the increment."""
+    stopping.stop_process(CancelRequest("the increment's", "cutline cancel ops@db7:4711", current_time()))
+    time.sleep(SECONDS_MAX)
+    return works()
+
+
+@pytest.mark.usefixtures("unwinding")
+def test_the_signal_behind_a_request_ends_only_the_task(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = cancel_increment
+    for _ in range(2):
+        watched.run(TaskKind.INCREMENT)
+    assert not stopping.is_signalled()
+    assert watched.watcher.counts["failed"] == 2
+
+
+@pytest.mark.usefixtures("unwinding")
 def test_a_signal_that_comes_while_a_cancelled_task_is_undone_ends_the_watch(watched: Watched) -> None:
     def cancelled_then_signalled() -> TaskResult:
         try:
-            stopping.stop_process(CancelRequest("the increment's", "cutline cancel ops@db7:4711", current_time()))
-            time.sleep(SECONDS_MAX)
+            return cancel_increment()
         except KeyboardInterrupt:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(SECONDS_MAX)
         return works()
 
-    before = signal.signal(signal.SIGTERM, cli.main._unwind)
-    try:
-        watched.does[TaskKind.INCREMENT] = cancelled_then_signalled
-        with pytest.raises(KeyboardInterrupt):
-            watched.run(TaskKind.INCREMENT)
-        assert stopping.is_signalled()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        cli.main._signals.clear()
+    watched.does[TaskKind.INCREMENT] = cancelled_then_signalled
+    with pytest.raises(KeyboardInterrupt):
+        watched.run(TaskKind.INCREMENT)
+    assert stopping.is_signalled()
 
 
 @pytest.mark.parametrize("first", [BusyError("another watch works"), UnreachableError("node a is away")])

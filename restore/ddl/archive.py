@@ -49,6 +49,9 @@ REMARKS = ("COMMENT", "SECURITY LABEL")
 # The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
 # database is not read-only.
 OMITTED_COMMENT = re.compile(rf'PUBLICATION "?{OWN_PUBLICATION}"?')
+# Publications and what they publish; pg_dump names the latter by both.
+PUBLICATION_KINDS = ("PUBLICATION", "PUBLICATION TABLE")
+OWN_ENTRY = re.compile(rf"{OWN_PUBLICATION}( .*)?", re.DOTALL)
 # The kind of entries that a restore adds, for its ledger.
 MARK = "CUTLINE MARK"
 
@@ -211,8 +214,19 @@ def read_archive(body: bytes, path: Path) -> ArchiveDdl:
     return ArchiveDdl(path, contents, entries, find_side_by_side(body, entries), search_path)
 
 
+def is_own_publication(entry: ArchiveEntry) -> bool:
+    """Whether an entry belongs to a publication of Cutline, which each node has for tables and settings of its own."""
+    return _is_omitted_comment(entry) or (
+        entry.kind in PUBLICATION_KINDS and OWN_ENTRY.fullmatch(entry.name) is not None
+    )
+
+
 def _is_omitted(entry: ArchiveEntry) -> bool:
-    return entry.kind == SEARCH_PATH or (entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None)
+    return entry.kind == SEARCH_PATH or _is_omitted_comment(entry)
+
+
+def _is_omitted_comment(entry: ArchiveEntry) -> bool:
+    return entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None
 
 
 def _with_sections(entries: Iterable[ArchiveEntry]) -> Iterator[ArchiveEntry]:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from fleet.some_names import join_some
 from fleet.tables.groups import Group
 from restore.copies.choice import Wanted, explain_damage
-from restore.ddl.archive import read_archive
+from restore.ddl.archive import is_own_publication, read_archive
 from restore.ddl.ddl import show_name
 from restore.ddl.stored import read_stored_ddl
 from snapshots.ddl.archive import ArchiveEntry, statements_of_entry
@@ -114,7 +114,11 @@ def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[t
 
 
 def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
-    """The statements of a source's DDL by what they define; of scripts of early versions, by section."""
+    """The statements of a source's DDL by what they define; of scripts of early versions, by section.
+
+    Cutline's own publications are left out: a node keeps one for append-only tables, and a read-only node's settings
+    in a comment, though the tables are the same.
+    """
     stored = read_stored_ddl(store, chain, source)
     if DDL_ARCHIVE not in stored:
         return {f"the {section} DDL": body for section, body in stored.items()}
@@ -123,6 +127,8 @@ def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str,
         archive = read_archive(body, Path(folder) / "archive")
     found: dict[str, Counter[tuple[str, ...]]] = {}
     for entry in archive.entries:
+        if is_own_publication(entry):
+            continue
         found.setdefault(_name_of(entry), Counter())[
             statements_of_entry(body, entry), entry.tablespace, entry.access, entry.owner
         ] += 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from cli.output.format import count_text, moment_text, size_text
 from cli.report.drawing import Bar, BarPart, DataTable, PartKind, Section
 from cli.report.point_sections import ROWS_MAX, newest_rows, width_text
-from snapshots.activity.checks import EndedCheck
+from snapshots.activity.checks import EndedCheck, newest_covering
 from snapshots.listing.figures import SnapshotFigures, StoreFigures
 from snapshots.listing.operation_figures import OperationFigures, PhaseFigures
 from snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckFigures
@@ -89,11 +89,8 @@ def _checks(figures: StoreFigures) -> Section:
 def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
     """The restore points by the result of the newest check that covers each, rather of a conclusive one."""
     count = len(snapshot.points)
-    results = [""] * count
-    own = [one.point for one in checks if one.point.snapshot == snapshot.name]
-    for one in sorted(own, key=lambda one: one.result == INCONCLUSIVE):
-        covered = min(one.increment + 1, count)
-        results[:covered] = [result or one.result for result in results[:covered]]
+    own = [one for one in checks if one.point.snapshot == snapshot.name]
+    results = [one.point.result if one else "" for one in newest_covering(own, count)]
     parts: list[BarPart] = []
     for result in results:
         kind = RESULTS[result]

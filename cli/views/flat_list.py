@@ -5,7 +5,7 @@ Rows are made one at a time from the listing: of 10,000 increments only the summ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -21,7 +21,7 @@ from cli.output.format import (
     time_text,
 )
 from cli.output.tables import Cell, FittingTable, Shorter
-from snapshots.activity.checks import NewestChecks
+from snapshots.activity.checks import EndedCheck, newest_covering
 from snapshots.listing.listing import Entry, Listing
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import Commit, FullSnapshot
@@ -54,19 +54,20 @@ def flat_rows(listing: Listing) -> Iterator[dict[str, Any]]:
         if entry.chain is None:
             yield dict.fromkeys(COLUMNS) | {"snapshot": entry.name, "state": entry.state, "problem": entry.problem}
         else:
-            yield from _rows_of(entry, entry.chain, listing.checks)
+            yield from _rows_of(entry, entry.chain, listing.checks.all.get(entry.name, []))
 
 
-def _rows_of(entry: Entry, of: Chain, checks: NewestChecks) -> Iterator[dict[str, Any]]:
+def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[dict[str, Any]]:
     nodes = [identity.node for identity in of.nodes]
     commits = {commit.increment: commit for commit in of.commits}
     groups, names = dict[tuple[str, int], str](), list[str]()
-    for one in chain((summary_of(of.full),), entry.summaries):
+    summaries = [summary_of(of.full), *entry.summaries]
+    newest = newest_covering(checks, len(summaries))
+    newest_valid = newest_covering([check for check in checks if check.point.result == VALID], len(summaries))
+    for one, check, valid in zip(summaries, newest, newest_valid, strict=True):
         # Commits that are not here have changed no definition.
         if (commit := commits.get(one.increment)) and _redefine(groups, commit):
             names = sorted(set(groups.values()))
-        check = checks.of_points.get((entry.name, one.increment))
-        valid = checks.valid_points.get((entry.name, one.increment))
         yield {
             "snapshot": entry.name,
             "increment": one.increment,

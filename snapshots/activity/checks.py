@@ -6,20 +6,19 @@ found here may still have been checked. What can't be read is passed over; `hist
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from fleet.record import Time
 from snapshots.activity.ended_operations import Ended, list_ended, read_batches
-from snapshots.records.operation_records import VALID, CheckedPoint
+from snapshots.records.operation_records import INCONCLUSIVE, VALID, CheckedPoint
 from storage.ids import OPERATION_ID
 from storage.store import ObjectStore
 
 # So many of the newest operations without an intent, which are checks, gc and prunes, are looked at.
 READ_MAX = 256
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,13 @@ class EndedCheck:
 
 @dataclass(frozen=True, slots=True)
 class NewestChecks:
-    """The newest checks. Of restore points, by snapshot and increment: `of_points`, and those that found them valid.
+    """The newest checks, by snapshot: `all` that were read, for `newest_covering`, and the newest of some kinds.
 
-    A full check is one of all that the then newest restore point of a snapshot needs. By snapshot, `last` has the
-    newest check, `full` the newest full one, and `valid` the newest full one that found all of it to be valid.
+    A full check is one of all that the then newest restore point of a snapshot needs. `last` has the newest check,
+    `full` the newest full one, and `valid` the newest full one that found all of it to be valid.
     """
 
-    of_points: dict[tuple[str, int], EndedCheck] = field(default_factory=dict)
-    valid_points: dict[tuple[str, int], EndedCheck] = field(default_factory=dict)
+    all: dict[str, list[EndedCheck]] = field(default_factory=dict)
     last: dict[str, EndedCheck] = field(default_factory=dict)
     full: dict[str, EndedCheck] = field(default_factory=dict)
     valid: dict[str, EndedCheck] = field(default_factory=dict)
@@ -63,20 +61,30 @@ class NewestChecks:
     def add(self, check: EndedCheck) -> None:
         """Add a check; of two, the one that ended later is the newest."""
         point, is_valid = check.point, check.point.result == VALID
-        _keep_newest(self.of_points, (point.snapshot, point.increment), check)
+        self.all.setdefault(point.snapshot, []).append(check)
         _keep_newest(self.last, point.snapshot, check)
-        if is_valid:
-            _keep_newest(self.valid_points, (point.snapshot, point.increment), check)
         if point.full:
             _keep_newest(self.full, point.snapshot, check)
         if point.full and is_valid:
             _keep_newest(self.valid, point.snapshot, check)
 
 
-def _keep_newest(newest: dict[Key, EndedCheck], key: Key, check: EndedCheck) -> None:
+def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> None:
     # The id of an operation has the second in which it began, so ids of one second are in no order.
     if key not in newest or newest[key].moment < check.moment:
         newest[key] = check
+
+
+def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck | None]:
+    """By increment, of `count` restore points of a snapshot: the newest of its checks that covers it, rather a conclusive one.
+
+    A check up to an increment covers the restore points before it, too: it reads all that they need.
+    """
+    covering: list[EndedCheck | None] = []
+    newest_first = sorted(checks, key=lambda one: one.moment, reverse=True)
+    for one in sorted(newest_first, key=lambda one: one.point.result == INCONCLUSIVE):
+        covering += [one] * (min(one.point.increment + 1, count) - len(covering))
+    return covering + [None] * (count - len(covering))
 
 
 def checks_of(ended: Ended) -> Iterator[EndedCheck]:

@@ -10,7 +10,7 @@ import snapshots.activity.checks as checks
 import snapshots.activity.ended_operations as ended_operations
 from cli.commands.list import checks_document
 from fleet.record import Time
-from snapshots.activity.checks import EndedCheck, NewestChecks, read_checks
+from snapshots.activity.checks import EndedCheck, NewestChecks, newest_covering, read_checks
 from snapshots.operations.operation import begin, new_operation, record_outcome
 from snapshots.operations.recorded import document_names
 from snapshots.records.operation_records import (
@@ -65,10 +65,6 @@ def test_the_newest_check_counts_of_each_point_and_of_each_snapshot_by_how_much_
     ended(store, 5, kind="gc")
     fifth = ended(store, 6, point("a", 1, full=False))
     found = read(store)
-    assert {key: one.operation for key, one in found.of_points.items()} == {
-        ("a", 1): fifth, ("a", 2): second, ("a", 3): fourth, ("b", 0): first,
-    }  # fmt: skip
-    assert {key: one.operation for key, one in found.valid_points.items()} == {("a", 1): fifth, ("a", 2): second}
     assert {name: one.operation for name, one in found.last.items()} == {"a": fifth, "b": first}
     # A check that was asked for less, or for an earlier increment, is not a full one.
     assert {name: one.operation for name, one in found.full.items()} == {"a": third, "b": first}
@@ -77,6 +73,19 @@ def test_the_newest_check_counts_of_each_point_and_of_each_snapshot_by_how_much_
     shown = {field: one and one["operation"] for field, one in checks_document(found, "a").items()}
     assert shown == {"last_check": fifth, "last_full_check": third, "last_valid_check": second}
     assert checks_document(found, "b")["last_valid_check"] is None
+
+
+def test_a_check_covers_what_precedes_its_increment_and_a_conclusive_one_counts_rather() -> None:
+    """In the order of their ends; of four restore points, and of five, the last of which is checked by no one."""
+    ends: list[tuple[int, CheckResult]] = [(1, "valid"), (3, "conflicts"), (0, "valid"), (2, "inconclusive"), (9, "inconclusive")]
+    checks = [
+        EndedCheck(str(minute), Time(f"2026-11-24T10:{minute:02}:00.000Z"), point("a", increment, result))
+        for minute, (increment, result) in enumerate(ends)
+    ]
+    assert [one and one.operation for one in newest_covering(checks, 4)] == ["2", "1", "1", "1"]
+    assert [one and one.operation for one in newest_covering(checks[:-1], 5)] == ["2", "1", "1", "1", None]
+    assert [one and one.operation for one in newest_covering(checks, 5)] == ["2", "1", "1", "1", "4"]
+    assert newest_covering([], 2) == [None, None]
 
 
 def test_of_two_checks_the_one_that_ended_later_is_the_newest() -> None:

@@ -16,7 +16,7 @@ from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import recorded_activity
 from cli.output.arguments import Increment
 from cli.output.context import command_context
-from cli.output.format import count_text, seconds_text, size_text
+from cli.output.format import quantity_text, seconds_text, size_text
 from cli.output.junit import junit_of, reporting_errors, write_report
 from cli.output.left_out import warning_lines
 from cli.output.results import emit
@@ -96,12 +96,14 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
     compared = one.compared
     lines = [
         f"{one.name} at increment {one.increment}: {one.result}",
-        f"  compared {count_text(compared.objects)} objects ({size_text(compared.bytes)}), "
-        f"{count_text(compared.rows)} base rows, {count_text(compared.changes)} changes, "
-        f"{count_text(compared.partitions)} partitions, {count_text(compared.transactions)} global transactions",
+        f"  compared {quantity_text(compared.objects, 'objects')} ({size_text(compared.bytes)}), "
+        f"{quantity_text(compared.rows, 'base rows')}, {quantity_text(compared.changes, 'changes')}, "
+        f"{quantity_text(compared.partitions, 'partitions')}, "
+        f"{quantity_text(compared.transactions, 'global transactions')}",
     ]
     if one.large_objects:
-        lines.append(f"  read back, no second copy to compare with: {count_text(one.large_objects)} large objects")
+        read_back = quantity_text(one.large_objects, "large objects")
+        lines.append(f"  read back, no second copy to compare with: {read_back}")
     lines += [f"  conflict: {conflict_text(conflict)}" for conflict in one.conflicts[:CONFLICTS_SHOWN_MAX]]
     if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; all of them with --json")

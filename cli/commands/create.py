@@ -14,7 +14,7 @@ from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import activity
 from cli.output.arguments import DryRun, Groups, check_text
 from cli.output.context import command_context
-from cli.output.format import causes_lines, count_text, seconds_text, size_text, time_text
+from cli.output.format import causes_lines, quantity_text, seconds_text, size_text, time_text
 from cli.output.left_out import left_out_lines
 from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
@@ -203,14 +203,14 @@ def lines_of(commit: Commit) -> list[str]:
     """The output for people."""
     counts, cut = commit.counts, commit.cut
     what = f"increment {commit.increment} of {commit.snapshot}" if commit.increment else f"snapshot {commit.snapshot}"
-    rows = f"{count_text(counts['rows'])} rows, " if counts["rows"] else ""
+    rows = f"{quantity_text(counts['rows'], 'rows')}, " if counts["rows"] else ""
     lines = [
-        f"{what} is committed: {rows}{count_text(counts['changes'])} changes in "
-        f"{count_text(counts['transactions'])} transactions, {size_text(counts['bytes'])} in {counts['objects']} "
-        f"objects, {seconds_text(commit.seconds)}",
+        f"{what} is committed: {rows}{quantity_text(counts['changes'], 'changes')} in "
+        f"{quantity_text(counts['transactions'], 'transactions')}, {size_text(counts['bytes'])} in "
+        f"{quantity_text(counts['objects'], 'objects')}, {seconds_text(commit.seconds)}",
         f"the cut took {cut.seconds * 1000:.1f} ms on {len(cut.nodes)} shards"
         + (f" in attempt {cut.attempts}" if cut.attempts > 1 else "")
-        + f": {count_text(cut.global_transactions)} global transactions, {cut.in_flight} in flight across it, "
+        + f": {quantity_text(cut.global_transactions, 'global transactions')}, {cut.in_flight} in flight across it, "
         f"{cut.included_early} of them included",
     ]
     if commit.terminal:
@@ -238,7 +238,8 @@ def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:
 def plan_lines(plan: FullPlan) -> list[str]:
     """The same for people."""
     return [
-        f"{shard}: {len(found)} tables, about {count_text(sum(t.rows_estimate for t in found))} rows, "
+        f"{shard}: {quantity_text(len(found), 'tables')}, "
+        f"about {quantity_text(sum(t.rows_estimate for t in found), 'rows')}, "
         f"{size_text(sum(t.size_bytes for t in found))} to read on each of its nodes"
         for shard, found in plan.tables.items()
     ]

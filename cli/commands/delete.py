@@ -11,7 +11,7 @@ from cli.output.activity import activity
 from cli.output.arguments import DryRun
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, REFUSED, UNREACHABLE
-from cli.output.format import count_text, size_text
+from cli.output.format import quantity_text, size_text
 from cli.output.results import emit, show_preview
 from fleet.label import read_label
 from fleet.record import to_builtins
@@ -122,7 +122,7 @@ def removed_document(removed: RemovalResult | None) -> dict[str, Any]:
 def plan_lines(plan: DeletionPlan) -> list[str]:
     """The plan for people, shown before anything changes."""
     mark = plan.mark
-    what = f"{count_text(mark.objects)} objects, {size_text(mark.bytes)}"
+    what = f"{quantity_text(mark.objects, 'objects')}, {size_text(mark.bytes)}"
     if plan.is_resumed:
         lines = [f"{mark.snapshot} was deleted at {mark.at} by {requester_text(mark)}; what is left of it: {what}"]
     else:
@@ -165,7 +165,7 @@ def lines_of(deletion: DeletionResult) -> list[str]:
 
 def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
     """What was removed under one mark, and what could not be."""
-    freed = f"{count_text(removed.objects)} objects, {size_text(removed.bytes)} freed"
+    freed = f"{quantity_text(removed.objects, 'objects')}, {size_text(removed.bytes)} freed"
     lines = [f"{what}: {freed}"]
     lines += [f"publication dropped: {one}" for one in removed.publications]
     if removed.publications:

@@ -12,7 +12,7 @@ from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import recorded_activity
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, REFUSED
-from cli.output.format import count_text, seconds_text, size_text
+from cli.output.format import quantity_text, seconds_text, size_text
 from cli.output.results import emit, progress
 from fleet.durations import Duration
 from fleet.some_names import list_some
@@ -176,8 +176,8 @@ def _refused_lines(report: GcReport) -> Iterator[str]:
     for one in report.refused[:NAMES_SHOWN_MAX]:
         yield f"error: {one.reason}"
     if report.refused:
-        yield f"the store refused to delete {count_text(len(report.refused))} objects; repeat: snapshot gc"
+        yield f"the store refused to delete {quantity_text(len(report.refused), 'objects')}; repeat: snapshot gc"
 
 
 def _text(total: SizeTotal) -> str:
-    return f"{count_text(total.objects)} objects, {size_text(total.size_bytes)}"
+    return f"{quantity_text(total.objects, 'objects')}, {size_text(total.size_bytes)}"

@@ -16,7 +16,7 @@ from cli.output.activity import recorded_activity
 from cli.output.arguments import DryRun
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, UNREACHABLE
-from cli.output.format import count_text, size_text
+from cli.output.format import quantity_text, size_text
 from cli.output.results import emit, show_preview
 from fleet.config import Retention
 from fleet.some_names import list_some
@@ -155,7 +155,7 @@ def plan_lines(plan: PrunePlan) -> list[str]:
             lines += [f"  drop slot {slot} on {', '.join(going.mark.nodes)}" for slot in going.mark.slots]
     if not plan.steps:
         return [*lines, "nothing to prune"]
-    return [*lines, f"{count_text(plan.objects)} objects to delete, {size_text(plan.bytes)} to free"]
+    return [*lines, f"{quantity_text(plan.objects, 'objects')} to delete, {size_text(plan.bytes)} to free"]
 
 
 def _label(fate: RetentionFate) -> str:

@@ -11,7 +11,7 @@ import typer
 from cli.commands.list import chain_bytes, entry_document
 from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Timeline, Transactions
 from cli.output.context import command_context
-from cli.output.format import causes_lines, count_text, minute_text, moment_text, seconds_text, size_text
+from cli.output.format import causes_lines, count_text, minute_text, moment_text, quantity_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
 from cli.output.results import emit
 from cli.output.tables import FittingTable, Shorter
@@ -95,7 +95,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
     lines: list[str | RenderableType] = [
         f"{chain.name}: "
         + ("restore point, without rows, " if full.only_cut else "full snapshot ")
-        + f"of {moment_text(cut_time(full))}, {len(chain.increments)} increments, "
+        + f"of {moment_text(cut_time(full))}, {quantity_text(len(chain.increments), 'increments')}, "
         + f"{size_text(chain_bytes(chain, entry.summaries))}"
         + (f" — {shortened(full.comment)}" if full.comment else ""),
         *([entry.remark] if entry.remark else []),

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import UNSET
 
 from cli.output.borrowed import borrowed_document, borrowed_lines
-from cli.output.format import count_text, seconds_text, size_text
+from cli.output.format import count_text, quantity_text, seconds_text, size_text
 from cli.output.junit import NO_ASSERTIONS
 from fleet.record import to_builtins
 from restore.drill.assertions import AssertionResult, rows_text
@@ -55,7 +55,7 @@ def drill_lines(report: DrillReport) -> list[str]:
     lines = [
         f"{restored.snapshot} at increment {restored.increment} ({size} stored): {rows} rows restored in {seconds}"
     ]
-    lines += [f"{one.node}: {count_text(one.rows)} rows" for one in restored.nodes]
+    lines += [f"{one.node}: {quantity_text(one.rows, 'rows')}" for one in restored.nodes]
     lines += borrowed_lines(restored)
     lines += [f"left out: {name}" for name in restored.left_out]
     lines += [_assertion_line(one) for one in report.assertions] or [f"skipped: {NO_ASSERTIONS}"]

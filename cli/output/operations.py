@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cli.output.format import count_text, quantity_text
+from cli.output.format import quantity_text
 from cli.output.tables import Shorter
 from snapshots.activity.ended_operations import Ended
 from snapshots.activity.under_way import UnderWay
@@ -58,9 +58,5 @@ def result_cell(one: Ended) -> Shorter:
 
 def volumes_text(one: Ended) -> str:
     """`1,000 rows, 2.0 MiB`."""
-    parts = [
-        quantity_text(amount, unit) if unit == "bytes" else f"{count_text(amount)} {unit}"
-        for unit, amount in one.volumes.items()
-        if amount and unit not in UNSHOWN
-    ]
+    parts = [quantity_text(amount, unit) for unit, amount in one.volumes.items() if amount and unit not in UNSHOWN]
     return ", ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from cli.output.format import age_text, count_text, seconds_text, size_text, time_text
+from cli.output.format import age_text, count_text, quantity_text, seconds_text, size_text, time_text
 from restore.estimates.volumes import BegunShard
 from restore.obstacles.disk_space import DiskSpace
 from restore.plan import RestorePlan
@@ -35,13 +35,14 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
             if begun:
                 lacks = "the values of its sequences" if plan.request.scope.data_only else "its name"
                 done = "published already" if begun.phase == Phase.PUBLISHED else f"done already but for {lacks}"
-                lines.append(f"{target.shard} to database {target.database}: {count_text(begun.rows)} rows, {done}")
+                rows = quantity_text(begun.rows, "rows")
+                lines.append(f"{target.shard} to database {target.database}: {rows}, {done}")
             continue
         about = _about(is_rough=volume.changes_are_rough and not volume.rows_are_rough)
-        changes = f" and {about}{count_text(volume.changes)} changes" if volume.changes else ""
+        changes = f" and {about}{quantity_text(volume.changes, 'changes')}" if volume.changes else ""
         lines.append(
             f"{target.shard} {where} database {target.database} on {preview.servers[target.shard]}:"
-            f" {_about(is_rough=volume.rows_are_rough)}{count_text(volume.row_count)} rows{changes},"
+            f" {_about(is_rough=volume.rows_are_rough)}{quantity_text(volume.row_count, 'rows')}{changes},"
             f" {size_text(volume.stored_bytes)} stored,"
             f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk{_loaded_text(begun)}"
         )

@@ -11,7 +11,7 @@ import typer
 
 from cli.output.borrowed import borrowed_document, borrowed_lines
 from cli.output.context import command_context
-from cli.output.format import count_text, seconds_text, size_text, time_text
+from cli.output.format import quantity_text, seconds_text, size_text, time_text
 from cli.output.left_out import left_out_lines
 from cli.output.restore_plan import plan_document, plan_lines
 from cli.output.results import show_preview, write_document
@@ -62,8 +62,8 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
 
 def lines_of(report: RestoreReport) -> list[str]:
     """The output for people."""
-    lines = [f"{_label(report)}: {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
-    lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
+    lines = [f"{_label(report)}: {quantity_text(report.rows, 'rows')} in {seconds_text(report.seconds)}"]
+    lines += [f"{n.node}: database {n.database}, {quantity_text(n.rows, 'rows')}" for n in report.nodes]
     lines += route_lines(report)
     lines += [f"restored under another name on {one}" for one in report.moved]
     lines += [f"warning: {text}" for text in report.warnings]

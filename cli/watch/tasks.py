@@ -11,7 +11,7 @@ from typing import Any
 
 from cli.output.exit_codes import CONFLICTS, INCONCLUSIVE
 from cli.output.failure import CommandFailure
-from cli.output.format import count_text, seconds_text, size_text
+from cli.output.format import quantity_text, seconds_text, size_text
 from cli.output.stopping import stop_process
 from cli.spark.on_demand import SparkOnDemand
 from cli.watch.fleet_source import FleetSource
@@ -83,7 +83,7 @@ def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
         commit = create_increment(fleet, CreateRequest(name), spark, noting)
     counts = commit.counts
     text = (
-        f"increment {commit.increment} of {name}: {count_text(counts['changes'])} changes,"
+        f"increment {commit.increment} of {name}: {quantity_text(counts['changes'], 'changes')},"
         f" {size_text(counts['bytes'])}, {seconds_text(commit.seconds)}"
     )
     return commit, TaskResult(text, tuple(noting.notes))

@@ -76,9 +76,10 @@ def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> 
 
 
 def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck | None]:
-    """By increment, of `count` restore points of a snapshot: the newest of its checks that covers it, rather a conclusive one.
+    """By increment, of `count` restore points of a snapshot: the newest of its checks that covers it.
 
-    A check up to an increment covers the restore points before it, too: it reads all that they need.
+    Rather a conclusive one. A check up to an increment covers the restore points before it, too: it reads all that they
+    need.
     """
     covering: list[EndedCheck | None] = []
     newest_first = sorted(checks, key=lambda one: one.moment, reverse=True)

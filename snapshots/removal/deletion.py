@@ -128,6 +128,7 @@ def hold_fleet(
 def delete_locked(run: RemovalRun, name: str, announce: Callable[[DeletionPlan], None]) -> DeletionResult:
     """As `delete_snapshot`, while `run` holds the fleet's lock."""
     store = run.store
+    run.progress.step("read snapshots")
     plan = plan_deletion(store, run.fleet, name, force=run.force)
     check_not_in_use(store, name)
     announce(plan)

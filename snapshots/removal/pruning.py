@@ -106,6 +106,7 @@ def prune_locked(
 ) -> PruneResult:
     """As `prune_store`, while `run` holds the fleet's lock."""
     store = run.store
+    run.progress.step("read snapshots")
     plan = plan_prune(store, run.fleet, rules, force=run.force)
     for step in plan.steps:
         check_not_in_use(store, step.mark.snapshot)

@@ -38,7 +38,7 @@ def note(what):
     with Path({folder!r}, "attempts").open("a") as file:
         file.write(f"{{what}} {{context.partitionId()}} {{context.attemptNumber()}} {is_slow}\\n")
     if {is_slow} and context.attemptNumber() == 0:
-        time.sleep(20)
+        time.sleep(12)
 
 if "pyspark.daemon" in " ".join(sys.orig_argv):
     import restore.rows.loaders, snapshots.base_copy.object_writer

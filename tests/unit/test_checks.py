@@ -61,7 +61,7 @@ def test_the_newest_check_counts_of_each_point_and_of_each_snapshot_by_how_much_
     first = ended(store, 1, point("a", 1), point("b", 0, "conflicts"))
     second = ended(store, 2, point("a", 2))
     third = ended(store, 3, point("a", 3, "conflicts"))
-    fourth = ended(store, 4, point("a", 3, "inconclusive", full=False))
+    ended(store, 4, point("a", 3, "inconclusive", full=False))
     ended(store, 5, kind="gc")
     fifth = ended(store, 6, point("a", 1, full=False))
     found = read(store)
@@ -77,7 +77,13 @@ def test_the_newest_check_counts_of_each_point_and_of_each_snapshot_by_how_much_
 
 def test_a_check_covers_what_precedes_its_increment_and_a_conclusive_one_counts_rather() -> None:
     """In the order of their ends; of four restore points, and of five, the last of which is checked by no one."""
-    ends: list[tuple[int, CheckResult]] = [(1, "valid"), (3, "conflicts"), (0, "valid"), (2, "inconclusive"), (9, "inconclusive")]
+    ends: list[tuple[int, CheckResult]] = [
+        (1, "valid"),
+        (3, "conflicts"),
+        (0, "valid"),
+        (2, "inconclusive"),
+        (9, "inconclusive"),
+    ]
     checks = [
         EndedCheck(str(minute), Time(f"2026-11-24T10:{minute:02}:00.000Z"), point("a", increment, result))
         for minute, (increment, result) in enumerate(ends)

@@ -70,6 +70,7 @@ def test_an_age_is_in_its_largest_unit(ago: timedelta, text: str) -> None:
 def test_counts_are_grouped_and_bytes_are_sizes() -> None:
     assert count_text(1234567) == "1,234,567"
     assert quantity_text(1234567, "rows") == "1,234,567 rows"
+    assert [quantity_text(number, "rows") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
     assert quantity_text(12, "") == "12"
     assert quantity_text(2048, "bytes") == "2.0 KiB"
 

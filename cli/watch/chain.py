@@ -23,7 +23,7 @@ from snapshots.records.tombstones import is_only_full
 from storage.store import ObjectStore
 
 # So many of the newest are looked at: whenever one is followed, those that it has replaced are ended.
-READ_MAX = 5
+READ_MAX, OTHERS_MAX = 5, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,17 @@ def find_chain(fleet: Fleet, names: Sequence[str], log: Callable[..., None]) -> 
         # Nothing can be added to it.
         last_at, ended = cut_time(newest), ended or error.message
     return WatchedChain(newest.snapshot, cut_time(newest), last_at, ended, replaced)
+
+
+def find_others(fleet: Fleet, names: Sequence[str], log: Callable[..., None]) -> tuple[str, ...]:
+    """Snapshots that are not of the watch, which has these `names`, and whose chains go on: nodes keep WAL for them.
+
+    Of OTHERS_MAX, the last by name. Raises what `find_chain` raises.
+    """
+    store = open_own_store(fleet)
+    others = sorted(set(snapshot_names(store)).difference(names))[-OTHERS_MAX:]
+    fulls = [full for name in others if (full := _read_full(store, name, log)) and not full.only_cut]
+    return tuple(full.snapshot for full in fulls if not _why_ended(store, full))
 
 
 def _read_full(store: ObjectStore, name: str, log: Callable[..., None]) -> FullSnapshot | None:

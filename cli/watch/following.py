@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from cli.watch.chain import WatchedChain, find_chain, matching_names
+from cli.watch.chain import WatchedChain, find_chain, find_others, matching_names
 from cli.watch.fleet_source import FleetSource
 from cli.watch.schedule import FullPauses, Task, TaskKind
 from fleet.progress import Silent
@@ -46,6 +46,11 @@ class Following:
         """Find the chain; raises what reading the store raises."""
         self._names = matching_names(self.source.fleet, self.source.rules.name)
         self.chain = find_chain(self.source.fleet, self._names, self.log)
+        if others := find_others(self.source.fleet, self._names, self.log):
+            self.log(
+                f"nodes also keep WAL for snapshots of which this watch takes no increments: {', '.join(others)}",
+                hint=f"delete those that you don't need: snapshot delete {others[0]}",
+            )
 
     def plan(self) -> None:
         """Plan what the chain that was found asks for."""

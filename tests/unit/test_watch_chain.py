@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from cli.watch.chain import find_chain, matching_names
+from cli.watch.chain import find_chain, find_others, matching_names
 from fleet.config import Fleet
 from snapshots.records.commits import read_full
 from snapshots.records.lost_chains import LostChain, mark_lost
@@ -94,6 +94,17 @@ def test_a_chain_whose_last_increment_is_damaged_gets_no_others() -> None:
     assert found is not None
     assert (found.name, found.goes_on) == ("watch-2026-11-24-1", False)
     assert found.last_at == found.began_at
+
+
+def test_other_snapshots_whose_chains_go_on_are_found() -> None:
+    fleet, log = new_fleet(), list[str]()
+    for name in ("watch-2026-11-24-1", "nightly", "nightly-ended", "nightly-damaged", "by-hand"):
+        store_chain(fleet, name, MONDAY)
+    end(fleet, "nightly-ended")
+    replace_object(fleet, "snapshots/nightly-damaged/snapshot.json")
+    names = matching_names(fleet, TEMPLATE)
+    assert find_others(fleet, names, lambda text, **_: log.append(text)) == ("by-hand", "nightly")
+    assert [text.partition(" is passed over: ")[0] for text in log] == ["snapshot nightly-damaged"]
 
 
 def replace_object(fleet: Fleet, key: str) -> None:

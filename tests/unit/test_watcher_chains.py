@@ -184,3 +184,10 @@ def test_a_replaced_chain_that_can_not_be_ended_keeps_its_pauses(watched: Watche
     watcher.following.follow_newest()
     assert watcher.tasks[TaskKind.REPLACE].failures == 3
     assert watched.notices() == [("failed", "replace")]
+
+
+def test_a_watch_says_which_other_chains_nodes_keep_wal_for(watched: Watched) -> None:
+    assert not [text for text in watched.said if "keep WAL" in text]
+    store_chain(watched.watcher.source.fleet, "nightly", "2026-11-24T01:00:00Z")
+    watched.watcher.begin()
+    assert watched.said[-1] == "nodes also keep WAL for snapshots of which this watch takes no increments: nightly"

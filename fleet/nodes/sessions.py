@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -117,9 +118,8 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_
     with ExitStack() as stack:
         stack.enter_context(raising_unfit(hint=unfit_hint))
         watch = stack.enter_context(watch_nodes(chosen))
-        threads = stack.enter_context(ThreadPoolExecutor(max_workers=len(chosen)))
         refused: dict[str, list[NodeProblem]] = {}
-        futures = [threads.submit(_connect, node, refused) for node in chosen]
+        futures = _connect_all(chosen, refused)
         connections: dict[str, psycopg.Connection[Any]] = {}
         stack.callback(_close, connections)
         problem: BaseException | None = None
@@ -146,6 +146,38 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_
             if not lost:
                 raise
             raise unreachable_error(lost[0], error) from error
+
+
+def _connect_all(
+    nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]
+) -> list[Future[psycopg.Connection[Any]]]:
+    """Call _connect for each node, side by side, and wait for all.
+
+    If this thread is interrupted while it waits, it waits no more: a node that doesn't answer would hold up the end of
+    the command. What is connected later is closed then.
+    """
+    futures = [Future[psycopg.Connection[Any]]() for _ in nodes]
+
+    def run(node: Node, future: Future[psycopg.Connection[Any]]) -> None:
+        try:
+            future.set_result(_connect(node, refused))
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+            future.set_exception(error)
+
+    for node, future in zip(nodes, futures, strict=True):
+        threading.Thread(target=run, args=(node, future), name=f"connect {node.id}", daemon=True).start()
+    try:
+        wait(futures)
+    except KeyboardInterrupt:
+        for future in futures:
+            future.add_done_callback(_close_connected)
+        raise
+    return futures
+
+
+def _close_connected(future: Future[psycopg.Connection[Any]]) -> None:
+    if future.exception() is None:
+        future.result().close()
 
 
 def _connect(node: Node, refused: dict[str, list[NodeProblem]]) -> psycopg.Connection[Any]:

@@ -148,9 +148,7 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_
             raise unreachable_error(lost[0], error) from error
 
 
-def _connect_all(
-    nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]
-) -> list[Future[psycopg.Connection[Any]]]:
+def _connect_all(nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]) -> list[Future[psycopg.Connection[Any]]]:
     """Call _connect for each node, side by side, and wait for all.
 
     If this thread is interrupted while it waits, it waits no more: a node that doesn't answer would hold up the end of

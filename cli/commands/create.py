@@ -208,7 +208,7 @@ def lines_of(commit: Commit) -> list[str]:
         f"{what} is committed: {rows}{quantity_text(counts['changes'], 'changes')} in "
         f"{quantity_text(counts['transactions'], 'transactions')}, {size_text(counts['bytes'])} in "
         f"{quantity_text(counts['objects'], 'objects')}, {seconds_text(commit.seconds)}",
-        f"the cut took {cut.seconds * 1000:.1f} ms on {len(cut.nodes)} shards"
+        f"the cut took {cut.seconds * 1000:.1f} ms on {quantity_text(len(cut.nodes), 'shards')}"
         + (f" in attempt {cut.attempts}" if cut.attempts > 1 else "")
         + f": {quantity_text(cut.global_transactions, 'global transactions')}, {cut.in_flight} in flight across it, "
         f"{cut.included_early} of them included",

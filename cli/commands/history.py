@@ -30,7 +30,7 @@ def history(
     context: typer.Context,
     *,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Only operations of this snapshot.")] = None,
-    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many, those that began last first.")] = LAST,
+    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many; those that began last come first.")] = LAST,
 ) -> None:
     """List the operations that have ended: how, when, how long they took, and what they worked on.
 

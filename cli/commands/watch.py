@@ -64,7 +64,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
     said, seconds, is_start = "", STAND_BY_SECONDS, True
     while True:
         # A node may have another address by now.
-        watcher.source.reload(watcher.log)
+        watcher.read_file()
         try:
             with take_turn(watcher.source.fleet, watcher.log) as turn:
                 watcher.begin()
@@ -90,8 +90,12 @@ def run_watch(watcher: Watcher) -> NoReturn:
             if text != said:
                 # Whoever works is no obstacle.
                 watcher.log(text, hint="" if is_busy else error.hint)
-            watcher.notices.waits(None if is_busy else error)
-            watcher.activity.step(text)
+            if is_busy:
+                watcher.notices.waits(None, "another watch works")
+            else:
+                watcher.notices.waits(error)
+            watcher.say(text)
+            watcher.look_beside()
             said = text
             time.sleep(seconds)
             seconds = STAND_BY_SECONDS if is_busy else min(seconds * 2, RETRY_SECONDS_MAX)

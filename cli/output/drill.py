@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import UNSET
 
 from cli.output.borrowed import borrowed_document, borrowed_lines
-from cli.output.format import count_text, quantity_text, seconds_text, size_text
+from cli.output.format import quantity_text, seconds_text, size_text
 from cli.output.junit import NO_ASSERTIONS
 from fleet.record import to_builtins
 from restore.drill.assertions import AssertionResult, rows_text
@@ -51,10 +51,12 @@ def _assertion_document(one: AssertionResult) -> dict[str, Any]:
 def drill_lines(report: DrillReport) -> list[str]:
     """The output for people."""
     restored = report.restored
-    size, rows, seconds = size_text(restored.bytes), count_text(restored.rows), seconds_text(restored.seconds)
-    lines = [
-        f"{restored.snapshot} at increment {restored.increment} ({size} stored): {rows} rows restored in {seconds}"
-    ]
+    size, rows, seconds = (
+        size_text(restored.bytes),
+        quantity_text(restored.rows, "rows"),
+        seconds_text(restored.seconds),
+    )
+    lines = [f"{restored.snapshot} at increment {restored.increment} ({size} stored): {rows} restored in {seconds}"]
     lines += [f"{one.node}: {quantity_text(one.rows, 'rows')}" for one in restored.nodes]
     lines += borrowed_lines(restored)
     lines += [f"left out: {name}" for name in restored.left_out]

@@ -36,7 +36,7 @@ def count_text(count: int) -> str:
 
 
 def quantity_text(amount: int, unit: str) -> str:
-    """`amount` in `unit`, a plural: a size for `bytes`, else a count with its unit, if it has one; `1 row`."""
+    """`amount` in `unit`, a plural: a size for `bytes`, else a count with its unit, if it has one."""
     if unit == "bytes":
         return size_text(amount)
     return f"{count_text(amount)} {unit.removesuffix('s') if amount == 1 else unit}".rstrip()

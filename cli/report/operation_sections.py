@@ -87,7 +87,7 @@ def _checks(figures: StoreFigures) -> Section:
 
 
 def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
-    """The restore points by the result of the newest check that covers each, rather of a conclusive one."""
+    """The restore points by the result of the newest check that covers each."""
     count = len(snapshot.points)
     own = [one for one in checks if one.point.snapshot == snapshot.name]
     results = [one.point.result if one else "" for one in newest_covering(own, count)]

@@ -54,7 +54,7 @@ def flat_rows(listing: Listing) -> Iterator[dict[str, Any]]:
         if entry.chain is None:
             yield dict.fromkeys(COLUMNS) | {"snapshot": entry.name, "state": entry.state, "problem": entry.problem}
         else:
-            yield from _rows_of(entry, entry.chain, listing.checks.all.get(entry.name, []))
+            yield from _rows_of(entry, entry.chain, listing.checks.by_snapshot.get(entry.name, []))
 
 
 def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[dict[str, Any]]:

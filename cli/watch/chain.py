@@ -14,12 +14,12 @@ from fleet.config import Fleet
 from snapshots.listing.name_templates import read_template
 from snapshots.records.chains import read_newest_part
 from snapshots.records.commit import FullSnapshot
-from snapshots.records.commits import read_full, snapshot_names
+from snapshots.records.commits import SnapshotMissingError, read_full, snapshot_names
 from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import ManifestError, StoreEncryptedError
 from snapshots.records.lost_chains import is_lost
 from snapshots.records.store_identity import open_own_store
-from snapshots.records.tombstones import is_only_full
+from snapshots.records.tombstones import SnapshotDeletedError, is_only_full
 from storage.store import ObjectStore
 
 # So many of the newest are looked at: whenever one is followed, those that it has replaced are ended.
@@ -78,7 +78,7 @@ def find_chain(fleet: Fleet, names: Sequence[str], log: Callable[..., None]) -> 
 def find_others(fleet: Fleet, names: Sequence[str], log: Callable[..., None]) -> tuple[str, ...]:
     """Snapshots that are not of the watch, which has these `names`, and whose chains go on: nodes keep WAL for them.
 
-    Of OTHERS_MAX, the last by name. Raises what `find_chain` raises.
+    Of the last OTHERS_MAX by name. Raises what `find_chain` raises.
     """
     store = open_own_store(fleet)
     others = sorted(set(snapshot_names(store)).difference(names))[-OTHERS_MAX:]
@@ -87,11 +87,13 @@ def find_others(fleet: Fleet, names: Sequence[str], log: Callable[..., None]) ->
 
 
 def _read_full(store: ObjectStore, name: str, log: Callable[..., None]) -> FullSnapshot | None:
-    """The full snapshot, None if it is damaged."""
+    """The full snapshot, None if it is damaged, or has been deleted meanwhile."""
     try:
         return read_full(store, name)
     except StoreEncryptedError:
         raise
+    except (SnapshotMissingError, SnapshotDeletedError):
+        return None
     except ManifestError as error:
         log(f"snapshot {name} is passed over: {error.message}", hint=error.hint)
         return None
@@ -99,6 +101,12 @@ def _read_full(store: ObjectStore, name: str, log: Callable[..., None]) -> FullS
 
 def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:
     """Why the chain of this full snapshot gets no increments, "" if it does."""
-    if is_lost(store, full.snapshot, full.chain):
-        return "its chain was given up or ended"
-    return "its increments were pruned" if is_only_full(store, full.snapshot) else ""
+    try:
+        if is_lost(store, full.snapshot, full.chain):
+            return "its chain was given up or ended"
+        return "its increments were pruned" if is_only_full(store, full.snapshot) else ""
+    except StoreEncryptedError:
+        raise
+    except ManifestError as error:
+        # There is a mark, whatever it said.
+        return error.message

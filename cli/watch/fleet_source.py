@@ -35,17 +35,20 @@ class FleetSource:
     @classmethod
     def read(cls, path: Path) -> FleetSource:
         """Read the file; raises FleetFileError, and UsageError if a watch can't work by it."""
-        fleet, body = _load(path), _body(path)
-        return cls(path, fleet, body, body)
+        # First: if the file changes meanwhile, it is read again.
+        body = _body(path)
+        return cls(path, _load(path), body, body)
 
     @property
     def copy(self) -> Path:
         """A file for the commands that the watch runs: they get what was accepted last, never what is refused."""
         # Of this process alone, which deletes it at the end.
         copy = Path(tempfile.gettempdir()) / "fleet.toml"
-        copy.touch(mode=0o600)
-        copy.write_bytes(self.accepted)
-        return copy
+        # As a whole: a check that has begun may be reading it.
+        new = copy.with_suffix(".new")
+        new.touch(mode=0o600)
+        new.write_bytes(self.accepted)
+        return new.replace(copy)
 
     @property
     def rules(self) -> WatchTable:

@@ -35,6 +35,7 @@ class Following:
     # The ended chain in whose place a full snapshot is due; "" if there was none, None if one goes on.
     _asked_for: str | None = None
     _names: tuple[str, ...] = ()
+    _others: tuple[str, ...] = ()
     _looked_at: float = 0.0
 
     @property
@@ -46,11 +47,13 @@ class Following:
         """Find the chain; raises what reading the store raises."""
         self._names = matching_names(self.source.fleet, self.source.rules.name)
         self.chain = find_chain(self.source.fleet, self._names, self.log)
-        if others := find_others(self.source.fleet, self._names, self.log):
+        others = find_others(self.source.fleet, self._names, self.log)
+        if others and others != self._others:
             self.log(
                 f"nodes also keep WAL for snapshots of which this watch takes no increments: {', '.join(others)}",
                 hint=f"delete those that you don't need: snapshot delete {others[0]}",
             )
+        self._others = others
 
     def plan(self) -> None:
         """Plan what the chain that was found asks for."""

@@ -35,11 +35,13 @@ class Notices:
     @property
     def failures(self) -> int:
         """How often in a row the watch could not work at all."""
-        return self._troubles[TURN].failures if TURN in self._troubles else 0
+        # Asked by the thread of the metrics.
+        trouble = self._troubles.get(TURN)
+        return trouble.failures if trouble else 0
 
-    def waits(self, error: SnapshotError | None) -> None:
+    def waits(self, error: SnapshotError | None, recovered: str = "the watch works again") -> None:
         """Tell of what keeps the watch from working at all, once, and of its end, which is None."""
-        self._tell(TURN, error, "the watch works again")
+        self._tell(TURN, error, recovered)
 
     def refuses_file(self, error: SnapshotError | None) -> None:
         """Tell of what is wrong with fleet.toml, once, and of its end, which is None."""

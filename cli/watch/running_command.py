@@ -37,7 +37,8 @@ class CommandResult:
     @property
     def text(self) -> str:
         """Why it failed: the message of its error, or its result."""
-        return str(self.document.get("message") or self.document.get("result") or f"exit code {self.code}")
+        ended = f"exit code {self.code}" if self.code >= 0 else f"ended by signal {-self.code}"
+        return str(self.document.get("message") or self.document.get("result") or ended)
 
     @property
     def hint(self) -> str:

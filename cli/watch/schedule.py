@@ -45,8 +45,8 @@ OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
 class Task:
     """A task, how often it is done (0: never), when it was last done, and what has failed since.
 
-    `retry_at` is None unless the last attempt has failed; `problem` says why. `waiting_since`: another operation has
-    been in its way from then on.
+    `retry_at`: when it is tried next, if not by its interval. `problem` says why the last attempt has failed.
+    `waiting_since`: another operation has been in its way from then on.
     """
 
     kind: TaskKind

@@ -89,13 +89,13 @@ def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
     return commit, TaskResult(text, tuple(noting.notes))
 
 
-def take_full(source: FleetSource) -> tuple[str, TaskResult]:
-    """Repair the publications, take a full snapshot under a new name, and return the name."""
+def take_full(source: FleetSource) -> TaskResult:
+    """Repair the publications, and take a full snapshot under a new name."""
     _run(source, ["init"])
     name = new_name(source.fleet, source.rules.name)
     document = _run(source, ["create", name])
     text = f"full snapshot {name}: {size_text(document['bytes'])}, {seconds_text(document['seconds'])}"
-    return name, TaskResult(text, tuple(document["warnings"]))
+    return TaskResult(text, tuple(document["warnings"]))
 
 
 def start_check(source: FleetSource, name: str) -> RunningCommand:

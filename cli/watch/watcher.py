@@ -91,13 +91,8 @@ class Watcher:
 
     def step(self) -> None:
         """Do the task that is due, or wait for a moment."""
-        is_new = self.source.reload(self.log)
-        self.notices.refuses_file(self.source.problem)
-        if is_new:
-            self.plan()
-            self._retry_now()
-            self.following.rules_changed()
-        self._look_beside()
+        self.read_file()
+        self.look_beside()
         now = datetime.now(UTC)
         task, next_at = next_task(self._possible(), self.begun_at, now)
         if task is None:
@@ -106,8 +101,18 @@ class Watcher:
             time.sleep(TICK_SECONDS)
             return
         of_chain = f" of {self.chain.name}" if self.chain and task.kind is not TaskKind.FULL else ""
-        self._say(f"{task.kind}{of_chain}")
+        self.say(f"{task.kind}{of_chain}")
         self._do(task)
+
+    def read_file(self) -> None:
+        """Read fleet.toml again if it has changed, and try at once what has failed."""
+        is_new = self.source.reload(self.log)
+        self.notices.refuses_file(self.source.problem)
+        # At the start nothing is planned yet.
+        if is_new and self.tasks:
+            self.plan()
+            self._retry_now()
+            self.following.rules_changed()
 
     def _retry_now(self) -> None:
         """Try again what has failed: fleet.toml may have been what was wrong."""
@@ -122,7 +127,7 @@ class Watcher:
             left_out |= {*OF_CHAIN, *(() if self.chain else OF_SNAPSHOT)}
         return {kind: one for kind, one in self.tasks.items() if kind not in left_out}
 
-    def _look_beside(self) -> None:
+    def look_beside(self) -> None:
         """See whether the check or the drill has ended."""
         if self._beside is None:
             return
@@ -192,7 +197,7 @@ class Watcher:
         if self.following.follow_newest() and self.following.goes_on:
             return TaskResult("")
         self.log("a full snapshot begins; increments wait for its end")
-        _, result = work.take_full(self.source)
+        result = work.take_full(self.source)
         self.following.follow_newest()
         return result
 
@@ -272,14 +277,14 @@ class Watcher:
         if text != self._busy_text:
             self.log(f"{task.kind} waits: {text}", task=task.kind)
         self._busy_text = text
-        self._say(f"{task.kind} waits: another operation is running")
+        self.say(f"{task.kind} waits: another operation is running")
 
     def _say_idle(self, next_at: datetime | None) -> None:
         more = [] if self.following.goes_on else ["no snapshot gets increments"]
         more += [self.source.problem.message] if self.source.problem else []
-        self._say("; ".join([*idle_texts(self.tasks.values(), next_at), *more]))
+        self.say("; ".join([*idle_texts(self.tasks.values(), next_at), *more]))
 
-    def _say(self, phase: str) -> None:
+    def say(self, phase: str) -> None:
         """Show what is done now, or what fails, in `status`."""
         if phase != self._phase:
             self.activity.step(phase)

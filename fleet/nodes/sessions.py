@@ -122,11 +122,11 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_
         futures = _connect_all(chosen, refused)
         connections: dict[str, psycopg.Connection[Any]] = {}
         stack.callback(_close, connections)
-        problem: BaseException | None = None
+        problem: Exception | None = None
         for node, future in zip(chosen, futures, strict=True):
             try:
                 connections[node.id] = future.result()
-            except BaseException as error:  # noqa: BLE001  # raised below, after all have ended
+            except Exception as error:  # noqa: BLE001  # raised below, after all have been looked at
                 problem = problem or error
         refuse_unfit(one for node in chosen for one in refused.get(node.id, ()))
         if problem:
@@ -162,9 +162,9 @@ def _connect_all(nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]) -
         except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
             future.set_exception(error)
 
-    for node, future in zip(nodes, futures, strict=True):
-        threading.Thread(target=run, args=(node, future), name=f"connect {node.id}", daemon=True).start()
     try:
+        for node, future in zip(nodes, futures, strict=True):
+            threading.Thread(target=run, args=(node, future), name=f"connect {node.id}", daemon=True).start()
         wait(futures)
     except KeyboardInterrupt:
         for future in futures:

@@ -215,18 +215,12 @@ def read_archive(body: bytes, path: Path) -> ArchiveDdl:
 
 
 def is_own_publication(entry: ArchiveEntry) -> bool:
-    """Whether an entry belongs to a publication of Cutline, which each node has for tables and settings of its own."""
-    return _is_omitted_comment(entry) or (
-        entry.kind in PUBLICATION_KINDS and OWN_ENTRY.fullmatch(entry.name) is not None
-    )
+    """Whether an entry is a publication of Cutline, or one of its tables; each node has them for tables of its own."""
+    return entry.kind in PUBLICATION_KINDS and OWN_ENTRY.fullmatch(entry.name) is not None
 
 
 def _is_omitted(entry: ArchiveEntry) -> bool:
-    return entry.kind == SEARCH_PATH or _is_omitted_comment(entry)
-
-
-def _is_omitted_comment(entry: ArchiveEntry) -> bool:
-    return entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None
+    return entry.kind == SEARCH_PATH or (entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None)
 
 
 def _with_sections(entries: Iterable[ArchiveEntry]) -> Iterator[ArchiveEntry]:

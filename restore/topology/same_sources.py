@@ -116,8 +116,8 @@ def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[t
 def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
     """The statements of a source's DDL by what they define; of scripts of early versions, by section.
 
-    Cutline's own publications are left out: a node keeps one for append-only tables, and a read-only node's settings
-    in a comment, though the tables are the same.
+    Cutline's own publications are left out: a node may have one for tables that were append-only, and another has not,
+    though their tables are the same.
     """
     stored = read_stored_ddl(store, chain, source)
     if DDL_ARCHIVE not in stored:

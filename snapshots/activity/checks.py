@@ -47,13 +47,13 @@ class EndedCheck:
 
 @dataclass(frozen=True, slots=True)
 class NewestChecks:
-    """The newest checks, by snapshot: `all` that were read, for `newest_covering`, and the newest of some kinds.
+    """The checks that were read, all of them `by_snapshot`, and the newest of each snapshot.
 
     A full check is one of all that the then newest restore point of a snapshot needs. `last` has the newest check,
     `full` the newest full one, and `valid` the newest full one that found all of it to be valid.
     """
 
-    all: dict[str, list[EndedCheck]] = field(default_factory=dict)
+    by_snapshot: dict[str, list[EndedCheck]] = field(default_factory=dict)
     last: dict[str, EndedCheck] = field(default_factory=dict)
     full: dict[str, EndedCheck] = field(default_factory=dict)
     valid: dict[str, EndedCheck] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class NewestChecks:
     def add(self, check: EndedCheck) -> None:
         """Add a check; of two, the one that ended later is the newest."""
         point, is_valid = check.point, check.point.result == VALID
-        self.all.setdefault(point.snapshot, []).append(check)
+        self.by_snapshot.setdefault(point.snapshot, []).append(check)
         _keep_newest(self.last, point.snapshot, check)
         if point.full:
             _keep_newest(self.full, point.snapshot, check)
@@ -78,8 +78,8 @@ def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> 
 def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck | None]:
     """By increment, of `count` restore points of a snapshot: the newest of its checks that covers it.
 
-    Rather a conclusive one. A check up to an increment covers the restore points before it, too: it reads all that they
-    need.
+    An inconclusive check counts only if no other one covers it. A check up to an increment covers the restore points
+    before it, too: it reads all that they need.
     """
     covering: list[EndedCheck | None] = []
     newest_first = sorted(checks, key=lambda one: one.moment, reverse=True)

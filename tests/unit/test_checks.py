@@ -75,7 +75,7 @@ def test_the_newest_check_counts_of_each_point_and_of_each_snapshot_by_how_much_
     assert checks_document(found, "b")["last_valid_check"] is None
 
 
-def test_a_check_covers_what_precedes_its_increment_and_a_conclusive_one_counts_rather() -> None:
+def test_a_check_covers_what_precedes_its_increment_and_an_inconclusive_one_counts_last() -> None:
     """In the order of their ends; of four restore points, and of five, the last of which is checked by no one."""
     ends: list[tuple[int, CheckResult]] = [
         (1, "valid"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
+import pytest
+
+import cli.watch.chain as module
 from cli.watch.chain import find_chain, find_others, matching_names
 from fleet.config import Fleet
 from snapshots.records.commits import read_full
@@ -94,6 +97,41 @@ def test_a_chain_whose_last_increment_is_damaged_gets_no_others() -> None:
     assert found is not None
     assert (found.name, found.goes_on) == ("watch-2026-11-24-1", False)
     assert found.last_at == found.began_at
+
+
+def test_a_damaged_mark_of_an_end_ends_that_chain_alone() -> None:
+    """A mark that can't be read is one: its chain gets no increments, and others are found."""
+    fleet = new_fleet()
+    for name, day in (("watch-2026-11-23-1", MONDAY), ("watch-2026-11-24-1", TUESDAY), ("nightly", MONDAY)):
+        store_chain(fleet, name, day)
+    store = fleet.store.open()
+    for name in ("watch-2026-11-23-1", "nightly"):
+        end(fleet, name)
+    for key in [one.key for one in store.inventory("snapshots") if "/lost/" in one.key]:
+        replace_object(fleet, key)
+    names = matching_names(fleet, TEMPLATE)
+    found = find_chain(fleet, names, said)
+    assert found is not None
+    assert (found.name, found.goes_on, found.replaced) == ("watch-2026-11-24-1", True, ())
+    assert find_others(fleet, names, said) == ()
+    end(fleet, "watch-2026-11-24-1")
+    for key in [one.key for one in store.inventory("snapshots") if "/lost/" in one.key]:
+        replace_object(fleet, key)
+    found = find_chain(fleet, names, said)
+    assert found is not None
+    assert not found.goes_on
+
+
+def test_a_snapshot_that_is_deleted_meanwhile_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = new_fleet()
+    store_chain(fleet, "watch-2026-11-24-1", MONDAY)
+    names = matching_names(fleet, TEMPLATE)
+    # As if these had been deleted since the listing.
+    monkeypatch.setattr(module, "snapshot_names", lambda _: ["gone", *names])
+    assert find_others(fleet, names, said) == ()
+    found = find_chain(fleet, [*names, "watch-2026-11-25-1"], said)
+    assert found is not None
+    assert found.name == "watch-2026-11-24-1"
 
 
 def test_other_snapshots_whose_chains_go_on_are_found() -> None:

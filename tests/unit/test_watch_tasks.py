@@ -47,8 +47,8 @@ def test_a_command_that_was_in_anothers_way_has_not_failed() -> None:
         verdict_of("check of a", CommandResult(7, dict(ERROR)))
 
 
-def test_a_command_that_died_is_named_by_its_code() -> None:
-    with pytest.raises(CommandFailedError, match="exit code -11"):
+def test_a_command_that_died_is_named_by_its_signal() -> None:
+    with pytest.raises(CommandFailedError, match="ended by signal 11"):
         verdict_of("check of a", CommandResult(-11, {}))
 
 

@@ -84,7 +84,7 @@ def test_rules_that_change_during_a_check_hold_after_it(watched: Watched) -> Non
     follow(watched, check=Interval(86400))
     watched.watcher._beside = Beside(TaskKind.CHECK, "check", cast(RunningCommand, EndedCheck()))
     follow(watched, check=NEVER)
-    watched.watcher._look_beside()
+    watched.watcher.look_beside()
     check = watched.watcher.tasks[TaskKind.CHECK]
     assert (check.interval_seconds, check.done_at is not None) == (0, True)
 

@@ -13,7 +13,8 @@ from cli.watch.fleet_source import FleetSource
 from cli.watch.schedule import FullPauses, Task, TaskKind
 from fleet.progress import Silent
 from snapshots.between_cuts.supersede import supersede
-from storage.errors import SnapshotError
+from snapshots.records.documents import ManifestError, StoreEncryptedError
+from storage.errors import ChainEnd, SnapshotError
 
 LOOK_SECONDS = 30.0
 DAY_SECONDS = 86400.0
@@ -154,3 +155,10 @@ class Following:
 
     def _done_at(self, kind: TaskKind, moment: datetime) -> None:
         self.tasks[kind] = self.tasks[kind].last_done(moment)
+
+
+def chain_end_of(error: BaseException) -> ChainEnd:
+    """Whether the error ends the chain: also a damaged commit may, unless somebody puts it back."""
+    if isinstance(error, ManifestError) and not isinstance(error, StoreEncryptedError):
+        return max(error.ends_chain, ChainEnd.PERHAPS, key=list(ChainEnd).index)
+    return error.ends_chain if isinstance(error, SnapshotError) else ChainEnd.NO

@@ -18,7 +18,7 @@ from cli.output.stopping import cancel_request, forget_requests, is_asked_to_sto
 from cli.watch import tasks as work
 from cli.watch.chain import WatchedChain
 from cli.watch.fleet_source import FleetSource, intervals_of
-from cli.watch.following import Following
+from cli.watch.following import Following, chain_end_of
 from cli.watch.last_verdicts import last_verdicts
 from cli.watch.notices import Notices
 from cli.watch.schedule import (
@@ -36,8 +36,7 @@ from fleet.progress import Silent
 from snapshots.activity.activity import Activity
 from snapshots.between_cuts.archive_ahead import archive_ahead
 from snapshots.records.cut_times import cut_time
-from snapshots.records.documents import ManifestError, StoreEncryptedError
-from storage.errors import BusyError, ChainEnd, SnapshotError, find_behind
+from storage.errors import BusyError, ChainEnd, find_behind
 
 TICK_SECONDS = 1.0
 # Another operation holds the fleet.
@@ -238,7 +237,7 @@ class Watcher:
         failed = task.put_off(now, CANCELLED_SECONDS) if is_cancelled else task.failed(now, failure.message)
         self.counts["failed"] += 1
         self.tasks[task.kind] = failed
-        ends_chain = ChainEnd.NO if interrupt is not None else _chain_end(error)
+        ends_chain = ChainEnd.NO if interrupt is not None else chain_end_of(error)
         # What may still be mended has some time for it, and all the time if nothing follows.
         is_given_up = failed.failures >= FINAL_FAILURES and self.source.rules.full > 0
         is_final = ends_chain is ChainEnd.FOR_GOOD or (ends_chain is ChainEnd.PERHAPS and is_given_up)
@@ -292,10 +291,3 @@ class Watcher:
 
     def _tell(self, event: str, task: Task, failure: CommandFailure) -> None:
         self.notices.send(event, self.chain.name if self.chain else None, task, failure)
-
-
-def _chain_end(error: BaseException) -> ChainEnd:
-    """Whether the error ends the chain: also a damaged commit may, unless somebody puts it back."""
-    if isinstance(error, ManifestError) and not isinstance(error, StoreEncryptedError):
-        return max(error.ends_chain, ChainEnd.PERHAPS, key=list(ChainEnd).index)
-    return error.ends_chain if isinstance(error, SnapshotError) else ChainEnd.NO

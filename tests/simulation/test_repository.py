@@ -1,6 +1,6 @@
 """The repository keeps the promises of docs/storage.md despite lost answers, crashes, suspensions and stale listings.
 
-The short form runs fifteen hundred random histories, and injects every fault at every call of some commands
+The short form runs a thousand random histories, and injects every fault at every call of some commands
 (tests/run/drawn.py draws them); the long form (`make soak`) runs random histories for CUTLINE_SOAK=SECONDS, and injects
 the faults into all commands.
 """
@@ -23,7 +23,7 @@ from tests.simulation.repository_walk import (
 )
 from tests.simulation.runs import HISTORIES_PER_TASK, PromiseBrokenError, check_not_vacuous, run_on_all_cores
 
-HISTORIES = 1_500
+HISTORIES = 1_000
 # Per thousand histories; with fewer the simulation would prove nothing. At most a third of the usual counts.
 LEAST_PER_THOUSAND = {
     "snapshots and increments committed": 2000,

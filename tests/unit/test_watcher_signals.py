@@ -21,7 +21,8 @@ from cli.watch.dead_watches import DeadWatches
 from cli.watch.schedule import TaskKind
 from cli.watch.tasks import TaskResult
 from cli.watch.turn import Turn
-from cli.watch.watcher import CANCELLED_SECONDS
+from cli.watch.watcher import CANCELLED_SECONDS, Watcher
+from fleet.progress import Silent
 from fleet.record import Time
 from snapshots.activity.under_way import read_under_way
 from snapshots.operations.operation import current_time
@@ -136,6 +137,35 @@ def test_what_is_refused_after_the_start_is_waited_for(
     answers += [RefusedError("node a is a standby")]
     with pytest.raises(RefusedError):
         command.run_watch(watched.watcher)
+
+
+def test_status_shows_what_a_watch_does_after_it_has_waited(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is what it did before."""
+    steps: list[str] = []
+    monkeypatch.setattr(Silent, "step", lambda _, name, **__: steps.append(name))
+    answers: list[BaseException | None] = [None, UnreachableError("node a is away"), None, KeyboardInterrupt()]
+
+    class OneStep:
+        """A turn that is lost after one step."""
+
+        is_kept = True
+
+        def keep(self) -> bool:
+            kept, self.is_kept = self.is_kept, False
+            return kept
+
+    @contextmanager
+    def take_turn(*_: object) -> Iterator[OneStep]:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        yield OneStep()
+
+    monkeypatch.setattr(command, "take_turn", take_turn)
+    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
+    monkeypatch.setattr(Watcher, "step", lambda watcher: watcher.say("idle"))
+    with pytest.raises(KeyboardInterrupt):
+        command.run_watch(watched.watcher)
+    assert steps == ["idle", "waiting: node a is away", "idle"]
 
 
 def test_an_earlier_watch_that_was_killed_is_forgotten_and_nothing_else(

@@ -127,14 +127,18 @@ class FullPauses:
 
 def idle_texts(tasks: Iterable[Task], next_at: datetime | None) -> list[str]:
     """What is said while nothing is due: until when, and what fails."""
-    until = f"idle until {clock_text(next_at)}" if next_at else "idle"
+    return [f"idle until {clock_text(next_at)}" if next_at else "idle", *trouble_texts(tasks)]
+
+
+def trouble_texts(tasks: Iterable[Task]) -> list[str]:
+    """What fails, and what waits for another operation."""
     tasks = list(tasks)
     waits = (
         f"{one.kind} waits since {clock_text(one.waiting_since)} for another operation"
         for one in tasks
         if one.waiting_since and not one.problem
     )
-    return [until, *(f"{one.kind} fails: {one.problem}" for one in tasks if one.problem), *waits]
+    return [*(f"{one.kind} fails: {one.problem}" for one in tasks if one.problem), *waits]
 
 
 def clock_text(moment: datetime | None) -> str:

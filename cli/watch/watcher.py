@@ -30,6 +30,7 @@ from cli.watch.schedule import (
     clock_text,
     idle_texts,
     next_task,
+    trouble_texts,
 )
 from cli.watch.tasks import Beside, TaskResult
 from fleet.progress import Silent
@@ -99,8 +100,8 @@ class Watcher:
             self.following.look_for_chain()
             time.sleep(TICK_SECONDS)
             return
-        of_chain = f" of {self.chain.name}" if self.chain and task.kind is not TaskKind.FULL else ""
-        self.say(f"{task.kind}{of_chain}")
+        of_chain = f" of {self.chain.name}" if self.chain and task.kind in (*OF_CHAIN, *BESIDE) else ""
+        self.say("; ".join([f"{task.kind}{of_chain}", *trouble_texts(self.tasks.values())]))
         self._do(task)
 
     def read_file(self) -> None:

@@ -16,8 +16,9 @@ from cli.watch.tasks import Beside, TaskResult
 from cli.watch.watcher import BUSY_SECONDS
 from fleet.durations import Interval
 from fleet.fleet_file import NEVER
+from fleet.progress import Silent
 from storage.errors import BusyError, UnreachableError, UsageError
-from tests.unit.watched import Watched, fails, follow, new_watched, works
+from tests.unit.watched import NAME, Watched, fails, follow, new_watched, works
 
 
 @pytest.fixture
@@ -145,3 +146,14 @@ def test_a_file_that_is_refused_is_told_and_so_is_its_end(watched: Watched) -> N
     for _ in range(2):
         notices.refuses_file(None)
     assert watched.notices() == [("failed", "watch"), ("recovered", "watch")]
+
+
+def test_status_says_what_fails_also_while_it_is_tried_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr(Silent, "step", lambda _, name, **__: steps.append(name))
+    watched.does[TaskKind.INCREMENT] = fails(UnreachableError("node s2 is away"))
+    for _ in range(2):
+        tasks = watched.watcher.tasks
+        tasks[TaskKind.INCREMENT] = replace(tasks[TaskKind.INCREMENT], done_at=None, retry_at=None)
+        watched.watcher.step()
+    assert steps == [f"increment of {NAME}", f"increment of {NAME}; increment fails: node s2 is away"]

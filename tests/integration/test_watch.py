@@ -162,7 +162,7 @@ def test_it_takes_over_backs_off_and_begins_a_new_chain(
     first.await_text("full snapshot watch-")
     with psycopg.connect(fleet.primaries[0].dsn, autocommit=True) as session:
         session.execute("INSERT INTO seen VALUES (1)")
-    assert "increment " in first.await_text(": 1 changes, ")
+    assert "increment " in first.await_text(": 1 change, ")
     first.await_text("increment 2 of watch-")
     (snapshot,) = listed(fleet)
     taken = [time_of(one["cut_at"]) for one in snapshot["increments"]]

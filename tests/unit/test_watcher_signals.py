@@ -134,6 +134,7 @@ def test_what_is_refused_after_the_start_is_waited_for(
     assert "waiting: node a is a standby" in watched.said
     # Standing by is no trouble.
     assert watched.notices() == [("failed", "watch"), ("recovered", "watch")]
+    assert "another watch works; it had failed: node a is a standby" in watched.events.read_text()
     answers += [RefusedError("node a is a standby")]
     with pytest.raises(RefusedError):
         command.run_watch(watched.watcher)

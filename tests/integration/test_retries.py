@@ -188,7 +188,7 @@ def test_a_primary_stopped_while_its_slot_is_read_costs_one_attempt(
         commit = increment(chain, retries=1)
     assert commit.cut.attempts == 2
     assert "node s1" in commit.cut.causes[0]
-    assert "s2" not in commit.cut.causes[0]
+    assert "node s2" not in commit.cut.causes[0]
     assert commit.counts["changes"] >= 2
     assert chain.check(NAME).snapshots[0].conflicts == []
 

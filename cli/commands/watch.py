@@ -26,7 +26,6 @@ from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
 from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.operations.operation import code_of, reason_of
-from snapshots.records.store_identity import open_own_store
 from storage.errors import BusyError, SnapshotError, UnreachableError, find_behind
 from storage.ids import new_operation_id
 
@@ -43,7 +42,7 @@ def watch(context: typer.Context) -> None:
     source = FleetSource.read(options.load_fleet().path)
     say = partial(log, json_lines=options.json)
     command = Command("watch", "", new_operation_id(datetime.now(UTC)))
-    with Activity(Silent(), command, lambda: open_own_store(source.fleet), stop_process) as activity:
+    with Activity(Silent(), command, source.open_store, stop_process) as activity:
         watcher = Watcher(source, activity, command.operation, say, Notices(source, say))
         try:
             say(f"the watch of fleet {source.fleet.name} begins, operation {command.operation}")
@@ -76,7 +75,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
                 nodes, dead = watcher.source.fleet.nodes, DeadWatches()
                 while turn.keep() and watcher.source.fleet.nodes == nodes:
                     watcher.step()
-                    dead.forget_when_due(watcher.source.fleet, watcher.log)
+                    dead.forget_when_due(watcher.source, watcher.log)
         except SnapshotError as error:
             watcher.is_active = False
             is_busy = isinstance(error, BusyError)
@@ -113,7 +112,7 @@ def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseE
     if not _is_terminated(error):
         ending = Ending("failed", reason_of(error), code_of(error), watcher.counts)
     try:
-        store = open_own_store(watcher.source.fleet)
+        store = watcher.source.open_store()
         record_without_intent(store, command, activity.began_at, own_label("watch"), ending)
     except SnapshotError as problem:
         watcher.log(problem.message, hint=problem.hint)

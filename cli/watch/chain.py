@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from fleet.config import Fleet
 from snapshots.listing.name_templates import read_template
 from snapshots.records.chains import read_newest_part
 from snapshots.records.commit import FullSnapshot
@@ -18,7 +17,6 @@ from snapshots.records.commits import SnapshotMissingError, read_full, snapshot_
 from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import ManifestError, StoreEncryptedError
 from snapshots.records.lost_chains import is_lost
-from snapshots.records.store_identity import open_own_store
 from snapshots.records.tombstones import SnapshotDeletedError, is_only_full
 from storage.store import ObjectStore
 
@@ -45,20 +43,19 @@ class WatchedChain:
         return not self.ended
 
 
-def matching_names(fleet: Fleet, template: str) -> tuple[str, ...]:
+def matching_names(store: ObjectStore, template: str) -> tuple[str, ...]:
     """The names of snapshots that the template can have made, in its order; raises what reading the store raises."""
-    store, parsed = open_own_store(fleet), read_template(template)
+    parsed = read_template(template)
     matching = {name: values for name in snapshot_names(store) if (values := parsed.values_in(name))}
     return tuple(sorted(matching, key=lambda one: matching[one]))
 
 
-def find_chain(fleet: Fleet, names: Sequence[str], log: Callable[..., None]) -> WatchedChain | None:
+def find_chain(store: ObjectStore, names: Sequence[str], log: Callable[..., None]) -> WatchedChain | None:
     """The chain of the newest of these snapshots that has rows, None if none has.
 
     The newest is the one whose first cut was made last: a name may have a time that has not come yet. Raises
     StoreEncryptedError, and what the store raises.
     """
-    store = open_own_store(fleet)
     fulls = [full for name in names[-READ_MAX:] if (full := _read_full(store, name, log)) and not full.only_cut]
     if not fulls:
         return None
@@ -75,12 +72,11 @@ def find_chain(fleet: Fleet, names: Sequence[str], log: Callable[..., None]) -> 
     return WatchedChain(newest.snapshot, cut_time(newest), last_at, ended, replaced)
 
 
-def find_others(fleet: Fleet, names: Sequence[str], log: Callable[..., None]) -> tuple[str, ...]:
+def find_others(store: ObjectStore, names: Sequence[str], log: Callable[..., None]) -> tuple[str, ...]:
     """Snapshots that are not of the watch, which has these `names`, and whose chains go on: nodes keep WAL for them.
 
     Of the last OTHERS_MAX by name. Raises what `find_chain` raises.
     """
-    store = open_own_store(fleet)
     others = sorted(set(snapshot_names(store)).difference(names))[-OTHERS_MAX:]
     fulls = [full for name in others if (full := _read_full(store, name, log)) and not full.only_cut]
     return tuple(full.snapshot for full in fulls if not _why_ended(store, full))

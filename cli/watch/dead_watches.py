@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from fleet.config import Fleet
+from cli.watch.fleet_source import FleetSource
 from fleet.progress import Silent
 from snapshots.activity.cancelling import forget
 from snapshots.activity.under_way import ActivityState, read_under_way
-from snapshots.records.store_identity import open_own_store
 from storage.errors import SnapshotError
 
 # One that was killed when this one took over counts as dead by then.
@@ -26,13 +25,13 @@ class DeadWatches:
 
     _due_at: float | None = field(default_factory=lambda: time.monotonic() + FORGET_SECONDS)
 
-    def forget_when_due(self, fleet: Fleet, log: Callable[..., None]) -> None:
+    def forget_when_due(self, source: FleetSource, log: Callable[..., None]) -> None:
         """Record of each that it is dead; a store that does not answer now is not asked again."""
         if self._due_at is None or time.monotonic() < self._due_at:
             return
         self._due_at = None
         with suppress(SnapshotError):
-            store, now = open_own_store(fleet), datetime.now(UTC)
+            store, now = source.open_store(), datetime.now(UTC)
             for one in read_under_way(store):
                 if one.kind == WATCH and one.opened is None and one.state(now) is ActivityState.DEAD:
                     log(f"operation {one.id}, an earlier watch: {forget(store, one, Silent()).text}")

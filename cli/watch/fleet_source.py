@@ -12,12 +12,18 @@ from cli.watch.schedule import TaskKind
 from fleet.config import Fleet, load_fleet
 from fleet.fleet_file import WatchTable
 from snapshots.listing.name_templates import NUMBER, TIME, read_template
-from storage.errors import SnapshotError, UsageError
+from snapshots.records.store_identity import StoreNotInitialisedError, read_identity
+from storage.errors import RefusedError, SnapshotError, UsageError
+from storage.store import ObjectStore
 
 # Between increments that are further apart; and without a key of its own, pruning.
 ARCHIVE_SECONDS, PRUNE_SECONDS = 60.0, 86400.0
 # How often in turn the file can't be read before that is said.
 MISSING_TIMES = 5
+
+
+class StoreGoneError(RefusedError):
+    """The store with which the watch began is not there any more."""
 
 
 @dataclass(slots=True)
@@ -31,6 +37,8 @@ class FleetSource:
     # What is wrong with the file as it is now, None if it is what was accepted.
     problem: SnapshotError | None = None
     _missing: int = 0
+    # The fleet to which the store belonged when it was first opened.
+    _fleet_id: str | None = None
 
     @classmethod
     def read(cls, path: Path) -> FleetSource:
@@ -54,6 +62,20 @@ class FleetSource:
     def rules(self) -> WatchTable:
         """`[watch]` of the file."""
         return rules_of(self.fleet)
+
+    def open_store(self) -> ObjectStore:
+        """Open the fleet's store; raise StoreGoneError if it was another one before, and what read_identity raises."""
+        store = self.fleet.store.open()
+        try:
+            fleet_id = read_identity(store, self.fleet).fleet_id
+        except StoreNotInitialisedError as error:
+            if self._fleet_id is None:
+                raise
+            raise _store_gone_error(store, "nothing is in its place") from error
+        self._fleet_id = self._fleet_id or fleet_id
+        if fleet_id != self._fleet_id:
+            raise _store_gone_error(store, f"in its place is a store of fleet {fleet_id}")
+        return store
 
     def reload(self, log: Callable[..., None]) -> bool:
         """Read the file if it has changed; return whether the fleet is another one now."""
@@ -79,6 +101,14 @@ class FleetSource:
         self.fleet, self.accepted, self.problem = fleet, body, None
         log(f"{self.path} was read again")
         return True
+
+
+def _store_gone_error(store: ObjectStore, found: str) -> StoreGoneError:
+    return StoreGoneError(
+        f"the store that was at {store.url} is gone: {found}",
+        hint="put it back, or mount its file system; to work with what is there now, start the watch anew",
+        details={"store": store.url},
+    )
 
 
 def rules_of(fleet: Fleet) -> WatchTable:

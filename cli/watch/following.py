@@ -46,9 +46,10 @@ class Following:
 
     def find(self) -> None:
         """Find the chain; raises what reading the store raises."""
-        self._names = matching_names(self.source.fleet, self.source.rules.name)
-        self.chain = find_chain(self.source.fleet, self._names, self.log)
-        others = find_others(self.source.fleet, self._names, self.log)
+        store = self.source.open_store()
+        self._names = matching_names(store, self.source.rules.name)
+        self.chain = find_chain(store, self._names, self.log)
+        others = find_others(store, self._names, self.log)
         if others and others != self._others:
             self.log(
                 f"nodes also keep WAL for snapshots of which this watch takes no increments: {', '.join(others)}",
@@ -73,10 +74,11 @@ class Following:
 
     def follow_newest(self) -> bool:
         """Continue the newest snapshot, and end what it replaces; return whether it is another one than before."""
-        names = matching_names(self.source.fleet, self.source.rules.name)
+        store = self.source.open_store()
+        names = matching_names(store, self.source.rules.name)
         if names == self._names:
             return False
-        before, found = self.chain, find_chain(self.source.fleet, names, self.log)
+        before, found = self.chain, find_chain(store, names, self.log)
         self.chain, self._names = found, names
         if found is None:
             if before is not None:

@@ -143,13 +143,19 @@ class Watcher:
 
     def _do(self, task: Task) -> None:
         name = self.chain.name if self.chain else ""
-        run = self._start_beside if task.kind in BESIDE else self._run
-        self._settle(task, lambda: run(task.kind, name))
 
-    def _start_beside(self, kind: TaskKind, name: str) -> None:
+        def run() -> TaskResult | None:
+            # What each task would find in another store is no reason to end a chain, or to begin one.
+            self.source.open_store()
+            return self._start_beside(task.kind, name) if task.kind in BESIDE else self._run(task.kind, name)
+
+        self._settle(task, run)
+
+    def _start_beside(self, kind: TaskKind, name: str) -> TaskResult | None:
         start = work.start_check if kind is TaskKind.CHECK else work.start_drill
         self._beside = Beside(kind, f"{kind} of {name}", start(self.source, name))
         self.log(f"{self._beside.what} begins", task=kind)
+        return None
 
     def _settle(self, task: Task, run: Callable[[], TaskResult | None]) -> None:
         """Do the task, and note how it has ended; None if it goes on."""

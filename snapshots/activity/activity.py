@@ -157,6 +157,8 @@ class Activity:
                 if not self._ended.is_set() and time.monotonic() >= one.due:
                     # Before it looks for requests: whoever makes one then sees that a process is there to stop.
                     with suppress(Exception):
+                        # It may be gone: what is stored in its place would be found by nobody.
+                        self._open_store()
                         one.store_next(self._sign(one))
             if signs and not self._ended.is_set():
                 with suppress(Exception):

@@ -21,6 +21,7 @@ from fleet.tables.privileges import find_large_object_problems, find_table_probl
 from fleet.tables.publications import check_admissible, ensure_publications
 from snapshots.ddl.attempts import DDL_RACE_ERRORS
 from snapshots.operations.majority import forget_nodes
+from snapshots.operations.slot_guard import note_unknown_slots
 from snapshots.records.store_identity import StoreIdentity, ensure_identity, read_identity
 from storage.encryption.key_documents import ensure_data_key
 from storage.errors import SnapshotError
@@ -69,6 +70,8 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         tables = {node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()}
         check_admissible(tables)
         progress.step("probe the store")
+        if isinstance(raw, LocalStore):
+            raw.make()
         refused = probe_store(raw)
         if isinstance(raw, LocalStore) and raw.others_may:
             progress.note(
@@ -83,6 +86,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             node: _update_publications(sessions, node, identity.fleet_id, tables[node]) for node in sessions.primaries
         }
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
+        note_unknown_slots(store, sessions, progress)
         return InitReport(
             store=identity,
             store_created=created,

@@ -25,7 +25,7 @@ from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import is_deleted, is_only_full
 from storage.store import ObjectMissingError, ObjectStore
 from wal.slots.retained import Retained, RetainedAnswers, query_retained, read_retained
-from wal.slots.slots import drop_slots
+from wal.slots.slots import COPY_SUFFIX, drop_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,21 @@ def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress)
         return []
     owners = read_slot_owners(store)
     return [find_kept_chain(store, KeptChain(slot, answers.of_slot(slot)), owners.owner_of(slot)) for slot in slots]
+
+
+def note_unknown_slots(store: ObjectStore, sessions: Sessions, progress: Progress) -> None:
+    """Note Cutline's slots that no create of this store has made: those of a store that was here before, or elsewhere.
+
+    Below a node's limit nothing else names them, and nobody drops them.
+    """
+    for kept in read_kept_chains(store, sessions, progress):
+        if kept.chain or kept.slot.endswith(COPY_SUFFIX):
+            continue
+        nodes = sorted({one.node for one in kept.retained})
+        progress.note(
+            f"{_wal_text(kept, kept.worst)}; if the store that it belongs to is gone, drop it on {', '.join(nodes)}:"
+            f" SELECT pg_drop_replication_slot('{kept.slot}')"
+        )
 
 
 def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | None) -> KeptChain:

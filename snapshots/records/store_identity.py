@@ -14,6 +14,7 @@ from snapshots.records.chain import Chain
 from snapshots.records.commits import commit_key
 from snapshots.records.documents import read_document, seal
 from storage.errors import RefusedError
+from storage.local import MISSING_HINT
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
 
@@ -65,10 +66,12 @@ def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
 
 def _not_initialised_error(store: ObjectStore) -> StoreNotInitialisedError:
     lack, hint = f"it has no {FLEET_KEY}", "run: snapshot init"
-    folder = Path(store.url.removeprefix(FOLDER_URL))
-    if store.url.startswith(FOLDER_URL) and not folder.exists():
-        lack = f"there is no folder {folder}"
-        hint = "if the store has snapshots, mount its file system; if it is new, run: snapshot init"
+    if store.url.startswith(FOLDER_URL):
+        folder = Path(store.url.removeprefix(FOLDER_URL))
+        # Where a file system is to be mounted, an empty folder may be.
+        hint = MISSING_HINT
+        if not folder.exists():
+            lack = f"there is no folder {folder}"
     return StoreNotInitialisedError(
         f"store {store.url} is not initialised: {lack}", hint=hint, details={"store": store.url}
     )

@@ -26,6 +26,7 @@ from fleet.progress import Silent
 from snapshots.create.full import create_full
 from snapshots.create.full_plan import preview_full
 from snapshots.create.increment import preview_increment
+from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest
 from snapshots.listing.listing import Listing, list_store
 from snapshots.operations.slot_guard import guard_nodes
@@ -227,6 +228,10 @@ def test_slots_without_a_snapshot_are_named_and_dropped_and_foreign_ones_stay(gu
     primary = guarded.fleet.primaries[0]
     for name in (STRAY, FOREIGN):
         create_exported_slot(primary, primary, name, 30).connection.close()
+    noted = Notes()
+    initialise(guarded.fleet, noted)
+    assert noted.find_one(STRAY, "of no snapshot in this store", "drop it on s1: SELECT pg_drop_replication_slot(")
+    assert not any(FOREIGN in text for text in noted.texts)
     guarded.write_filler()
     limited = guarded.with_limit(FILLER_BYTES // 2)
     listing: Listing = list_store(limited.fleet)

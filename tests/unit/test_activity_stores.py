@@ -127,3 +127,27 @@ def test_nothing_is_stored_in_the_store_of_another_fleet() -> None:
         assert looked.wait(SECONDS_MAX)
         time.sleep(0.1)
     assert store.list("") == before
+
+
+def test_nothing_is_stored_once_the_store_is_another_fleet_s() -> None:
+    """As if a file system was unmounted: the folder at its place is none of ours."""
+    mine, other = memory(), memory()
+    ensure_identity(mine, FLEET)
+    ensure_identity(other, replace(FLEET, name="another"))
+    intent, before = begun(mine), other.list("")
+    mounted, looked = [mine], threading.Event()
+
+    def open_store() -> InMemoryStore:
+        if mounted[0] is other:
+            looked.set()
+        read_identity(mounted[0], FLEET)
+        return mounted[0]
+
+    with Activity(Silent(), Command("create", "daily", intent.id), open_store, never):
+        until(lambda: newest(mine, intent))
+        mounted[0] = other
+        assert looked.wait(SECONDS_MAX)
+        signs = mine.list("operations")
+        time.sleep(0.2)
+        assert mine.list("operations") == signs
+    assert other.list("") == before

@@ -32,7 +32,7 @@ def test_only_names_that_the_template_can_have_made_count_in_its_order() -> None
     fleet = new_fleet()
     for name in ("watch-2026-11-23-10", "watch-2026-11-23-9", "nightly", "watch-2026-11-23-9b"):
         store_chain(fleet, name, MONDAY)
-    assert matching_names(fleet, TEMPLATE) == ("watch-2026-11-23-9", "watch-2026-11-23-10")
+    assert matching_names(fleet.store.open(), TEMPLATE) == ("watch-2026-11-23-9", "watch-2026-11-23-10")
 
 
 def test_the_newest_is_continued_and_older_ones_that_go_on_are_replaced() -> None:
@@ -41,7 +41,7 @@ def test_the_newest_is_continued_and_older_ones_that_go_on_are_replaced() -> Non
     store_chain(fleet, "watch-2026-11-24-1", TUESDAY)
     store_chain(fleet, "watch-2026-11-25-1", WEDNESDAY, WEDNESDAY)
     end(fleet, "watch-2026-11-23-1")
-    found = find_chain(fleet, matching_names(fleet, TEMPLATE), said)
+    found = find_chain(fleet.store.open(), matching_names(fleet.store.open(), TEMPLATE), said)
     assert found is not None
     assert (found.name, found.goes_on, found.replaced) == ("watch-2026-11-25-1", True, ("watch-2026-11-24-1",))
     # A second after it began, as early commits don't say when their cut was made.
@@ -52,7 +52,7 @@ def test_a_name_of_a_time_that_has_not_come_yet_is_not_the_newest() -> None:
     fleet = new_fleet()
     store_chain(fleet, "watch-2099-01-01-1", MONDAY)
     store_chain(fleet, "watch-2026-11-24-1", TUESDAY)
-    found = find_chain(fleet, matching_names(fleet, TEMPLATE), said)
+    found = find_chain(fleet.store.open(), matching_names(fleet.store.open(), TEMPLATE), said)
     assert found is not None
     assert (found.name, found.replaced) == ("watch-2026-11-24-1", ("watch-2099-01-01-1",))
 
@@ -61,7 +61,7 @@ def test_a_chain_that_has_ended_gets_no_increments_and_says_why() -> None:
     fleet = new_fleet()
     store_chain(fleet, "watch-2026-11-23-1", MONDAY)
     end(fleet, "watch-2026-11-23-1")
-    found = find_chain(fleet, matching_names(fleet, TEMPLATE), said)
+    found = find_chain(fleet.store.open(), matching_names(fleet.store.open(), TEMPLATE), said)
     assert found is not None
     assert not found.goes_on
     assert found.ended == "its chain was given up or ended"
@@ -69,7 +69,7 @@ def test_a_chain_that_has_ended_gets_no_increments_and_says_why() -> None:
 
 def test_without_a_snapshot_there_is_no_chain() -> None:
     fleet = new_fleet()
-    assert find_chain(fleet, matching_names(fleet, TEMPLATE), said) is None
+    assert find_chain(fleet.store.open(), matching_names(fleet.store.open(), TEMPLATE), said) is None
 
 
 def test_a_damaged_snapshot_is_passed_over_and_said() -> None:
@@ -79,7 +79,9 @@ def test_a_damaged_snapshot_is_passed_over_and_said() -> None:
     store_chain(fleet, "watch-2026-11-25-1", WEDNESDAY)
     for name in ("watch-2026-11-23-1", "watch-2026-11-25-1"):
         replace_object(fleet, f"snapshots/{name}/snapshot.json")
-    found = find_chain(fleet, matching_names(fleet, TEMPLATE), lambda text, **_: log.append(text))
+    found = find_chain(
+        fleet.store.open(), matching_names(fleet.store.open(), TEMPLATE), lambda text, **_: log.append(text)
+    )
     assert found is not None
     assert (found.name, found.goes_on, found.replaced) == ("watch-2026-11-24-1", True, ())
     assert [text.partition(" is passed over: ")[0] for text in log] == [
@@ -93,7 +95,7 @@ def test_a_chain_whose_last_increment_is_damaged_gets_no_others() -> None:
     folder = "snapshots/watch-2026-11-24-1/increments"
     (last,) = fleet.store.open().list_children(folder)
     replace_object(fleet, f"{folder}/{last}")
-    found = find_chain(fleet, matching_names(fleet, TEMPLATE), said)
+    found = find_chain(fleet.store.open(), matching_names(fleet.store.open(), TEMPLATE), said)
     assert found is not None
     assert (found.name, found.goes_on) == ("watch-2026-11-24-1", False)
     assert found.last_at == found.began_at
@@ -109,15 +111,15 @@ def test_a_damaged_mark_of_an_end_ends_that_chain_alone() -> None:
         end(fleet, name)
     for key in [one.key for one in store.inventory("snapshots") if "/lost/" in one.key]:
         replace_object(fleet, key)
-    names = matching_names(fleet, TEMPLATE)
-    found = find_chain(fleet, names, said)
+    names = matching_names(fleet.store.open(), TEMPLATE)
+    found = find_chain(fleet.store.open(), names, said)
     assert found is not None
     assert (found.name, found.goes_on, found.replaced) == ("watch-2026-11-24-1", True, ())
-    assert find_others(fleet, names, said) == ()
+    assert find_others(fleet.store.open(), names, said) == ()
     end(fleet, "watch-2026-11-24-1")
     for key in [one.key for one in store.inventory("snapshots") if "/lost/" in one.key]:
         replace_object(fleet, key)
-    found = find_chain(fleet, names, said)
+    found = find_chain(fleet.store.open(), names, said)
     assert found is not None
     assert not found.goes_on
 
@@ -125,11 +127,11 @@ def test_a_damaged_mark_of_an_end_ends_that_chain_alone() -> None:
 def test_a_snapshot_that_is_deleted_meanwhile_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = new_fleet()
     store_chain(fleet, "watch-2026-11-24-1", MONDAY)
-    names = matching_names(fleet, TEMPLATE)
+    names = matching_names(fleet.store.open(), TEMPLATE)
     # As if these had been deleted since the listing.
     monkeypatch.setattr(module, "snapshot_names", lambda _: ["gone", *names])
-    assert find_others(fleet, names, said) == ()
-    found = find_chain(fleet, [*names, "watch-2026-11-25-1"], said)
+    assert find_others(fleet.store.open(), names, said) == ()
+    found = find_chain(fleet.store.open(), [*names, "watch-2026-11-25-1"], said)
     assert found is not None
     assert found.name == "watch-2026-11-24-1"
 
@@ -140,8 +142,8 @@ def test_other_snapshots_whose_chains_go_on_are_found() -> None:
         store_chain(fleet, name, MONDAY)
     end(fleet, "nightly-ended")
     replace_object(fleet, "snapshots/nightly-damaged/snapshot.json")
-    names = matching_names(fleet, TEMPLATE)
-    assert find_others(fleet, names, lambda text, **_: log.append(text)) == ("by-hand", "nightly")
+    names = matching_names(fleet.store.open(), TEMPLATE)
+    assert find_others(fleet.store.open(), names, lambda text, **_: log.append(text)) == ("by-hand", "nightly")
     assert [text.partition(" is passed over: ")[0] for text in log] == ["snapshot nightly-damaged"]
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.watch.fleet_source import MISSING_TIMES, FleetSource
+from cli.watch.fleet_source import MISSING_TIMES, FleetSource, StoreGoneError
 from fleet.config import FleetFileError
+from snapshots.records.store_identity import StoreNotInitialisedError, ensure_identity
 from storage.errors import UsageError
+from storage.local import LocalStore
 
 FILE = """
 name = "shop"
@@ -120,3 +122,23 @@ def test_a_command_that_could_tell_nobody_is_refused(file: Path) -> None:
     write(file, f'{RULES}[notify]\ncommand = ["/nowhere/page"]\n')
     with pytest.raises(UsageError, match="/nowhere/page is no program here"):
         FleetSource.read(file)
+
+
+def test_a_store_that_is_gone_or_another_one_is_none_to_work_with(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    file.write_text(file.read_text().replace("file:///backups", f"file://{folder}"))
+    source = FleetSource.read(file)
+    with pytest.raises(StoreNotInitialisedError, match="there is no folder"):
+        source.open_store()
+    first, _ = ensure_identity(LocalStore(folder).make(), source.fleet)
+    assert source.open_store().url == f"file://{folder}"
+    folder.rename(tmp_path / "unmounted")
+    with pytest.raises(StoreGoneError, match="nothing is in its place"):
+        source.open_store()
+    second, _ = ensure_identity(LocalStore(folder).make(), source.fleet)
+    assert first.fleet_id != second.fleet_id
+    with pytest.raises(StoreGoneError, match=f"in its place is a store of fleet {second.fleet_id}"):
+        source.open_store()
+    folder.rename(tmp_path / "other")
+    (tmp_path / "unmounted").rename(folder)
+    source.open_store()

@@ -20,7 +20,7 @@ from snapshots.records.commits import read_full
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import LostChain, mark_lost
 from storage.errors import ChainEnd, RefusedError, UnreachableError
-from tests.unit.made_fleets import store_chain
+from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.watched import NAME, Watched, ending, fails, follow, new_watched, works
 
 
@@ -194,3 +194,18 @@ def test_a_watch_says_which_other_chains_nodes_keep_wal_for(watched: Watched) ->
     assert watched.said[-1] == said
     watched.watcher.begin()
     assert watched.said.count(said) == 1
+
+
+@pytest.mark.parametrize("kind", [TaskKind.FULL, TaskKind.INCREMENT, TaskKind.CHECK])
+def test_nothing_is_taken_in_another_store_than_that_of_the_beginning(watched: Watched, kind: TaskKind) -> None:
+    source, own = watched.watcher.source, watched.watcher.source.fleet
+    source.fleet = replace(own, store=new_fleet().store)
+    watched.does[kind] = works
+    watched.run(kind)
+    assert "the store that was at" in watched.said[-1]
+    assert watched.notices() == [("failed", kind)]
+    assert watched.watcher.following.goes_on
+    source.fleet = own
+    if kind is not TaskKind.CHECK:
+        watched.run(kind)
+        assert watched.notices()[1:] == [("recovered", kind)]

@@ -180,9 +180,9 @@ def test_an_earlier_watch_that_was_killed_is_forgotten_and_nothing_else(
     for name, (kind, seen_at) in found.items():
         ids[name] = new_operation_id(now)
         store_sign(store, structs.replace(SIGN, operation=ids[name], kind=kind, began_at=seen_at, seen_at=seen_at), 1)
-    DeadWatches().forget_when_due(fleet, watched.watcher.log)
+    DeadWatches().forget_when_due(watched.watcher.source, watched.watcher.log)
     assert len(read_under_way(store)) == len(found)
     monkeypatch.setattr("cli.watch.dead_watches.FORGET_SECONDS", 0.0)
-    DeadWatches().forget_when_due(fleet, watched.watcher.log)
+    DeadWatches().forget_when_due(watched.watcher.source, watched.watcher.log)
     assert {one.id for one in read_under_way(store)} == {ids["alive"], ids["check"]}
     assert ids["dead"] in watched.said[-1]

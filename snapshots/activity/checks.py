@@ -13,7 +13,7 @@ from typing import Any
 
 from fleet.record import Time
 from snapshots.activity.ended_operations import Ended, list_ended, read_batches
-from snapshots.records.operation_records import INCONCLUSIVE, VALID, CheckedPoint
+from snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckedPoint
 from storage.ids import OPERATION_ID
 from storage.store import ObjectStore
 
@@ -88,6 +88,20 @@ def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck
     return covering + [None] * (count - len(covering))
 
 
+def standing_check(checks: Iterable[EndedCheck], count: int) -> EndedCheck | None:
+    """The check whose result stands for `count` restore points of a snapshot; None if no check has settled anything.
+
+    One that found conflicts stands until a full one that ended later covers the same restore points and finds all of
+    them valid: a check of less, or an inconclusive one, may have passed over the damage.
+    """
+    settling = [
+        one for one in checks if one.point.result == CONFLICTS or (one.point.full and one.point.result == VALID)
+    ]
+    covering = [one for one in newest_covering(settling, count) if one is not None]
+    conflicts = [one for one in covering if one.point.result == CONFLICTS]
+    return max(conflicts or covering, key=lambda one: one.moment, default=None)
+
+
 def checks_of(ended: Ended) -> Iterator[EndedCheck]:
     """The restore points that an operation has checked; none if it was no check."""
     if ended.outcome is not None:
@@ -95,14 +109,20 @@ def checks_of(ended: Ended) -> Iterator[EndedCheck]:
             yield EndedCheck(ended.id, ended.outcome.ended_at, point)
 
 
-def read_checks(store: ObjectStore, documents: Mapping[str, Set[str]], wanted: Set[str] | None = None) -> NewestChecks:
-    """The newest checks, with at most READ_MAX reads; `documents` are those of document_names.
+def read_checks(
+    store: ObjectStore,
+    documents: Mapping[str, Set[str]],
+    wanted: Set[str] | None = None,
+    *,
+    count_max: int | None = None,
+) -> NewestChecks:
+    """The newest checks, with at most `count_max` reads (READ_MAX); `documents` are those of document_names.
 
     With `wanted`, reading ends once a full and valid check of each of these snapshots is found.
     """
     found = NewestChecks()
     ids = [one for one in list_ended(documents, has_intent=False) if OPERATION_ID.fullmatch(one)]
-    for batch in read_batches(store, documents, ids[:READ_MAX]):
+    for batch in read_batches(store, documents, ids[: READ_MAX if count_max is None else count_max]):
         for ended in batch:
             for check in checks_of(ended):
                 found.add(check)

@@ -10,17 +10,12 @@ import snapshots.activity.checks as checks
 import snapshots.activity.ended_operations as ended_operations
 from cli.commands.list import checks_document
 from fleet.record import Time
-from snapshots.activity.checks import EndedCheck, NewestChecks, newest_covering, read_checks
+from snapshots.activity.checks import EndedCheck, NewestChecks, newest_covering, read_checks, standing_check
 from snapshots.operations.operation import begin, new_operation, record_outcome
 from snapshots.operations.recorded import document_names
-from snapshots.records.operation_records import (
-    CheckedPoint,
-    CheckResult,
-    Outcome,
-    operation_key,
-    write_operation_record,
-)
+from snapshots.records.operation_records import CheckedPoint, CheckResult, operation_key
 from storage.memory import InMemoryStore
+from tests.unit.made_checks import ended, point
 from tests.unit.made_commits import unused_url
 
 
@@ -33,23 +28,6 @@ class ReadingStore(InMemoryStore):
     def read_range(self, key: str, start: int, size: int) -> bytes:
         self.read_keys.append(key)
         return InMemoryStore.read_range(self, key, start, size)
-
-
-def point(snapshot: str, increment: int, result: CheckResult = "valid", *, full: bool = True) -> CheckedPoint:
-    return CheckedPoint(snapshot, increment, result, full)
-
-
-def ended(store: InMemoryStore, minute: int, *points: CheckedPoint, kind: str = "check") -> str:
-    """Store the outcome of a check that ended so many minutes after ten; return its id."""
-    operation = f"20261124T10{minute:02}00Z-{minute:010x}"
-    at = Time(f"2026-11-24T10:{minute:02}:30.000Z")
-    outcome = Outcome(operation=operation, kind=kind, snapshot="", state="done", reason="", ended_at=at)
-    if points:
-        outcome = Outcome(
-            operation=operation, kind=kind, snapshot="", state="done", reason="", ended_at=at, checked=points
-        )
-    write_operation_record(store, "outcome", outcome)
-    return operation
 
 
 def read(store: InMemoryStore, *wanted: str) -> NewestChecks:
@@ -94,6 +72,38 @@ def test_a_check_covers_what_precedes_its_increment_and_an_inconclusive_one_coun
     assert newest_covering([], 2) == [None, None]
 
 
+def standing(count: int, *ends: tuple[CheckedPoint, int]) -> str | None:
+    """The minute at which the check ended that stands for `count` restore points."""
+    checks = [EndedCheck(str(minute), Time(f"2026-11-24T10:{minute:02}:00.000Z"), one) for one, minute in ends]
+    found = [standing_check(order, count) for order in (checks, checks[::-1])]
+    assert found[0] == found[1]
+    return found[0] and found[0].operation
+
+
+def test_conflicts_stand_until_a_later_full_check_finds_all_of_it_valid() -> None:
+    conflicts = (point("a", 2, "conflicts"), 1)
+    assert standing(3, conflicts) == "1"
+    assert standing(3, conflicts, (point("a", 2), 2)) == "2"
+    assert standing(3, (point("a", 2), 0), conflicts) == "1"
+    # A check of less, or an inconclusive one, may have passed over the damage.
+    assert standing(3, conflicts, (point("a", 2, full=False), 2), (point("a", 2, "inconclusive"), 3)) == "1"
+    # What a check of less has found is there.
+    assert standing(3, (point("a", 2), 0), (point("a", 0, "conflicts", full=False), 1)) == "1"
+    assert standing(3, (point("a", 2, full=False), 2), (point("a", 2, "inconclusive"), 3)) is None
+    assert standing(0) is None
+
+
+def test_conflicts_of_any_restore_point_stand_for_the_snapshot() -> None:
+    # Increments that came after the check need what it read.
+    assert standing(9, (point("a", 2, "conflicts"), 1)) == "1"
+    # The full check was begun before increment 3 was there, so it has not read what is wrong with that.
+    assert standing(4, (point("a", 3, "conflicts", full=False), 1), (point("a", 2), 2)) == "1"
+    assert standing(4, (point("a", 3, "conflicts", full=False), 1), (point("a", 3), 2)) == "2"
+    # Of a snapshot without its increments, what was found of all may be in what is left, until that is checked.
+    assert standing(1, (point("a", 3, "conflicts"), 1)) == "1"
+    assert standing(1, (point("a", 3, "conflicts"), 1), (point("a", 0), 2)) == "2"
+
+
 def test_of_two_checks_the_one_that_ended_later_is_the_newest() -> None:
     found = NewestChecks()
     for at in ("2026-11-24T10:00:01.000Z", "2026-11-24T12:00:02.000+02:00", "2026-11-24T10:00:01.500Z"):
@@ -125,6 +135,9 @@ def test_reading_ends_with_a_full_valid_check_of_every_snapshot_and_is_bounded(
         store.read_keys.clear()
         assert read(store, *wanted).valid["a"].operation == ids[-1]
         assert sorted(store.read_keys) == keys[-count:]
+    store.read_keys.clear()
+    read_checks(store, document_names(store), count_max=9)
+    assert sorted(store.read_keys) == keys[-9:]
 
 
 def test_a_record_that_can_not_be_read_hides_no_other() -> None:

@@ -1,0 +1,24 @@
+"""Outcomes of checks in a store, as if checks had ended there."""
+
+from __future__ import annotations
+
+from fleet.record import Time
+from snapshots.records.operation_records import CheckedPoint, CheckResult, Outcome, write_operation_record
+from storage.store import ObjectStore
+
+
+def point(snapshot: str, increment: int, result: CheckResult = "valid", *, full: bool = True) -> CheckedPoint:
+    return CheckedPoint(snapshot, increment, result, full)
+
+
+def ended(store: ObjectStore, minute: int, *points: CheckedPoint, kind: str = "check") -> str:
+    """Store the outcome of a check that ended so many minutes after ten; return its id."""
+    operation = f"20261124T10{minute:02}00Z-{minute:010x}"
+    at = Time(f"2026-11-24T10:{minute:02}:30.000Z")
+    outcome = Outcome(operation=operation, kind=kind, snapshot="", state="done", reason="", ended_at=at)
+    if points:
+        outcome = Outcome(
+            operation=operation, kind=kind, snapshot="", state="done", reason="", ended_at=at, checked=points
+        )
+    write_operation_record(store, "outcome", outcome)
+    return operation

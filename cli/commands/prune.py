@@ -22,7 +22,7 @@ from fleet.config import Retention
 from fleet.some_names import list_some
 from snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
 from snapshots.removal.removal import DELETE, RemovalResult
-from snapshots.removal.retention import RetentionFate
+from snapshots.removal.retention import RetentionFate, RetentionVerdict
 
 SCHEMA = "cutline/prune/1"
 NAMES_SHOWN_MAX = 10
@@ -89,17 +89,29 @@ def _unfinished_text(removed: Sequence[RemovalResult]) -> str:
 
 
 def plan_document(plan: PrunePlan) -> dict[str, Any]:
-    """The plan's JSON. `fate` is keep, only-full or delete; `steps` are the removals, in order."""
+    """The plan's JSON. `fate` is keep, only-full or delete; `steps` are the removals, in order.
+
+    `checked` is the check whose result stands for a snapshot, null if none is known.
+    """
     return {
         "schema": SCHEMA,
         "rules": rules_document(plan.rules),
-        "snapshots": [
-            {"name": one.name, "fate": one.fate.value, "why": list(one.why), "problem": plan.problems.get(one.name, "")}
-            for one in plan.verdicts
-        ],
+        "snapshots": [_verdict_document(plan, one) for one in plan.verdicts],
         "steps": [_step_document(step) for step in plan.steps],
         "objects": plan.objects,
         "bytes": plan.bytes,
+        "warnings": plan.warnings,
+    }
+
+
+def _verdict_document(plan: PrunePlan, one: RetentionVerdict) -> dict[str, Any]:
+    checked = plan.held[one.name].checked
+    return {
+        "name": one.name,
+        "fate": one.fate.value,
+        "why": list(one.why),
+        "problem": plan.problems.get(one.name, ""),
+        "checked": checked.to_json() if checked else None,
     }
 
 
@@ -153,6 +165,7 @@ def plan_lines(plan: PrunePlan) -> list[str]:
         if going and not going.is_resumed:
             lines += [f"  {line}" for line in point_lines(going.mark)]
             lines += [f"  drop slot {slot} on {', '.join(going.mark.nodes)}" for slot in going.mark.slots]
+    lines += [f"warning: {text}" for text in plan.warnings]
     if not plan.steps:
         return [*lines, "nothing to prune"]
     return [*lines, f"{quantity_text(plan.objects, 'objects')} to delete, {size_text(plan.bytes)} to free"]

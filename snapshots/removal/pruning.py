@@ -1,12 +1,13 @@
 """`prune`: remove what no retention rule keeps, be it whole snapshots or the increments of a snapshot.
 
-The plan is made under the fleet's lock, from the store as it is then. snapshots/removal/removal.py does the removals,
-the oldest snapshot first. Unfinished removals of earlier commands are completed too.
+The plan is made under the fleet's lock, from the store as it is then, with what checks have recorded there.
+snapshots/removal/removal.py does the removals, the oldest snapshot first. Unfinished removals of earlier commands are
+completed too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,8 +16,11 @@ from msgspec import structs
 from fleet.config import Fleet, Retention
 from fleet.label import own_label
 from fleet.progress import Progress
+from fleet.some_names import list_some
+from snapshots.activity.checks import read_checks, standing_check
 from snapshots.operations.leases import check_not_in_use
 from snapshots.operations.operation import current_time, new_operation
+from snapshots.operations.recorded import document_names
 from snapshots.records.commits import read_commit, snapshot_names
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
@@ -24,10 +28,21 @@ from snapshots.removal.deletion import RemovalRun, hold_fleet, snapshot_removal
 from snapshots.removal.deletion_plan import list_unfinished_deletions, plan_deletion, tombstone_of
 from snapshots.removal.increment_objects import CHAIN_FOLDERS, of_increments
 from snapshots.removal.removal import DELETE, PRUNE, Removal, RemovalResult, open_removals, remove_recorded
-from snapshots.removal.retention import HeldSnapshot, RetentionFate, RetentionVerdict, apply_retention, check_rules
+from snapshots.removal.retention import (
+    HeldSnapshot,
+    RetentionFate,
+    RetentionVerdict,
+    apply_retention,
+    check_rules,
+    list_kept_instead,
+)
 from snapshots.removal.survey import SurveyedSnapshot, survey_snapshots
 from storage.store import Listed, ObjectStore
 from wal.slots.slots import slot_name
+
+# Checks, gc and prunes whose outcomes are read: with a check every hour, those of a month, for which gc keeps them.
+CHECKS_READ_MAX = 1000
+NAMES_SHOWN_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +58,16 @@ class PruneStep:
 class PrunePlan:
     """The verdict on every snapshot, newest first, and the removals that follow from them, oldest first.
 
-    `problems` says, by name, what is wrong with damaged snapshots.
+    `problems` says, by name, what is wrong with damaged snapshots. `held` has all as the rules see them, by name.
+    `kept_instead` are those that would lose something if checks had found no conflicts in newer ones.
     """
 
     rules: Retention
     verdicts: tuple[RetentionVerdict, ...]
     steps: tuple[PruneStep, ...]
     problems: dict[str, str]
+    held: dict[str, HeldSnapshot]
+    kept_instead: tuple[str, ...]
 
     @property
     def bytes(self) -> int:
@@ -60,6 +78,25 @@ class PrunePlan:
     def objects(self) -> int:
         """How many objects are deleted."""
         return sum(step.mark.objects for step in self.steps)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the conflicts that checks have found change, and how it ends; empty if they change nothing."""
+        restorable = [one.name for one in self.verdicts if self.held[one.name].is_restorable]
+        conflicts = [name for name in restorable if self.held[name].has_conflicts]
+        names = list_some(conflicts, NAMES_SHOWN_MAX)
+        if conflicts and conflicts == restorable:
+            return [
+                f"checks found conflicts in every snapshot that can be restored ({names}), so no older one is kept in"
+                " the place of one with conflicts: age and number alone decide"
+            ]
+        if not self.kept_instead:
+            return []
+        kept = list_some(self.kept_instead, NAMES_SHOWN_MAX)
+        return [
+            f"kept because checks found conflicts in {names}: {kept}; until enough newer snapshots have none, only"
+            " this frees the space: snapshot delete NAME"
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +160,9 @@ def prune_locked(
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
     """Plan what the rules remove from the store as it is now."""
     surveys = {one.name: one for one in survey_snapshots(store, snapshot_names(store))}
-    held = [HeldSnapshot(one.name, one.moments, one.is_whole, one.is_only_cut) for one in surveys.values()]
-    verdicts = apply_retention(held, rules, datetime.now(UTC), takes_last=force)
+    held, now = _held_snapshots(store, surveys), datetime.now(UTC)
+    verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)
+    kept_instead = list_kept_instead(list(held.values()), rules, now, takes_last=force)
     deleted, unreadable = list_unfinished_deletions(store)
     steps = [PruneStep(DELETE, plan_deletion(store, fleet, name, force=True).mark, is_resumed=True) for name in deleted]
     being_pruned = {one.snapshot for one in open_removals(store) if one.kind == PRUNE}
@@ -137,7 +175,18 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
         elif verdict.fate is RetentionFate.ONLY_FULL:
             steps.append(PruneStep(PRUNE, _only_full_mark(surveyed)))
     problems = unreadable | {name: one.problem for name, one in surveys.items() if one.problem}
-    return PrunePlan(rules, tuple(verdicts), tuple(steps), problems)
+    return PrunePlan(rules, tuple(verdicts), tuple(steps), problems, held, tuple(kept_instead))
+
+
+def _held_snapshots(store: ObjectStore, surveys: Mapping[str, SurveyedSnapshot]) -> dict[str, HeldSnapshot]:
+    """The snapshots as the rules see them, each with the check whose result stands for it."""
+    checks = read_checks(store, document_names(store), surveys.keys(), count_max=CHECKS_READ_MAX).by_snapshot
+    return {
+        name: HeldSnapshot(
+            name, one.moments, one.is_whole, one.is_only_cut, standing_check(checks.get(name, ()), len(one.points))
+        )
+        for name, one in surveys.items()
+    }
 
 
 def increments_removal(mark: Mark, operation: str) -> Removal:

@@ -4,17 +4,26 @@ A snapshot is kept if any rule keeps it, or if no rule applies to whole snapshot
 keeps them. A damaged snapshot is always kept and not counted by the rules, because its content is unknown. The newest
 restorable snapshot is kept even if no rule keeps it. A restore point (`--only-cut`) is no full snapshot: keep_full
 neither counts nor removes it, only keep_days does.
+
+A snapshot in which a check found conflicts is judged by its own age and number as any other, but it takes no place from
+those without: they are numbered without it. So what checks have found only ever keeps more: whoever can store the
+record of a check can have nothing deleted by it. It does not keep much more, keep_full at most N others, and if all
+snapshots have conflicts, old ones go as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from fleet.config import Retention
+from snapshots.activity.checks import EndedCheck
+from snapshots.records.operation_records import CONFLICTS, VALID
 from storage.errors import UsageError
+
+FOUND_IN_NEWER = "checks of newer ones found conflicts"
 
 
 class NoRetentionError(UsageError):
@@ -33,13 +42,29 @@ class RetentionFate(StrEnum):
 class HeldSnapshot:
     """A snapshot as the rules see it. `points`: when the cuts of the full snapshot and each increment were made.
 
-    `is_only_cut`: it is a restore point, which has no rows.
+    `is_only_cut`: it is a restore point, which has no rows. `checked`: the check whose result stands for it.
     """
 
     name: str
     points: tuple[datetime, ...]
     is_whole: bool = True
     is_only_cut: bool = False
+    checked: EndedCheck | None = None
+
+    @property
+    def is_restorable(self) -> bool:
+        """Whether the rules for full snapshots apply: it has rows, and nothing of it is missing."""
+        return self.is_whole and not self.is_only_cut
+
+    @property
+    def has_conflicts(self) -> bool:
+        """Whether a check found conflicts, and none has found everything valid since."""
+        return self.checked is not None and self.checked.point.result == CONFLICTS
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether a full check found everything valid that was there, and none has found conflicts since."""
+        return self.checked is not None and self.checked.point.result == VALID
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +91,15 @@ def apply_retention(
 ) -> list[RetentionVerdict]:
     """Judge each snapshot, newest first. `takes_last`: even the last restorable snapshot may be deleted."""
     newest_first = sorted(held, key=lambda one: (one.points[0] if one.points else now, one.name), reverse=True)
-    whole = [one for one in newest_first if one.is_whole and not one.is_only_cut]
-    reasons = {one.name: _keeping_rule(number, one, rules, now) for number, one in enumerate(whole)}
+    places = _places(newest_first)
+    reasons = {place.one.name: _keeping_rule(place, rules, now) for place in places}
     reasons |= {one.name: _keeping_days(one, rules, now) for one in newest_first if one.is_only_cut}
-    if whole and not takes_last and not any(reasons[one.name] for one in whole):
-        reasons[whole[0].name] = ("it is the last snapshot that can be restored",)
+    proven = None if takes_last else _find_proven(places)
+    if not takes_last:
+        reasons |= _reasons_of_last(places, reasons)
+        if proven and not reasons[proven.one.name]:
+            reasons[proven.one.name] = (f"it is the newest that a check has found valid, {FOUND_IN_NEWER}",)
+    by_name = {place.one.name: place for place in places}
     verdicts: list[RetentionVerdict] = []
     for one in newest_first:
         if not one.is_whole:
@@ -80,21 +109,91 @@ def apply_retention(
         elif one.is_only_cut and (why := reasons[one.name]):
             verdicts.append(RetentionVerdict(one.name, RetentionFate.KEEP, why))
         elif why := reasons[one.name]:
-            verdicts.append(_with_increments(whole.index(one), one, rules, now, why))
+            place = by_name[one.name]
+            verdicts.append(_with_increments(place, rules, now, why, is_proven=place is proven))
         else:
             verdicts.append(RetentionVerdict(one.name, RetentionFate.DELETE, ("no rule keeps it",)))
     return verdicts
 
 
-def _keeping_rule(number: int, one: HeldSnapshot, rules: Retention, now: datetime) -> tuple[str, ...]:
-    """The rules that keep the snapshot; `number` is its place from the newest, from 0 on."""
+def list_kept_instead(held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool) -> list[str]:
+    """The snapshots that would be deleted, or lose their increments, if checks had found no conflicts; newest first."""
+    found = apply_retention(held, rules, now, takes_last=takes_last)
+    unchecked = [replace(one, checked=None) for one in held]
+    otherwise = {one.name: one.fate for one in apply_retention(unchecked, rules, now, takes_last=takes_last)}
+    return [one.name for one in found if one.fate is not otherwise[one.name]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A restorable snapshot, and how many newer ones the rules count before it.
+
+    With conflicts, these are all newer ones, as if no check had found any; else only those without. `passed_over`: at
+    least one of the newer ones is not counted.
+    """
+
+    one: HeldSnapshot
+    number: int
+    passed_over: bool
+
+    @property
+    def text(self) -> str:
+        """The place for people."""
+        return f"number {self.number + 1} from the newest" + (" without conflicts" if self.passed_over else "")
+
+    @property
+    def note(self) -> tuple[str, ...]:
+        """That the snapshot is not counted, and why."""
+        if self.one.checked is None or not self.one.has_conflicts:
+            return ()
+        found_at = _moment(self.one.checked.moment.astimezone(UTC))
+        see = f"see snapshot check {self.one.name}"
+        return (f"the check that ended at {found_at} UTC found conflicts, so it is not counted: {see}",)
+
+
+def _places(newest_first: Sequence[HeldSnapshot]) -> list[_Place]:
+    """The places of the restorable snapshots, the newest first."""
+    places: list[_Place] = []
+    with_conflicts = 0
+    for number, one in enumerate(one for one in newest_first if one.is_restorable):
+        if one.has_conflicts:
+            places.append(_Place(one, number, passed_over=False))
+            with_conflicts += 1
+        else:
+            places.append(_Place(one, number - with_conflicts, passed_over=with_conflicts > 0))
+    return places
+
+
+def _find_proven(places: Sequence[_Place]) -> _Place | None:
+    """The newest snapshot that a check has found valid, if checks of newer ones have found conflicts.
+
+    Those that were not checked yet don't take its place: the next check may find the same in them.
+    """
+    newest = next((place for place in places if place.one.is_valid), None)
+    return newest if newest and newest.passed_over else None
+
+
+def _reasons_of_last(places: Sequence[_Place], reasons: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Why the last restorable snapshots are kept though no rule keeps any: of all, and of those without conflicts."""
+    found: dict[str, tuple[str, ...]] = {}
+    without = [place for place in places if not place.one.has_conflicts]
+    if without and not any(reasons[place.one.name] for place in without):
+        what = "without conflicts" if without[0].passed_over else "that can be restored"
+        found[without[0].one.name] = (f"it is the last snapshot {what}",)
+    if places and not any(reasons[place.one.name] for place in places) and places[0].one.has_conflicts:
+        found[places[0].one.name] = (f"it is the {'newest' if without else 'last'} snapshot that can be restored",)
+    return found
+
+
+def _keeping_rule(place: _Place, rules: Retention, now: datetime) -> tuple[str, ...]:
+    """The rules that keep the snapshot."""
     if rules.keep_full is None and rules.keep_days is None:
         return ("no rule removes whole snapshots",)
     why: list[str] = []
-    if rules.keep_full is not None and number < rules.keep_full:
-        why.append(f"keep_full {rules.keep_full}: it is number {number + 1} from the newest")
-    if _is_young(one, rules, now):
-        why.append(f"keep_days {rules.keep_days}: its newest cut was made at {_moment(max(one.points))}")
+    if rules.keep_full is not None and place.number < rules.keep_full:
+        why.append(f"keep_full {rules.keep_full}: it is {place.text}")
+    if _is_young(place.one, rules, now):
+        why.append(f"keep_days {rules.keep_days}: its newest cut was made at {_moment(max(place.one.points))}")
     return tuple(why)
 
 
@@ -107,24 +206,25 @@ def _keeping_days(one: HeldSnapshot, rules: Retention, now: datetime) -> tuple[s
 
 
 def _with_increments(
-    number: int, one: HeldSnapshot, rules: Retention, now: datetime, why: tuple[str, ...]
+    place: _Place, rules: Retention, now: datetime, why: tuple[str, ...], *, is_proven: bool
 ) -> RetentionVerdict:
     """The verdict on a snapshot that is kept: with its increments, or without."""
-    keep = rules.keep_increments
+    keep, one = rules.keep_increments, place.one
     if len(one.points) == 1 or keep is None:
-        return RetentionVerdict(one.name, RetentionFate.KEEP, why)
-    if number < keep:
-        reason = f"increments kept by keep_increments {keep}: number {number + 1} from the newest"
-    elif number == 0:
+        return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, *place.note))
+    if place.number < keep:
+        reason = f"increments kept by keep_increments {keep}: {place.text}"
+    elif place.number == 0 and not place.passed_over:
         # keep_increments 0. The newest chain keeps its increments, because only that one is being continued.
         reason = "increments kept because the newest chain is being continued"
+    elif is_proven or place.number == 0:
+        reason = f"increments kept because {FOUND_IN_NEWER}"
     elif _is_young(one, rules, now):
         reason = f"increments kept by keep_days {rules.keep_days}"
     else:
-        return RetentionVerdict(
-            one.name, RetentionFate.ONLY_FULL, (*why, f"increments removed: keep_increments {keep}")
-        )
-    return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, reason))
+        removed = f"increments removed: keep_increments {keep}"
+        return RetentionVerdict(one.name, RetentionFate.ONLY_FULL, (*why, removed, *place.note))
+    return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, reason, *place.note))
 
 
 def _is_young(one: HeldSnapshot, rules: Retention, now: datetime) -> bool:

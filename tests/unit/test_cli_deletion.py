@@ -7,13 +7,16 @@ from dataclasses import replace
 from cli.commands.delete import code_of, delete, document_of, lines_of, plan_document, plan_lines
 from cli.commands.prune import document_of as prune_document
 from cli.commands.prune import lines_of as prune_result_lines
+from cli.commands.prune import plan_document as prune_plan_document
 from cli.commands.prune import plan_lines as prune_plan_lines
 from fleet.config import Retention
+from snapshots.records.commits import snapshot_names
 from snapshots.removal.deletion import DeletionResult, delete_locked
 from snapshots.removal.deletion_plan import plan_deletion
 from snapshots.removal.pruning import plan_prune, prune_locked
 from storage.memory import InMemoryStore
 from tests.unit.made_chains import FLEET, InMemoryNodes, new_removal_run, nodes_of, store_chain
+from tests.unit.made_checks import ended, point
 from tests.unit.made_commits import memory
 from wal.slots.slots import slot_name
 
@@ -108,6 +111,54 @@ def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
     assert [(one["snapshot"], one["state"]) for one in document["done"]] == [("old", "done")]
     assert prune_result_lines(pruned)[0].startswith("old is deleted: ")
     assert prune_plan_lines(plan_prune(store, FLEET, rules, force=False))[-1] == "nothing to prune"
+
+
+def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -> None:
+    store, nodes = new_store_of_two_chains()
+    store_chain(store, "newer", "2020-03-01T10:00:00Z")
+    rules = Retention(keep_full=1)
+    check = ended(store, 7, point("newer", 0, "conflicts"), point("new", 0))
+    plan = plan_prune(store, FLEET, rules, force=False)
+    warning = (
+        "kept because checks found conflicts in newer: new; until enough newer snapshots have none, only this frees the"
+        " space: snapshot delete NAME"
+    )
+    assert prune_plan_lines(plan)[:3] == [
+        "newer: kept: keep_full 1: it is number 1 from the newest; the check that ended at 2026-11-24 10:07 UTC found"
+        " conflicts, so it is not counted: see snapshot check newer",
+        "new: kept: keep_full 1: it is number 1 from the newest without conflicts",
+        "old: deleted: no rule keeps it",
+    ]
+    assert f"warning: {warning}" in prune_plan_lines(plan)
+    document = prune_plan_document(plan)
+    checked = {
+        "operation": check,
+        "ended_at": "2026-11-24T10:07:30.000Z",
+        "increment": 0,
+        "result": "conflicts",
+        "full": True,
+    }
+    assert [one["checked"] for one in document["snapshots"]] == [checked, checked | {"result": "valid"}, None]
+    assert document["warnings"] == [warning]
+    prune_locked(new_removal_run(store, nodes), rules, lambda _plan: None)
+    assert snapshot_names(store) == ["new", "newer"]
+
+    # Once a full check has found it valid, it counts again.
+    ended(store, 8, point("newer", 0))
+    plan = plan_prune(store, FLEET, rules, force=False)
+    assert [(step.kind, step.mark.snapshot) for step in plan.steps] == [("delete", "new")]
+    assert plan.warnings == []
+
+
+def test_a_prune_says_if_every_snapshot_has_conflicts() -> None:
+    store, _ = new_store_of_two_chains()
+    ended(store, 7, point("new", 0, "conflicts"), point("old", 1, "conflicts"))
+    plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
+    assert plan.warnings == [
+        "checks found conflicts in every snapshot that can be restored (new, old), so no older one is kept in the place"
+        " of one with conflicts: age and number alone decide"
+    ]
+    assert [(step.kind, step.mark.snapshot) for step in plan.steps] == [("delete", "old")]
 
 
 def test_the_help_of_delete_says_that_it_asks_nothing() -> None:

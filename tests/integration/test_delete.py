@@ -18,7 +18,7 @@ import pytest
 
 from check.verify import CheckRequest, check_snapshots
 from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
+from fleet.config import Fleet, Retention, load_fleet
 from fleet.progress import Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
@@ -28,7 +28,7 @@ from snapshots.records.chains import read_chain
 from snapshots.records.tombstones import is_deleted
 from snapshots.removal.deletion import delete_snapshot
 from snapshots.removal.pruning import preview_prune
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import (
     Ready,
     Runs,
@@ -43,7 +43,9 @@ from tests.commands.snapshot_runs import (
 )
 from tests.integration.refusing import create, refused, take_increment
 from tests.s3.server import S3Server
+from tests.stores.damage import flip_byte
 from tests.stores.documents import check_documents
+from tests.stores.listed import objects_of
 from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
@@ -248,3 +250,35 @@ def test_pruning_and_deleting_the_last_snapshot_on_s3(
         runs.init()
         assert publications(fleet) == before | own
         assert check_documents(fleet.store.open())["Mark"] == 3
+
+
+def test_a_prune_keeps_the_older_snapshot_while_a_check_of_the_newest_has_found_conflicts(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
+) -> None:
+    with runs_on(shared_fleet, tmp_path, spark) as runs:
+        fleet = runs.fleet
+        for name in ("good", "bad"):
+            runs.full(name)
+        whole = read_chain(fleet.store.open(), "bad").full
+        damaged = tmp_path / "store" / next(one.key for one in objects_of(whole) if one.kind == "base")
+        flip_byte(damaged)
+        code, document = run_here(fleet, "check", "bad", spark=spark)
+        assert (code, document["result"]) == (1, "conflicts")
+
+        document = run_ok(fleet, "prune", "--keep-full", "1", "--yes")
+        assert document["steps"] == document["done"] == []
+        verdicts = {one["name"]: one for one in document["snapshots"]}  # type: ignore[attr-defined]
+        assert {name: one["fate"] for name, one in verdicts.items()} == {"bad": "keep", "good": "keep"}
+        assert verdicts["good"]["why"] == ["keep_full 1: it is number 1 from the newest without conflicts"]
+        assert (verdicts["bad"]["checked"]["result"], verdicts["good"]["checked"]) == ("conflicts", None)
+        assert "conflicts in bad: good" in document["warnings"][0]  # type: ignore[index]
+        assert "see snapshot check bad" in run_as_text(fleet, "prune", "--keep-full", "1")
+
+        # What a check of less finds does not clear it; once the object is put back, a full check does.
+        flip_byte(damaged)
+        assert run_here(fleet, "check", "bad", "--metadata-only", spark=spark)[0] == 4
+        assert preview_prune(fleet, Retention(keep_full=1), force=False).steps == ()
+        assert run_here(fleet, "check", "bad", spark=spark)[0] == 0
+        document = run_ok(fleet, "prune", "--keep-full", "1", "--yes")
+        assert [one["snapshot"] for one in document["done"]] == ["good"]  # type: ignore[attr-defined]
+        assert names_of_snapshots(fleet) == ["bad"]

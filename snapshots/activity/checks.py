@@ -19,6 +19,8 @@ from storage.store import ObjectStore
 
 # So many of the newest operations without an intent, which are checks, gc and prunes, are looked at.
 READ_MAX = 256
+# And so many where a deletion depends on them: with a check every hour, those of a month.
+REMOVAL_READ_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ These records are always kept:
 - of a create whose commit exists, or whose commit file is gone: check finds the loss by the record, and the file may be
   put back;
 - of an operation that has left objects: its record proves that they are garbage;
-- of a create whose snapshot is being removed: its record proves whose the slots are that are still to be dropped.
+- of a create whose snapshot is being removed: its record proves whose the slots are that are still to be dropped;
+- of the check that stands for a snapshot which is still there, if a check has found conflicts in it: without that
+  record, prune would take it for a good one and delete an older one, or take it for a bad one again.
 
 Signs of life are removed a day after their operation has ended, and those of a check, a gc or a prune that was killed a
 day after the last one. All others are removed once their outcome is
@@ -19,13 +21,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain, groupby
 
+from msgspec import UnsetType
+
+from snapshots.activity.checks import REMOVAL_READ_MAX, read_checks, standing_check
+from snapshots.operations.recorded import document_names
 from snapshots.operations.signs import request_numbers, sign_numbers
 from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import DONE, read_outcome
+from snapshots.records.operation_records import CONFLICTS, DONE, read_outcome
 from snapshots.records.tombstones import is_deleted, is_only_full
 from snapshots.removal.garbage import GarbageReason, GarbageVerdict
 from storage.ids import OPERATION_ID
@@ -71,6 +77,7 @@ class RecordJudge:
     unfinished: Set[str]
     now: datetime
     _removed: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    _with_conflicts: set[str] = field(default_factory=set)
 
     def judge(self, listed: Iterable[Listed]) -> list[RecordFolder]:
         """Judge every listed folder of `operations`."""
@@ -78,7 +85,10 @@ class RecordJudge:
             (folder, tuple(group)) for folder, group in groupby(listed, key=lambda one: one.key.split("/", 2)[1])
         ]
         with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-            return list(chain.from_iterable(threads.map(lambda one: self._judge_folder(*one), folders)))
+            found = list(chain.from_iterable(threads.map(lambda one: self._judge_folder(*one), folders)))
+        old, needed = GarbageVerdict(GarbageReason.OLD_RECORD), GarbageVerdict(GarbageReason.NEEDED)
+        standing = self._standing_checks() if self._with_conflicts else set()
+        return [replace(one, verdict=needed) if one.verdict == old and one.folder in standing else one for one in found]
 
     def _judge_folder(self, folder: str, listed: tuple[Listed, ...]) -> list[RecordFolder]:
         objects = tuple(sorted(listed, key=_removal_order))
@@ -113,7 +123,23 @@ class RecordJudge:
         has_committed = outcome.kind == "create" and outcome.state == DONE
         if has_committed and not self._is_removed(outcome.snapshot, is_full=outcome.increment == 0):
             return GarbageVerdict(GarbageReason.NEEDED)
+        checked = () if isinstance(outcome.checked, UnsetType) else outcome.checked
+        self._with_conflicts.update(
+            one.snapshot
+            for one in checked
+            if one.result == CONFLICTS and not self._is_removed(one.snapshot, is_full=True)
+        )
         return GarbageVerdict(GarbageReason.OLD_RECORD)
+
+    def _standing_checks(self) -> set[str]:
+        """The checks, of those that prune reads, that stand for snapshots of which an old record has conflicts.
+
+        If a later check has found such a snapshot valid, it stays until no record of the conflicts is left.
+        """
+        checks = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX).by_snapshot
+        of_each = (checks[name] for name in self._with_conflicts if name in checks)
+        standing = (standing_check(found, max(one.point.increment for one in found) + 1) for found in of_each)
+        return {one.operation for one in standing if one is not None}
 
     def _is_removed(self, snapshot: str, *, is_full: bool) -> bool:
         """Whether the removal of the committed snapshot, or of the committed increment, is finished."""

@@ -17,7 +17,7 @@ from fleet.config import Fleet, Retention
 from fleet.label import own_label
 from fleet.progress import Progress
 from fleet.some_names import list_some
-from snapshots.activity.checks import read_checks, standing_check
+from snapshots.activity.checks import REMOVAL_READ_MAX, read_checks, standing_check
 from snapshots.operations.leases import check_not_in_use
 from snapshots.operations.operation import current_time, new_operation
 from snapshots.operations.recorded import document_names
@@ -40,8 +40,6 @@ from snapshots.removal.survey import SurveyedSnapshot, survey_snapshots
 from storage.store import Listed, ObjectStore
 from wal.slots.slots import slot_name
 
-# Checks, gc and prunes whose outcomes are read: with a check every hour, those of a month, for which gc keeps them.
-CHECKS_READ_MAX = 1000
 NAMES_SHOWN_MAX = 10
 
 
@@ -180,7 +178,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
 
 def _held_snapshots(store: ObjectStore, surveys: Mapping[str, SurveyedSnapshot]) -> dict[str, HeldSnapshot]:
     """The snapshots as the rules see them, each with the check whose result stands for it."""
-    checks = read_checks(store, document_names(store), surveys.keys(), count_max=CHECKS_READ_MAX).by_snapshot
+    checks = read_checks(store, document_names(store), surveys.keys(), count_max=REMOVAL_READ_MAX).by_snapshot
     return {
         name: HeldSnapshot(
             name, one.moments, one.is_whole, one.is_only_cut, standing_check(checks.get(name, ()), len(one.points))

@@ -25,6 +25,7 @@ from storage.memory import InMemoryStore
 from storage.probe import PROBES, probe_store
 from storage.store import DeletionRefusedError, StoreUnreachableError, Unfinished
 from tests.unit.document_kinds import SIGN
+from tests.unit.made_checks import ended, point
 from tests.unit.made_commits import unused_url
 from tests.unit.made_garbage import StoreBuilder, backdate, count_kept, garbage_of, preview_gc, run_gc
 
@@ -59,6 +60,32 @@ def test_records_are_removed_a_month_after_their_outcome_unless_they_are_needed(
     assert read_recorded_commits(made.store)["daily"] == commits
     assert [one.id for one in read_open_intents(made.store)] == [running.id]
     assert made.store.list(f"operations/{restored.id}") == []
+
+
+def test_the_check_that_stands_for_a_snapshot_is_kept_while_a_record_has_conflicts_of_it() -> None:
+    made = StoreBuilder()
+    for name in ("daily", "weekly", "monthly"):
+        made.take_full(name)
+    earlier = ended(made.store, 1, point("daily", 0, "conflicts"), point("weekly", 0))
+    standing = ended(made.store, 2, point("daily", 0, "conflicts"), point("weekly", 0, "conflicts"))
+    mended = ended(made.store, 3, point("daily", 0, full=False), point("weekly", 0))
+    valid = ended(made.store, 4, point("monthly", 0))
+    backdate(made.store, 31, "operations")
+
+    def removed() -> list[str]:
+        return [one for one in (earlier, standing, mended, valid) if operation_key(one, "outcome") in gone]
+
+    gone = garbage_of(made.store)
+    assert removed() == [earlier, valid]
+    run_gc(made.store)
+    assert garbage_of(made.store) == {}
+    made.put_tombstone("daily")
+    gone = garbage_of(made.store)
+    # Were the other one removed first, the conflicts that it has found to be mended would be there again.
+    assert removed() == [standing]
+    run_gc(made.store)
+    gone = garbage_of(made.store)
+    assert removed() == [mended]
 
 
 def test_the_records_of_a_missing_commit_and_of_remaining_objects_stay() -> None:

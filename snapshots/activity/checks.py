@@ -1,12 +1,12 @@
 """What the newest checks have found of restore points, by the outcomes of those that have ended.
 
 Outcomes of checks are removed by gc after 30 days, and a check with credentials that only read stores none: what is not
-found here may still have been checked. What can't be read is passed over; `history` names it.
+found here may still have been checked. What can't be read, twice, is passed over and named; `history` says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -52,13 +52,15 @@ class NewestChecks:
     """The checks that were read, all of them `by_snapshot`, and the newest of each snapshot.
 
     A full check is one of all that the then newest restore point of a snapshot needs. `last` has the newest check,
-    `full` the newest full one, and `valid` the newest full one that found all of it to be valid.
+    `full` the newest full one, and `valid` the newest full one that found all of it to be valid. `unread` are the
+    operations whose outcome can't be read; they may be checks.
     """
 
     by_snapshot: dict[str, list[EndedCheck]] = field(default_factory=dict)
     last: dict[str, EndedCheck] = field(default_factory=dict)
     full: dict[str, EndedCheck] = field(default_factory=dict)
     valid: dict[str, EndedCheck] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
 
     def add(self, check: EndedCheck) -> None:
         """Add a check; of two, the one that ended later is the newest."""
@@ -69,6 +71,13 @@ class NewestChecks:
             _keep_newest(self.full, point.snapshot, check)
         if point.full and is_valid:
             _keep_newest(self.valid, point.snapshot, check)
+
+    def add_all(self, batch: Sequence[Ended]) -> list[str]:
+        """Add the checks among operations; return the ids of those that can't be read."""
+        for ended in batch:
+            for check in checks_of(ended):
+                self.add(check)
+        return [ended.id for ended in batch if ended.problem]
 
 
 def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> None:
@@ -124,10 +133,12 @@ def read_checks(
     """
     found = NewestChecks()
     ids = [one for one in list_ended(documents, has_intent=False) if OPERATION_ID.fullmatch(one)]
+    problems: list[str] = []
     for batch in read_batches(store, documents, ids[: READ_MAX if count_max is None else count_max]):
-        for ended in batch:
-            for check in checks_of(ended):
-                found.add(check)
+        problems += found.add_all(batch)
         if wanted is not None and wanted <= found.valid.keys():
             break
+    # A read may have been cut short.
+    for batch in read_batches(store, documents, problems):
+        found.unread.extend(found.add_all(batch))
     return found

@@ -17,7 +17,7 @@ from fleet.config import Fleet, Retention
 from fleet.label import own_label
 from fleet.progress import Progress
 from fleet.some_names import list_some
-from snapshots.activity.checks import REMOVAL_READ_MAX, read_checks, standing_check
+from snapshots.activity.checks import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
 from snapshots.operations.leases import check_not_in_use
 from snapshots.operations.operation import current_time, new_operation
 from snapshots.operations.recorded import document_names
@@ -57,7 +57,8 @@ class PrunePlan:
     """The verdict on every snapshot, newest first, and the removals that follow from them, oldest first.
 
     `problems` says, by name, what is wrong with damaged snapshots. `held` has all as the rules see them, by name.
-    `kept_instead` are those that would lose something if checks had found no conflicts in newer ones.
+    `kept_instead` are those that would lose something if checks had found no conflicts in newer ones. `unread` are
+    operations whose outcome can't be read; they may be checks.
     """
 
     rules: Retention
@@ -66,6 +67,7 @@ class PrunePlan:
     problems: dict[str, str]
     held: dict[str, HeldSnapshot]
     kept_instead: tuple[str, ...]
+    unread: tuple[str, ...]
 
     @property
     def bytes(self) -> int:
@@ -79,22 +81,27 @@ class PrunePlan:
 
     @property
     def warnings(self) -> list[str]:
-        """What the conflicts that checks have found change, and how it ends; empty if they change nothing."""
+        """What conflicts change in the plan, and how that ends; what may be wrong because a record can't be read."""
+        warnings: list[str] = []
         restorable = [one.name for one in self.verdicts if self.held[one.name].is_restorable]
         conflicts = [name for name in restorable if self.held[name].has_conflicts]
         names = list_some(conflicts, NAMES_SHOWN_MAX)
         if conflicts and conflicts == restorable:
-            return [
+            warnings.append(
                 f"checks found conflicts in every snapshot that can be restored ({names}), so no older one is kept in"
                 " the place of one with conflicts: age and number alone decide"
-            ]
-        if not self.kept_instead:
-            return []
-        kept = list_some(self.kept_instead, NAMES_SHOWN_MAX)
-        return [
-            f"kept because checks found conflicts in {names}: {kept}; until enough newer snapshots have none, only"
-            " this frees the space: snapshot delete NAME"
-        ]
+            )
+        elif self.kept_instead:
+            warnings.append(
+                f"kept because checks found conflicts in {names}: {list_some(self.kept_instead, NAMES_SHOWN_MAX)};"
+                " until enough newer snapshots have none, only this frees the space: snapshot delete NAME"
+            )
+        if self.unread:
+            warnings.append(
+                f"can't read the records of {list_some(self.unread, NAMES_SHOWN_MAX)}: if these are checks that found"
+                " conflicts, the plan does not reckon with them; see: snapshot history"
+            )
+        return warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +165,8 @@ def prune_locked(
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
     """Plan what the rules remove from the store as it is now."""
     surveys = {one.name: one for one in survey_snapshots(store, snapshot_names(store))}
-    held, now = _held_snapshots(store, surveys), datetime.now(UTC)
+    checks = read_checks(store, document_names(store), surveys.keys(), count_max=REMOVAL_READ_MAX)
+    held, now = _held_snapshots(surveys, checks), datetime.now(UTC)
     verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)
     kept_instead = list_kept_instead(list(held.values()), rules, now, takes_last=force)
     deleted, unreadable = list_unfinished_deletions(store)
@@ -173,15 +181,17 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
         elif verdict.fate is RetentionFate.ONLY_FULL:
             steps.append(PruneStep(PRUNE, _only_full_mark(surveyed)))
     problems = unreadable | {name: one.problem for name, one in surveys.items() if one.problem}
-    return PrunePlan(rules, tuple(verdicts), tuple(steps), problems, held, tuple(kept_instead))
+    return PrunePlan(
+        rules, tuple(verdicts), tuple(steps), problems, held, tuple(kept_instead), tuple(sorted(checks.unread))
+    )
 
 
-def _held_snapshots(store: ObjectStore, surveys: Mapping[str, SurveyedSnapshot]) -> dict[str, HeldSnapshot]:
+def _held_snapshots(surveys: Mapping[str, SurveyedSnapshot], checks: NewestChecks) -> dict[str, HeldSnapshot]:
     """The snapshots as the rules see them, each with the check whose result stands for it."""
-    checks = read_checks(store, document_names(store), surveys.keys(), count_max=REMOVAL_READ_MAX).by_snapshot
+    found = checks.by_snapshot
     return {
         name: HeldSnapshot(
-            name, one.moments, one.is_whole, one.is_only_cut, standing_check(checks.get(name, ()), len(one.points))
+            name, one.moments, one.is_whole, one.is_only_cut, standing_check(found.get(name, ()), len(one.points))
         )
         for name, one in surveys.items()
     }

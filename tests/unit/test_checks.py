@@ -148,3 +148,23 @@ def test_a_record_that_can_not_be_read_hides_no_other() -> None:
     store.create(operation_key(damaged, "outcome"), b"{" * 500)
     store.create("operations/somebody's/outcome.json", b"x" * 500)
     assert [check.operation for check in read(store).last.values()] == [one]
+    assert read(store).unread == [damaged]
+
+
+@dataclass(frozen=True, slots=True)
+class HastyStore(ReadingStore):
+    """A store whose first read of each object ends early."""
+
+    def read_range(self, key: str, start: int, size: int) -> bytes:
+        is_first = key not in self.read_keys
+        body = ReadingStore.read_range(self, key, start, size)
+        return body[:-1] if is_first else body
+
+
+def test_a_record_whose_read_ends_early_is_read_again() -> None:
+    store = HastyStore(unused_url())
+    one = ended(store, 1, point("a", 1, "conflicts"))
+    found = read(store)
+    assert [check.operation for check in found.last.values()] == [one]
+    assert found.unread == []
+    assert store.read_keys == [operation_key(one, "outcome")] * 2

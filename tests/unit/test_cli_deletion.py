@@ -11,6 +11,7 @@ from cli.commands.prune import plan_document as prune_plan_document
 from cli.commands.prune import plan_lines as prune_plan_lines
 from fleet.config import Retention
 from snapshots.records.commits import snapshot_names
+from snapshots.records.operation_records import operation_key
 from snapshots.removal.deletion import DeletionResult, delete_locked
 from snapshots.removal.deletion_plan import plan_deletion
 from snapshots.removal.pruning import plan_prune, prune_locked
@@ -159,6 +160,18 @@ def test_a_prune_says_if_every_snapshot_has_conflicts() -> None:
         " of one with conflicts: age and number alone decide"
     ]
     assert [(step.kind, step.mark.snapshot) for step in plan.steps] == [("delete", "old")]
+
+
+def test_a_prune_says_if_it_can_not_read_what_a_check_has_found() -> None:
+    store, _ = new_store_of_two_chains()
+    check = ended(store, 7, point("new", 0, "conflicts"))
+    store.delete(operation_key(check, "outcome"))
+    store.create(operation_key(check, "outcome"), b"{" * 500)
+    plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
+    assert plan.warnings == [
+        f"can't read the records of {check}: if these are checks that found conflicts, the plan does not reckon with"
+        " them; see: snapshot history"
+    ]
 
 
 def test_the_help_of_delete_says_that_it_asks_nothing() -> None:

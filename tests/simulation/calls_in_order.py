@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from snapshots.activity import ended_operations
 from snapshots.records import chains, commits
 from snapshots.removal import gc, old_records, removal
 
@@ -33,6 +34,6 @@ class InlineExecutor:
 def calls_in_order() -> Iterator[None]:
     """Run everything that reads or removes objects without threads."""
     with ExitStack() as stack:
-        for module in (chains, commits, gc, old_records, removal):
+        for module in (chains, commits, ended_operations, gc, old_records, removal):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", InlineExecutor))
         yield

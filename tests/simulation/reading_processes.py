@@ -1,19 +1,23 @@
-"""Simulated readers: `list`, and what `restore` does on the store."""
+"""Simulated readers: `list`, `check`, and what `restore` does on the store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from snapshots.activity.command import Command
+from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.listing.listing import Entry, read_entry
 from snapshots.operations.leases import hold_lease
 from snapshots.operations.open_operations import read_open_operations
-from snapshots.operations.operation import new_operation
+from snapshots.operations.operation import current_time, new_operation
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import snapshot_names
+from snapshots.records.operation_records import CONFLICTS, VALID, CheckedPoint, CheckResult
 from snapshots.records.store_identity import StoreIdentity
-from tests.simulation.repository_model import NODES
+from storage.ids import new_operation_id
+from tests.simulation.repository_model import NODES, CheckRun
 from tests.simulation.repository_promises import (
     check_listing,
     check_newest,
@@ -50,6 +54,19 @@ def restore(process: Process, name: str, increment: int | None = None) -> None:
     check_restored(process.world, process, chain, state)
     if increment is None:
         check_newest(process.world, process, chain)
+
+
+def check(process: Process, name: str, result: CheckResult | None = None) -> None:
+    """`snapshot check NAME`, which finds `result`, else what is drawn, and records it."""
+    chain, world = read_chain(process.store, name), process.world
+    found = result or world.draw.choice((VALID, CONFLICTS))
+    operation = new_operation_id(world.clock())
+    run = CheckRun(name, found == CONFLICTS, world.clock())
+    world.check_runs.append(run)
+    ending = Ending("done", found, checked=(CheckedPoint(name, chain.last.increment, found, full=True),))
+    record_without_intent(process.store, Command("check", name, operation), current_time(), "", ending)
+    run.stored_at = world.schedule.steps
+    process.log(f"finds {name}: {found}")
 
 
 @contextmanager

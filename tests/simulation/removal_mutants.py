@@ -11,7 +11,7 @@ from snapshots.listing import listing
 from snapshots.records import chains, commits, operation_records
 from snapshots.records.operation_records import Outcome
 from snapshots.records.tombstones import Mark
-from snapshots.removal import garbage, removal
+from snapshots.removal import garbage, pruning, removal
 from storage.store import ObjectStore
 
 
@@ -83,6 +83,11 @@ def tombstone_not_looked_for() -> Iterator[None]:
         patch.object(chains, "check_not_deleted", lambda store, name: None),
     ):
         yield
+
+
+def conflicts_take_a_place() -> AbstractContextManager[object]:
+    """Prune by age and number alone, whatever checks have found."""
+    return patch.object(pruning, "standing_check", lambda checks, count: None)
 
 
 def increments_go_unmarked() -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from functools import partial
 
 from storage.errors import SnapshotError
 from tests.simulation.create_processes import create_full, create_increment
-from tests.simulation.reading_processes import list_store, restore
+from tests.simulation.reading_processes import check, list_store, restore
 from tests.simulation.repository_calm import check_after_faults, deliver_late
 from tests.simulation.repository_model import RepositoryWorld
 from tests.simulation.repository_promises import count_reports
@@ -39,6 +39,7 @@ COMMANDS: tuple[tuple[str, Callable[..., object]], ...] = (
     *(("increment", create_increment),) * 8,
     *(("restore", restore),) * 2,
     *(("list", list_store),) * 3,
+    *(("check", check),) * 2,
     *(("gc", collect),) * 3,
     *(("delete", delete),) * 2,
     *(("prune", prune_some),) * 2,
@@ -96,6 +97,8 @@ def make_history(world: RepositoryWorld) -> None:
             Process(world, "increment x", NO_FAULTS).run(partial(create_increment, name="x"))
         if world.below(2):
             Process(world, "create y", NO_FAULTS).run(partial(create_full, name="y"))
+            if world.below(2):
+                Process(world, "check y", NO_FAULTS).run(partial(check, name="y"))
     world.schedule.on_step = partial(deliver_some_late, world)
     world.schedule.run([partial(run_shell, world, rates, number) for number in range(1 + world.below(LANES_MAX))])
 

@@ -47,6 +47,18 @@ class CreateRun:
 
 
 @dataclass(slots=True)
+class CheckRun:
+    """One full check of a snapshot: what it has found, when it ended by its own clock, and in which step it had stored
+    that; None if it does not know whether it has.
+    """
+
+    snapshot: str
+    has_conflicts: bool
+    ended_at: datetime
+    stored_at: int | None = None
+
+
+@dataclass(slots=True)
 class RemovalTimes:
     """The step at which a removal began, and `done_at`, the step at which a command reported it as done."""
 
@@ -79,6 +91,7 @@ class RepositoryWorld:
         self.holder: object = None
         self.running: object = None
         self.create_runs: dict[str, CreateRun] = {}
+        self.check_runs: list[CheckRun] = []
         self.deletions: dict[str, RemovalTimes] = {}
         self.prunings: dict[str, RemovalTimes] = {}
         self.seen: dict[tuple[str, int], tuple[str, int]] = {}
@@ -95,6 +108,7 @@ class RepositoryWorld:
         self.bucket.copy_to(copy.bucket)
         copy.nodes = ModelNodes(dict(self.nodes.wal), {slot: dict(at) for slot, at in self.nodes.slots.items()})
         copy.create_runs = {operation: replace(one) for operation, one in self.create_runs.items()}
+        copy.check_runs = [replace(one) for one in self.check_runs]
         copy.deletions = {name: replace(one) for name, one in self.deletions.items()}
         copy.prunings = {name: replace(one) for name, one in self.prunings.items()}
         copy.seen, copy.tally, copy.story = dict(self.seen), self.tally.copy(), list(self.story)

@@ -25,6 +25,7 @@ from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError
 from tests.simulation import create_processes, reading_processes
 from tests.simulation.faulty_store import Bucket
 from tests.simulation.removal_mutants import (
+    conflicts_take_a_place,
     folder_is_a_snapshot,
     gc_takes_the_next_increment,
     gc_takes_what_is_open,
@@ -256,4 +257,5 @@ MUTANTS: Mapping[Mutant, str] = {
     gc_takes_what_is_open: "restores|continues|garbage",
     gc_takes_the_next_increment: "restores|continues|garbage",
     gc_trusts_a_listing: "restores|continues|garbage",
+    conflicts_take_a_place: "checked",
 }

@@ -6,6 +6,7 @@ They are checked against what the commands reported. Every message begins with t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 
 from snapshots.listing.listing import Entry
 from snapshots.operations.open_operations import OpenOperation
@@ -13,6 +14,8 @@ from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
 from snapshots.records.operation_records import read_outcome
+from snapshots.removal.pruning import PrunePlan
+from snapshots.removal.retention import RetentionFate
 from storage.digest import digest
 from tests.simulation.faulty_store import Bucket, FaultyStore
 from tests.simulation.repository_model import NODES, CreateRun, RepositoryWorld
@@ -21,6 +24,7 @@ from tests.simulation.store_processes import Process
 from wal.slots.slots import slot_name
 
 Numbers = tuple[str, int]
+CHECK_SPAN = timedelta(minutes=1)
 
 
 def check_chain(world: RepositoryWorld, chain: Chain, at: int) -> None:
@@ -121,6 +125,32 @@ def check_newest(world: RepositoryWorld, process: Process, chain: Chain) -> None
     for (name, increment), _operation in known_before(world, process.began_at).items():
         is_there = name != chain.name or increment <= chain.last.increment or may_be_gone(world, (name, increment))
         assert is_there, f"kept: {name} {increment} is committed, and {chain.last.increment} was read as its newest"
+
+
+def check_prune_plan(world: RepositoryWorld, process: Process, plan: PrunePlan, began_at: int, *, force: bool) -> None:
+    """Assert that snapshots with conflicts take no place from others, if a check had recorded them before the prune."""
+    if process.faults & {Fault.STALE, Fault.TRUNCATED}:
+        return
+    restorable = [one for one in plan.verdicts if plan.held[one.name].is_restorable]
+    fine = {one.name for one in restorable} - {one.snapshot for one in world.check_runs if one.has_conflicts}
+    others = [one for one in restorable if not has_surely_conflicts(world, one.name, began_at)]
+    keep_full, keep_increments = plan.rules.keep_full, plan.rules.keep_increments
+    least = len(fine) if keep_full is None else min(len(fine), keep_full if force else max(keep_full, 1))
+    left = [one.name for one in others if one.fate is not RetentionFate.DELETE]
+    assert len(left) >= least, f"checked: of {sorted(fine)} without conflicts {left} stay by {plan.rules}"
+    if keep_increments is not None:
+        left = [one.name for one in others if one.fate is RetentionFate.KEEP]
+        least = min(least, max(keep_increments, 1))
+        assert len(left) >= least, f"checked: of {sorted(fine)} {left} keep their increments by {plan.rules}"
+
+
+def has_surely_conflicts(world: RepositoryWorld, name: str, before: int) -> bool:
+    """Whether a check had recorded conflicts before a step, and none has found it valid since, by their clocks."""
+    runs = [one for one in world.check_runs if one.snapshot == name]
+    found = [one for one in runs if one.has_conflicts and one.stored_at is not None and one.stored_at <= before]
+    newest = max((one.ended_at for one in found), default=None)
+    # A check ends a few calls after its clock was read.
+    return newest is not None and all(one.has_conflicts or one.ended_at < newest - CHECK_SPAN for one in runs)
 
 
 def check_create_runs(world: RepositoryWorld) -> None:

@@ -11,8 +11,9 @@ from functools import cache, partial
 from itertools import product
 
 from fleet.config import Retention
+from snapshots.records.operation_records import CONFLICTS
 from tests.simulation.create_processes import create_full, create_increment
-from tests.simulation.reading_processes import list_store, restore
+from tests.simulation.reading_processes import check, list_store, restore
 from tests.simulation.repository_calm import check_after_faults, run_without_faults
 from tests.simulation.repository_history import finish_tally, reporting_broken_promises
 from tests.simulation.repository_model import RepositoryWorld
@@ -23,6 +24,13 @@ from tests.simulation.store_processes import NO_FAULTS, Process, is_commit
 
 Work = Callable[[Process], object]
 
+
+def check_and_prune(process: Process) -> None:
+    """A check of the newer x finds conflicts, and a prune keeps one snapshot, which is then w."""
+    check(process, "x", CONFLICTS)
+    prune(process, Retention(keep_full=1))
+
+
 COMMANDS: Mapping[str, Work] = {
     "create y": partial(create_full, name="y"),
     "increment x": partial(create_increment, name="x"),
@@ -30,6 +38,7 @@ COMMANDS: Mapping[str, Work] = {
     "gc": collect,
     "delete x": partial(delete, name="x"),
     "prune w": partial(prune, rules=Retention(keep_full=1)),
+    "check x and prune w": check_and_prune,
     "prune increments of w": partial(prune, rules=Retention(keep_increments=1)),
     "give up x": partial(give_up, name="x"),
     "restore x": partial(restore, name="x"),

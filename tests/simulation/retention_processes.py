@@ -18,10 +18,11 @@ from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.removal.deletion import RemovalRun, delete_locked
 from snapshots.removal.deletion_plan import is_finished
 from snapshots.removal.gc import RESUMABLE_SECONDS, find_garbage, remove_garbage
-from snapshots.removal.pruning import prune_locked
+from snapshots.removal.pruning import PrunePlan, prune_locked
 from storage.errors import RefusedError, UnreachableError
 from storage.store import StoreUnreachableError
 from tests.simulation.create_processes import FLEET
+from tests.simulation.repository_promises import check_prune_plan
 from tests.simulation.store_processes import ModelLock, Process, exclusive
 from wal.slots.slots import slot_name
 
@@ -95,10 +96,15 @@ def delete(process: Process, name: str) -> None:
 
 def prune(process: Process, rules: Retention) -> None:
     """`snapshot prune --yes`."""
+    began_at, world = process.world.schedule.steps, process.world
     with removing(process) as run:
-        done = prune_locked(
-            run, rules, lambda plan: process.log(", ".join(f"{s.kind} {s.mark.snapshot}" for s in plan.steps))
-        )
+
+        def announce(plan: PrunePlan) -> None:
+            process.log(", ".join(f"{s.kind} {s.mark.snapshot}" for s in plan.steps))
+            check_prune_plan(world, process, plan, began_at, force=run.force)
+            world.tally["kept because of conflicts"] += len(plan.kept_instead)
+
+        done = prune_locked(run, rules, announce)
     for removed in done.removed:
         if not removed.is_done:
             raise RemovalIncompleteError(f"the removal of {removed.mark.snapshot} is incomplete")

@@ -47,6 +47,7 @@ LEAST_PER_THOUSAND = {
     "locks lost": 200,
     "delete: done": 15,
     "prune: killed": 2,
+    "kept because of conflicts": 1,
     "objects of garbage removed": 80,
 }
 

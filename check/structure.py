@@ -22,6 +22,7 @@ from snapshots.records.commits import (
     snapshot_names,
 )
 from snapshots.records.documents import ManifestError
+from snapshots.records.lost_chains import read_marks
 from snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
 from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
@@ -71,7 +72,9 @@ def check_structure(
     report = SnapshotReport(
         name, chain.last.increment, append_only=chain.append_only, warned=select_warnings(chain.left_out)
     )
-    if increment is None and not is_only_full(store, name):
+    marks = read_marks(store, name, chain.full.chain)
+    report.conflicts += [Conflict("mark", one.message, object=one.key) for one in marks.damaged]
+    if increment is None and not marks.is_only_full:
         report.conflicts += _check_lost(chain, recorded)
     if chain.full.fleet_id != fleet_id:
         foreign = foreign_snapshot_error(name, chain.full.fleet_id, fleet_id)

@@ -21,6 +21,7 @@ from snapshots.operations.exclusive import exclusive
 from snapshots.operations.operation import Operation, new_operation
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_newest_part
+from snapshots.records.commits import check_not_pruned
 from snapshots.records.lost_chains import check_not_lost
 from snapshots.records.store_identity import check_of_fleet, read_identity
 from snapshots.tasks.own_tasks import THREADS_MAX, run_own_tasks
@@ -62,6 +63,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
         with exclusive(sessions, store, "archive", name) as lock:
             # Read again under the lock: from here on nobody else adds an increment.
             chain = read_newest_part(store, name)
+            check_not_pruned(store, name)
             check_not_lost(store, chain)
             nodes = tuple(node.id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))

@@ -15,9 +15,9 @@ from snapshots.records.chains import read_chain, read_newest_part, read_summarie
 from snapshots.records.commit import CommitSummary
 from snapshots.records.commits import SnapshotMissingError, read_full, snapshot_names
 from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import LostChain, read_lost
+from snapshots.records.lost_chains import LostChain, read_marks
 from snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
-from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_only_full
+from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 from wal.slots.retained import Retained, RetainedAnswers, RetainedQuery
@@ -30,6 +30,7 @@ COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended"
 class Entry:
     """One snapshot. If its chain can't be read, `problem` says why and `chain` is the readable part, if any.
 
+    `has_damaged_mark`: all of the chain can be read, and `problem` is that of a mark.
     `lost` is set if the chain was given up and can't be continued; `retained` is the WAL that the nodes keep for it.
     `is_only_full`: its increments were pruned. `summaries` are of the increments.
     """
@@ -37,6 +38,7 @@ class Entry:
     name: str
     chain: Chain | None
     problem: str | None = None
+    has_damaged_mark: bool = False
     lost: LostChain | None = None
     retained: tuple[Retained, ...] = ()
     is_only_full: bool = False
@@ -46,16 +48,16 @@ class Entry:
     def state(self) -> str:
         """Broken: a commit is missing, or one that was read is damaged. Lost, ended, only-full: no increment follows.
 
-        Because a node kept too much WAL for it, a command ended it, or its increments were pruned. The
-        objects that the commits list are read by `check` alone.
+        Because a node kept too much WAL for it, a command ended it, or its increments were pruned. Ended is also one
+        whose mark is damaged. The objects that the commits list are read by `check` alone.
         """
-        if self.problem:
+        if self.problem and not self.has_damaged_mark:
             return BROKEN
         if self.is_only_full:
             return ONLY_FULL
         if self.lost:
             return ENDED if self.lost.is_planned else LOST
-        return COMPLETE
+        return ENDED if self.has_damaged_mark else COMPLETE
 
     @property
     def remark(self) -> str:
@@ -144,9 +146,16 @@ def read_entry(
 
 def entry_of(store: ObjectStore, chain: Chain) -> Entry:
     """The entry of a chain that can be read; raises what read_summaries raises."""
-    lost = read_lost(store, chain.name, chain.full.chain)
-    summaries = read_summaries(store, chain)
-    return Entry(chain.name, chain, lost=lost, is_only_full=is_only_full(store, chain.name), summaries=summaries)
+    summaries, marks = read_summaries(store, chain), read_marks(store, chain.name, chain.full.chain)
+    return Entry(
+        chain.name,
+        chain,
+        marks.problem or None,
+        has_damaged_mark=bool(marks.damaged),
+        lost=marks.lost,
+        is_only_full=marks.is_only_full,
+        summaries=summaries,
+    )
 
 
 def _with_retained(entry: Entry, answers: RetainedAnswers) -> Entry:

@@ -32,7 +32,7 @@ from snapshots.records.operation_records import (
     write_operation_record,
 )
 from snapshots.records.restore_figures import RestoreFigures
-from snapshots.records.tombstones import check_not_deleted, is_only_full
+from snapshots.records.tombstones import check_not_deleted, is_known_only_full
 from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnfitError
 from wal.segments.damage import ObjectDamagedError
@@ -156,7 +156,7 @@ def hold_lease(
 
 def _check_not_removed(store: ObjectStore, intent: Intent) -> None:
     check_not_deleted(store, intent.snapshot)
-    if intent.increment and is_only_full(store, intent.snapshot):
+    if intent.increment and is_known_only_full(store, intent.snapshot):
         raise increments_pruned_error(intent.snapshot)
 
 

@@ -19,6 +19,7 @@ from snapshots.records.commits import (
     CommitPlace,
     SnapshotMissingError,
     check_name,
+    check_not_pruned,
     commit_at,
     commit_key,
     find_place,
@@ -31,7 +32,7 @@ from snapshots.records.commits import (
     read_place,
 )
 from snapshots.records.documents import ManifestError
-from snapshots.records.tombstones import check_not_deleted, is_only_full
+from snapshots.records.tombstones import check_not_deleted, is_known_only_full
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 
@@ -54,11 +55,11 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
     """Read a snapshot with its increments up to `increment` (None: all).
 
     Raises SnapshotDeletedError; SnapshotMissingError if a commit is missing, at the end or in between; ManifestError if
-    a commit belongs to another chain.
+    a commit belongs to another chain. What can't be read as the mark of pruned increments hides none that is there.
     """
     check_not_deleted(store, check_name(name))
     chain = Chain(read_full(store, name))
-    if is_only_full(store, name):
+    if is_known_only_full(store, name):
         if increment:
             raise increments_pruned_error(name)
         return chain
@@ -73,6 +74,8 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
     chain, last = replace(chain, increments=tuple(increments)), len(increments)
     if increment in (None, last):
         return chain
+    # If the mark can't be read, it may have been pruned.
+    check_not_pruned(store, name)
     raise SnapshotMissingError(
         f"there is no increment {increment} of snapshot {name}",
         hint=f"its newest increment is {last}" if last else "it has no increments; 0 is the full snapshot",
@@ -88,7 +91,7 @@ def read_newest_part(store: ObjectStore, name: str) -> Chain:
     """
     check_not_deleted(store, check_name(name))
     full = read_full(store, name)
-    if is_only_full(store, name):
+    if is_known_only_full(store, name):
         return Chain(full)
     newest = _find_newest(store, name)
     if newest is None or newest.history is None:

@@ -3,21 +3,28 @@
 A chain is lost once its mark is in the store. The mark is created once and never changes. The chain's slots are dropped
 after that, so a command that finds a slot of a marked chain drops it (docs/architecture.md, invariant 9). The mark
 names the chain, not only the snapshot, so it never applies to another chain under the same name.
+
+A damaged mark proves nothing. Nothing is added to its chain or removed from it until somebody has looked at the object;
+the restore points that are there are read as if it had no mark.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from fleet.hints import NEW_CHAIN
 from fleet.record import Count, Record, Time, fields_of
 from fleet.sizes import size_text
 from snapshots.records.chain import Chain
-from snapshots.records.documents import check_about, read_sealed, seal
+from snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
+from snapshots.records.tombstones import is_only_full, only_full_key
 from storage.errors import ChainEnd, RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
+
+DAMAGED_HINT = "put it back from a copy of the store, or remove it: the next increment tells whether the chain goes on"
 
 
 class ChainLostError(RefusedError):
@@ -86,10 +93,57 @@ def read_lost(store: ObjectStore, snapshot: str, chain: str) -> LostChain | None
     key = lost_key(snapshot, chain)
     try:
         lost: LostChain = read_sealed(store, key, LostChain)
+        check_about(key, f"chain {lost.chain} of snapshot {lost.snapshot}", f"chain {chain} of snapshot {snapshot}")
     except ObjectMissingError:
         return None
-    check_about(key, f"chain {lost.chain} of snapshot {lost.snapshot}", f"chain {chain} of snapshot {snapshot}")
+    except ManifestError as error:
+        if NEWER_HINT not in error.hint:
+            error.hint = DAMAGED_HINT
+        raise
     return lost
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedMark:
+    """A mark that can't be read, why, and what to do."""
+
+    key: str
+    message: str
+    hint: str
+
+    @property
+    def text(self) -> str:
+        """What it means, in the words of `list` and `prune`."""
+        kept = "until that is mended, it gets no increments and prune keeps it; all that is listed can be restored"
+        return f"{self.message}; {kept}; {self.hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChainMarks:
+    """What the marks of a snapshot say of its chain: that it was given up or ended, or its increments pruned."""
+
+    lost: LostChain | None = None
+    is_only_full: bool = False
+    damaged: tuple[DamagedMark, ...] = ()
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the marks, "" if nothing is."""
+        return "; ".join(one.text for one in self.damaged)
+
+
+def read_marks(store: ObjectStore, snapshot: str, chain: str) -> ChainMarks:
+    """Read the marks of a snapshot and its chain; those that are damaged are in the result, not believed."""
+    lost, pruned, damaged = None, False, list[DamagedMark]()
+    try:
+        pruned = is_only_full(store, snapshot)
+    except ManifestError as error:
+        damaged.append(DamagedMark(only_full_key(snapshot), error.message, error.hint))
+    try:
+        lost = read_lost(store, snapshot, chain)
+    except ManifestError as error:
+        damaged.append(DamagedMark(lost_key(snapshot, chain), error.message, error.hint))
+    return ChainMarks(lost, pruned, tuple(damaged))
 
 
 def check_not_lost(store: ObjectStore, chain: Chain) -> None:

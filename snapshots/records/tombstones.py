@@ -5,7 +5,8 @@ and its name is never used again. Anything that arrives late under the name is g
 or the writes of a process that was suspended.
 
 A mark is believed only if every byte is as it was written: an object in its place that is no mark removes nothing and
-ends no chain. Somebody must look at it, so commands that would need to know raise ManifestError.
+ends no chain. Somebody must look at it, so commands that would need to know raise ManifestError. Who only reads what is
+there does not need to know of pruned increments: a damaged mark of these hides none that is left.
 """
 
 from __future__ import annotations
@@ -85,6 +86,13 @@ def is_deleted(store: ObjectStore, name: str) -> bool:
 def is_only_full(store: ObjectStore, name: str) -> bool:
     """Whether the snapshot's increments were pruned; raise ManifestError if what is in the mark's place is none."""
     return _is_marked(store, only_full_key(name))
+
+
+def is_known_only_full(store: ObjectStore, name: str) -> bool:
+    """Whether the snapshot's increments were pruned, for who only reads: not if what is in the mark's place is none."""
+    with suppress(ManifestError):
+        return is_only_full(store, name)
+    return False
 
 
 def _is_marked(store: ObjectStore, key: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from snapshots.operations.object_lists import read_chain_lists
@@ -17,8 +17,9 @@ from snapshots.records.chains import read_chain
 from snapshots.records.commits import listed_numbers
 from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import ManifestError
+from snapshots.records.lost_chains import ChainMarks, read_marks
 from snapshots.records.stored_object import LostList
-from snapshots.records.tombstones import RestorePoint, is_only_full
+from snapshots.records.tombstones import RestorePoint
 from snapshots.removal.increment_objects import of_increments
 from snapshots.removal.size_total import SizeTotal
 from storage.errors import RefusedError
@@ -31,10 +32,10 @@ class SurveyedSnapshot:
     """A snapshot as commits and listings show it.
 
     `chain` is the longest readable part from the full snapshot on, None if the full snapshot can't be read;
-    `unreadable` says why the rest can't be. `restorable` counts the commits, from the full snapshot on, that can be
-    restored and lack nothing; `lack` says what the next one lacks. Both texts are "" if there is nothing to report.
-    `objects` counts all objects in its folder, whether or not a commit lists them, `of_increments` those that the full
-    snapshot does not need.
+    `unreadable` says why the rest can't be, `marks` what is known of how it ended. `restorable` counts the commits,
+    from the full snapshot on, that can be restored and lack nothing; `lack` says what the next one lacks. Both
+    texts are "" if there is nothing to report. `objects` counts all objects in its folder, whether or not a commit
+    lists them, `of_increments` those that the full snapshot does not need.
     """
 
     name: str
@@ -44,7 +45,12 @@ class SurveyedSnapshot:
     restorable: int
     objects: SizeTotal
     of_increments: SizeTotal
-    is_only_full: bool = False
+    marks: ChainMarks = field(default_factory=ChainMarks)
+
+    @property
+    def is_only_full(self) -> bool:
+        """Whether its increments were pruned."""
+        return self.marks.is_only_full
 
     @property
     def is_whole(self) -> bool:
@@ -54,7 +60,7 @@ class SurveyedSnapshot:
     @property
     def problem(self) -> str:
         """What is wrong with the snapshot, "" if nothing is."""
-        return self.unreadable or self.lack
+        return self.unreadable or self.lack or self.marks.problem
 
     @property
     def is_only_cut(self) -> bool:
@@ -83,10 +89,9 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
     objects = store.inventory(f"snapshots/{name}")
     total = SizeTotal.of(objects)
     chain, unreadable = _read_newest(store, name)
-    # If the mark can't be read, neither can the chain.
-    only_full = chain is not None and is_only_full(store, name)
     if chain is None:
-        return SurveyedSnapshot(name, None, unreadable, "", 0, total, SizeTotal(), only_full)
+        return SurveyedSnapshot(name, None, unreadable, "", 0, total, SizeTotal())
+    marks = read_marks(store, name, chain.full.chain)
     is_of_increments = of_increments(chain.full)
     to_prune = SizeTotal.of(one for one in objects if is_of_increments(one.key))
     try:
@@ -95,7 +100,7 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
         restorable, lack = 0, error.message
     if chain.full.only_cut:
         restorable = 0
-    return SurveyedSnapshot(name, chain, unreadable, lack, restorable, total, to_prune, only_full)
+    return SurveyedSnapshot(name, chain, unreadable, lack, restorable, total, to_prune, marks)
 
 
 def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:

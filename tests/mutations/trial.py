@@ -41,14 +41,13 @@ class Outcome:
         if self.code in (70, -1):
             return TRACEBACK if self.code == 70 else HANG
         if self.command.startswith("list"):
-            states = {one["name"]: one["state"] for one in self.document.get("snapshots", [])}
-            return REFUSED if self.code or "broken" in states.values() or self._has_problem() else ACCEPTED
+            return REFUSED if self.code or self._has_problem() else ACCEPTED
         if self.command.startswith("check"):
             return ACCEPTED if self.code in (0, 4) else REFUSED
         return REFUSED if self.code else ACCEPTED
 
     def _has_problem(self) -> bool:
-        return any(one["problem"] for one in self.document["open_operations"])
+        return any(one["problem"] for one in (*self.document["snapshots"], *self.document["open_operations"]))
 
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {

@@ -88,12 +88,55 @@ def test_what_is_no_mark_of_pruned_increments_ends_no_chain() -> None:
     before = read_chain_lists(store, "old"), set(nodes.slots)
     store.create(only_full_key("old"), b"")
     with pytest.raises(ManifestError, match=r"only-full\.json is damaged"):
-        read_chain(store, "old")
+        check_not_pruned(store, "old")
+    assert [one.increment for one in read_chain(store, "old").commits] == [0, 1, 2]
+    # What is not there may have been pruned.
+    with pytest.raises(ManifestError, match=r"only-full\.json is damaged"):
+        read_chain(store, "old", 3)
     assert prune(store, nodes, keep_full=9).removed == ()
     assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
     store.delete(only_full_key("old"))
     assert (read_chain_lists(store, "old"), nodes.slots) == before
-    assert len(read_chain(store, "old").commits) > 1
+
+
+@pytest.mark.parametrize("key", [only_full_key("old"), lost_key("old", "op-old-0")])
+def test_a_snapshot_with_a_damaged_mark_is_kept_and_why_is_said(key: str) -> None:
+    store = memory()
+    nodes = store_two_chains(store)
+    before = read_chain_lists(store, "old"), set(nodes.slots)
+    store.create(key, b"{")
+    for rules in ({"keep_full": 1}, {"keep_increments": 1}, {"keep_days": 1}):
+        pruned = prune(store, nodes, **rules)
+        assert pruned.removed == ()
+        assert key in pruned.plan.problems["old"]
+        (verdict,) = (one for one in pruned.plan.verdicts if one.name == "old")
+        assert verdict.why == ("it is damaged, so it is unknown what would be lost",)
+    store.delete(key)
+    assert (read_chain_lists(store, "old"), nodes.slots) == before
+    assert [one.mark.snapshot for one in prune(store, nodes, keep_full=1).removed] == ["old"]
+
+
+@pytest.mark.parametrize("key", [only_full_key("old"), lost_key("old", "op-old-0")])
+def test_a_check_compares_all_that_a_damaged_mark_leaves_and_names_it(key: str) -> None:
+    store = memory()
+    store_two_chains(store)
+    store.create(key, b"{")
+    for increment in (None, 1, 0):
+        chain, report = check_structure(store, "fleet", "old", increment, {"op-old-1": 1, "op-old-2": 2})
+        assert chain is not None
+        assert chain.last.increment == (2 if increment is None else increment)
+        check_listing(store, chain, report)
+        assert [(one.kind, one.object) for one in report.conflicts] == [("mark", key)]
+        assert report.compared.objects == sum(1 for one in chain.commits for _ in one.named)
+
+
+def test_an_increment_that_may_have_been_pruned_is_not_said_to_be_lost() -> None:
+    store = memory()
+    store_two_chains(store)
+    store.create(only_full_key("old"), b"{")
+    store.delete(commit_key("old", 1))
+    with pytest.raises(ManifestError, match=r"only-full\.json is damaged"):
+        read_chain(store, "old")
 
 
 def test_what_is_no_mark_of_a_lost_chain_makes_no_segment_garbage() -> None:

@@ -1,0 +1,136 @@
+"""A snapshot whose commits are whole and one of whose marks is damaged: every command is of one opinion about it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from cli.commands.list import entry_document, lines_of
+from cli.commands.prune import plan_lines
+from cli.views.flat_list import flat_rows
+from fleet.config import Fleet, Retention
+from fleet.progress import Silent
+from snapshots.listing.figures import figures_of, gaps_of
+from snapshots.listing.listing import Listing, read_entry, show_snapshot
+from snapshots.operations.leases import hold_lease
+from snapshots.operations.operation import current_time, new_operation
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import check_not_pruned
+from snapshots.records.documents import ManifestError, seal
+from snapshots.records.lost_chains import LostChain, check_not_lost, lost_key, mark_lost
+from snapshots.records.store_identity import read_identity
+from snapshots.records.tombstones import only_full_key
+from snapshots.removal.deletion_plan import plan_deletion
+from snapshots.removal.pruning import plan_prune
+from tests.unit.made_chains import FLEET
+from tests.unit.made_fleets import new_fleet, store_chain
+from wal.slots.retained import RetainedAnswers
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+TIMES = tuple(f"2026-11-20T0{hour}:00:00Z" for hour in range(3))
+LOST, PRUNED = lost_key("daily", "op-daily-0"), only_full_key("daily")
+HINTS = {LOST: "or remove it: the next increment tells", PRUNED: "if nobody pruned snapshot daily"}
+MARKS = pytest.mark.parametrize("key", [LOST, PRUNED])
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    made = new_fleet(FLEET)
+    store_chain(made, "daily", *TIMES)
+    return made
+
+
+def listing_of(fleet: Fleet) -> Listing:
+    store = fleet.store.open()
+    entry = read_entry(store, read_identity(store, fleet), "daily")
+    assert entry is not None
+    return Listing((entry,), RetainedAnswers((), {}))
+
+
+@MARKS
+def test_all_restore_points_are_listed_and_the_mark_is_named_with_what_to_do(fleet: Fleet, key: str) -> None:
+    fleet.store.open().create(key, b"{")
+    listing = listing_of(fleet)
+    (entry,) = listing.entries
+    document = entry_document(entry)
+    assert (document["state"], document["lost"]) == ("ended", None)
+    assert [one["number"] for one in document["increments"]] == [1, 2]
+    for problem in (document["problem"], entry.remark):
+        assert key in problem
+        assert HINTS[key] in problem
+    _, remark, *_ = lines_of(listing, NOW)
+    assert remark == f"snapshot daily: {entry.problem}"
+    rows = list(flat_rows(listing))
+    assert [(row["increment"], row["state"], row["problem"]) for row in rows] == [
+        (number, "ended", entry.problem) for number in range(3)
+    ]
+
+
+@MARKS
+def test_it_is_shown_and_restored_and_counts_as_restorable(fleet: Fleet, key: str) -> None:
+    store = fleet.store.open()
+    store.create(key, b"{")
+    for increment in (None, 1, 0):
+        details = show_snapshot(fleet, "daily", increment)
+        assert details.chain.last.increment == (2 if increment is None else increment)
+        assert key in details.entry.remark
+    assert read_chain(store, "daily").last.increment == 2
+    with hold_lease(store, new_operation("restore", "daily", 2, ("a",)), Silent()):
+        pass
+    figures = figures_of(details.entry, read_chain(store, "daily"))
+    assert (figures.is_counted, figures.is_given_up, len(figures.points)) == (True, False, 3)
+    assert gaps_of([figures], NOW).found == ()
+
+
+@MARKS
+def test_it_gets_no_increments_until_somebody_has_looked_at_the_mark(fleet: Fleet, key: str) -> None:
+    store = fleet.store.open()
+    store.create(key, b"{")
+    with pytest.raises(ManifestError, match="is damaged") as refused:
+        check_goes_on(fleet)
+    assert refused.value.details["object"] == key
+    assert HINTS[key] in refused.value.hint
+    store.delete(key)
+    check_goes_on(fleet)
+
+
+def check_goes_on(fleet: Fleet) -> None:
+    store = fleet.store.open()
+    check_not_pruned(store, "daily")
+    check_not_lost(store, read_chain(store, "daily"))
+
+
+@MARKS
+def test_it_is_never_pruned_and_can_be_deleted(fleet: Fleet, key: str) -> None:
+    store = fleet.store.open()
+    store_chain(fleet, "newer", "2026-11-21T00:00:00Z")
+    store.create(key, b"{")
+    plan = plan_prune(store, fleet, Retention(keep_full=1), force=False)
+    assert plan.steps == ()
+    *_, line, nothing = plan_lines(plan)
+    assert line.startswith(f"daily: kept: it is damaged, so it is unknown what would be lost (object {key} is damaged")
+    assert nothing == "nothing to prune"
+    deletion = plan_deletion(store, fleet, "daily", force=False)
+    assert [one.increment for one in deletion.mark.points] == [0, 1, 2]
+
+
+def test_a_mark_that_can_be_read_is_told_beside_one_that_can_not(fleet: Fleet) -> None:
+    store = fleet.store.open()
+    mark_lost(store, LostChain("daily", "op-daily-0", 2, "a", 2, 1, current_time()))
+    store.create(PRUNED, b"{")
+    (entry,) = listing_of(fleet).entries
+    assert (entry.state, len(entry.summaries)) == ("lost", 2)
+    assert entry.lost is not None
+    assert PRUNED in str(entry.problem)
+
+
+def test_of_two_damaged_marks_both_are_named(fleet: Fleet) -> None:
+    store = fleet.store.open()
+    store.create(PRUNED, b"{")
+    store.create(LOST, seal({"schema": "cutline/lost/2", "why": "another reason"}))
+    (entry,) = listing_of(fleet).entries
+    problem = str(entry.problem)
+    assert PRUNED in problem
+    assert LOST in problem
+    assert "a newer version of Cutline may have written it" in problem

@@ -14,7 +14,7 @@ from cli.output.format import age_text, count_text, minute_text, moment_text, na
 from cli.output.left_out import warnings_of_several
 from cli.output.results import emit, emit_csv, emit_items
 from cli.output.tables import Cell, FittingTable, Shorter
-from cli.views.flat_list import csv_rows, flat_rows, flat_table
+from cli.views.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
 from cli.views.sparkline import sparkline, stdout_levels
 from fleet.record import to_builtins
 from fleet.tables.left_out import select_warnings
@@ -44,8 +44,8 @@ IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "t
 def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = False) -> None:
     """List the snapshots in the store with their increments.
 
-    checked: how long ago the last full check ended, and its result unless it was valid. sizes: of the newest
-    increments.
+    checked: how long ago the last full check ended, and its result unless it was valid; before it, conflicts that
+    another one has found. sizes: of the newest increments.
     """
     options = command_context(context)
     if csv and options.json:
@@ -66,7 +66,7 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
         "snapshots": [
             entry_document(entry)
             | {"retained_wal": {one.node: one.size_bytes for one in entry.retained}}
-            | checks_document(listing.checks, entry.name)
+            | checks_document(listing.checks, entry)
             for entry in listing.entries
         ],
         "warnings": listing.warnings,
@@ -122,10 +122,18 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
     }
 
 
-def checks_document(checks: NewestChecks, name: str) -> dict[str, Any]:
-    """The newest check of a snapshot, the newest full one, and the newest full one that found it valid, or null."""
-    found = {"last_check": checks.last, "last_full_check": checks.full, "last_valid_check": checks.valid}
-    return {field: check.to_json() if (check := newest.get(name)) else None for field, newest in found.items()}
+def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
+    """The newest check of a snapshot, the newest full one, and the newest full one that found it valid, or null.
+
+    And the newest one with conflicts that no newer one has shown to be gone.
+    """
+    found = {
+        "last_check": checks.last.get(entry.name),
+        "last_full_check": checks.full.get(entry.name),
+        "last_valid_check": checks.valid.get(entry.name),
+        "standing_conflicts": checks.standing_conflicts(entry.name, 1 + len(entry.summaries)),
+    }
+    return {field: check.to_json() if check else None for field, check in found.items()}
 
 
 def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:
@@ -171,18 +179,26 @@ def _table(listing: Listing, now: datetime) -> FittingTable:
                 count_text(one.transactions),
                 size_text(one.bytes),
                 "" if one.increment else sparkline([increment.bytes for increment in entry.summaries], levels),
-                "" if one.increment else _checked(listing.checks.full.get(entry.name), now),
+                "" if one.increment else _checked(listing.checks, entry, now),
                 shortened(one.comment),
             ))  # fmt: skip
     return FittingTable(COLUMNS, rows, NUMBERS, IMPORTANT)
 
 
-def _checked(check: EndedCheck | None, now: datetime) -> str:
-    """How long ago it ended, and its result unless it was valid."""
+def _checked(checks: NewestChecks, entry: Entry, now: datetime) -> str:
+    """How long ago the last full check ended, and its result unless it was valid; before it, conflicts of another."""
+    check, other = checks.full.get(entry.name), checks.standing_conflicts(entry.name, 1 + len(entry.summaries))
+    if other is None or other is check:
+        return _result(check, now, is_alone=True)
+    conflicts = f"{conflicts_at(other.point.increment)} {age_text(other.moment, now=now)}"
+    return ", ".join(filter(None, (conflicts, _result(check, now, is_alone=False))))
+
+
+def _result(check: EndedCheck | None, now: datetime, *, is_alone: bool) -> str:
     if check is None:
         return ""
     age = age_text(check.moment, now=now)
-    return age if check.point.result == VALID else f"{check.point.result} {age}"
+    return age if is_alone and check.point.result == VALID else f"{check.point.result} {age}"
 
 
 def _state(entry: Entry, summary: CommitSummary) -> str:

@@ -71,8 +71,9 @@ def _checks(figures: StoreFigures) -> Section:
     snapshots = sorted((one for one in figures.snapshots if one.points), key=lambda one: one.points[-1].cut_at)
     shown = snapshots[-ROWS_MAX:]
     texts = [
-        "A check up to an increment covers all restore points before it, too. The newest check counts that was not"
-        " inconclusive, if there is one; what no recorded check covers is unknown.",
+        "A check up to an increment covers all restore points before it, too; its conflicts count for those after it as"
+        " well, which need the same objects. The newest check counts that was not inconclusive, if there is one; what"
+        " no recorded check covers is unknown.",
         _read_text(figures.operations),
     ]
     if len(shown) < len(snapshots):

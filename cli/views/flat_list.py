@@ -27,13 +27,13 @@ from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import Commit, FullSnapshot
 from snapshots.records.cut_times import cut_time, safe_time
 from snapshots.records.documents import shortened
-from snapshots.records.operation_records import VALID
+from snapshots.records.operation_records import CONFLICTS, VALID
 
 FULL, INCREMENTAL, ONLY_CUT = "full", "incremental", "only-cut"
 COLUMNS = (
     "snapshot", "increment", "type", "base_snapshot", "state", "cut_at", "safe_at", "created_at", "seconds", "bytes",
     "changes", "transactions", "nodes", "baseline_nodes", "groups", "cut", "operation", "terminal", "checked_at",
-    "check_result", "valid_at", "problem", "comment",
+    "check_result", "valid_at", "problem", "comment", "checked_increment",
 )  # fmt: skip
 # What makes a spreadsheet take a text for a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@")
@@ -92,6 +92,7 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
             "valid_at": valid.ended_at if valid else None,
             "problem": entry.problem,
             "comment": one.comment,
+            "checked_increment": check.point.increment if check else None,
         }
 
 
@@ -133,7 +134,10 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[Cell, ...]:
     if row["type"] is None:
         return (row["snapshot"], *[""] * 10, row["state"], "", shortened(row["problem"]))
     state = row["state"] + ", terminal" * row["terminal"]
-    checks = {row["check_result"]: row["checked_at"], VALID: row["valid_at"]}
+    up_to = row["checked_increment"]
+    is_of_earlier = up_to is not None and up_to < row["increment"]
+    result = conflicts_at(up_to) if is_of_earlier else row["check_result"]
+    checks = {result: row["checked_at"], VALID: row["valid_at"]}
     checked = ", ".join(f"{result} {_age(at, now)}" for result, at in checks.items() if at)
     return (
         row["snapshot"], str(row["increment"]), row["type"],
@@ -142,6 +146,11 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[Cell, ...]:
         count_text(row["transactions"]), str(len(row["nodes"])), str(len(row["groups"])), state, checked,
         shortened(row["comment"]),
     )  # fmt: skip
+
+
+def conflicts_at(increment: int) -> str:
+    """The result of a check up to that increment, for others than it: that there are conflicts, and where."""
+    return f"{CONFLICTS} at increment {increment}," if increment else f"{CONFLICTS} at the full snapshot,"
 
 
 def _moment(time: str) -> Shorter:

@@ -79,6 +79,11 @@ class NewestChecks:
                 self.add(check)
         return [ended.id for ended in batch if ended.problem]
 
+    def standing_conflicts(self, snapshot: str, count: int) -> EndedCheck | None:
+        """The check with conflicts that stands for its `count` restore points; None if another one stands, or none."""
+        found = standing_check(self.by_snapshot.get(snapshot, []), count)
+        return found if found and found.point.result == CONFLICTS else None
+
 
 def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> None:
     # The id of an operation has the second in which it began, so ids of one second are in no order.
@@ -90,13 +95,21 @@ def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck
     """By increment, of `count` restore points of a snapshot: the newest of its checks that covers it.
 
     An inconclusive check counts only if no other one covers it. A check up to an increment covers the restore points
-    before it, too: it reads all that they need.
+    before it, too: it reads all that they need. Those after it need the same objects. So if it found conflicts, it
+    counts for them as well, unless a newer one covers them, or has found the increment itself to be valid.
     """
     covering: list[EndedCheck | None] = []
     newest_first = sorted(checks, key=lambda one: one.moment, reverse=True)
     for one in sorted(newest_first, key=lambda one: one.point.result == INCONCLUSIVE):
         covering += [one] * (min(one.point.increment + 1, count) - len(covering))
-    return covering + [None] * (count - len(covering))
+    covering += [None] * (count - len(covering))
+    carried: EndedCheck | None = None
+    for increment, own in enumerate(covering):
+        if carried and (own is None or own.point.result == INCONCLUSIVE or own.moment < carried.moment):
+            covering[increment] = carried
+        elif own and (own.point.increment, own.point.result) == (increment, CONFLICTS):
+            carried = own
+    return covering
 
 
 def standing_check(checks: Iterable[EndedCheck], count: int) -> EndedCheck | None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import snapshots.activity.checks as checks
 import snapshots.activity.ended_operations as ended_operations
 from cli.commands.list import checks_document
 from fleet.record import Time
 from snapshots.activity.checks import EndedCheck, NewestChecks, newest_covering, read_checks, standing_check
+from snapshots.listing.listing import Entry
 from snapshots.operations.operation import begin, new_operation, record_outcome
 from snapshots.operations.recorded import document_names
+from snapshots.records.chain import summary_of
 from snapshots.records.operation_records import CheckedPoint, CheckResult, operation_key
 from storage.memory import InMemoryStore
 from tests.unit.made_checks import ended, point
-from tests.unit.made_commits import unused_url
+from tests.unit.made_commits import increment_commit, unused_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,17 @@ def test_the_newest_check_counts_of_each_point_and_of_each_snapshot_by_how_much_
     assert {name: one.operation for name, one in found.full.items()} == {"a": third, "b": first}
     assert {name: one.operation for name, one in found.valid.items()} == {"a": second}
     assert found.valid["a"].ended_at == "2026-11-24T10:02:30.000Z"
-    shown = {field: one and one["operation"] for field, one in checks_document(found, "a").items()}
-    assert shown == {"last_check": fifth, "last_full_check": third, "last_valid_check": second}
-    assert checks_document(found, "b")["last_valid_check"] is None
+    entry = Entry("a", None, summaries=tuple(summary_of(increment_commit(number)) for number in (1, 2, 3)))
+    shown = {field: one and one["operation"] for field, one in checks_document(found, entry).items()}
+    assert shown == {
+        "last_check": fifth, "last_full_check": third, "last_valid_check": second, "standing_conflicts": third,
+    }  # fmt: skip
+    other = checks_document(found, Entry("b", None))
+    assert (other["last_valid_check"], other["standing_conflicts"]["operation"]) == (None, first)
 
 
 def test_a_check_covers_what_precedes_its_increment_and_an_inconclusive_one_counts_last() -> None:
-    """In the order of their ends; of four restore points, and of five, the last of which is checked by no one."""
+    """In the order of their ends; of four restore points, and of five, the last of which needs what has conflicts."""
     ends: list[tuple[int, CheckResult]] = [
         (1, "valid"),
         (3, "conflicts"),
@@ -67,8 +75,9 @@ def test_a_check_covers_what_precedes_its_increment_and_an_inconclusive_one_coun
         for minute, (increment, result) in enumerate(ends)
     ]
     assert [one and one.operation for one in newest_covering(checks, 4)] == ["2", "1", "1", "1"]
-    assert [one and one.operation for one in newest_covering(checks[:-1], 5)] == ["2", "1", "1", "1", None]
-    assert [one and one.operation for one in newest_covering(checks, 5)] == ["2", "1", "1", "1", "4"]
+    for some in (checks, checks[:-1]):
+        assert [one and one.operation for one in newest_covering(some, 5)] == ["2", "1", "1", "1", "1"]
+    assert [one and one.operation for one in newest_covering(checks[:1], 3)] == ["0", "0", None]
     assert newest_covering([], 2) == [None, None]
 
 
@@ -102,6 +111,38 @@ def test_conflicts_of_any_restore_point_stand_for_the_snapshot() -> None:
     # Of a snapshot without its increments, what was found of all may be in what is left, until that is checked.
     assert standing(1, (point("a", 3, "conflicts"), 1)) == "1"
     assert standing(1, (point("a", 3, "conflicts"), 1), (point("a", 0), 2)) == "2"
+
+
+RESULTS = st.sampled_from(["valid", "conflicts", "inconclusive"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), RESULTS), max_size=8), st.integers(1, 6))
+def test_conflicts_count_for_what_follows_until_a_newer_check_shows_them_to_be_gone(
+    drawn: list[tuple[int, CheckResult]], count: int
+) -> None:
+    """The same rule, asked of each restore point by itself."""
+    ends = [
+        EndedCheck(str(minute), Time(f"2026-11-24T10:{minute:02}:00.000Z"), point("a", increment, result))
+        for minute, (increment, result) in enumerate(drawn)
+    ]
+
+    def own(increment: int) -> EndedCheck | None:
+        reaching = [one for one in ends if one.point.increment >= increment]
+        conclusive = [one for one in reaching if one.point.result != "inconclusive"]
+        return (conclusive or reaching or [None])[-1]
+
+    def expected(increment: int) -> EndedCheck | None:
+        standing = [
+            one
+            for one in ends
+            if one.point.result == "conflicts" and one.point.increment < increment and own(one.point.increment) is one
+        ]
+        found, last = own(increment), standing[-1] if standing else None
+        if found is None or last is None:
+            return found or last
+        return last if found.point.result == "inconclusive" or last.moment > found.moment else found
+
+    assert newest_covering(ends, count) == [expected(increment) for increment in range(count)]
 
 
 def test_of_two_checks_the_one_that_ended_later_is_the_newest() -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from cli.commands.list import lines_of
 from cli.output.results import emit_csv
+from cli.output.tables import FittingTable
 from cli.views.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
 from fleet.record import Time, from_builtins
 from snapshots.activity.checks import EndedCheck, NewestChecks
@@ -73,6 +75,52 @@ def test_a_row_has_its_cut_its_type_and_the_checks_of_its_restore_point() -> Non
     assert "conflicts 30 min ago, valid 1 h ago" in line
 
 
+def test_conflicts_of_an_earlier_increment_are_told_with_where_they_were_found() -> None:
+    chain, checks = commented("", "b", "c", "d"), NewestChecks()
+    for minute, increment, result, is_full in (
+        (10, 2, "valid", True),
+        (20, 1, "conflicts", False),
+        (30, 0, "valid", False),
+    ):
+        point = CheckedPoint("daily", increment, result, is_full)  # type: ignore[arg-type]  # one of the three
+        checks.add(EndedCheck("op", Time(f"2026-11-20T11:{minute}:00.000Z"), point))
+    listing = listing_of(chain, checks)
+    rows = list(flat_rows(listing))
+    assert [(row["check_result"], row["checked_increment"]) for row in rows] == [
+        ("valid", 0), ("conflicts", 1), ("conflicts", 1), ("conflicts", 1),
+    ]  # fmt: skip
+    _, full, *others = flat_table(rows, NOW).lines(None)
+    assert "valid 30 min ago" in full
+    for line, text in zip(
+        others,
+        [
+            "conflicts 40 min ago, valid 50 min ago",
+            "conflicts at increment 1, 40 min ago, valid 50 min ago",
+            "conflicts at increment 1, 40 min ago",
+        ],
+        strict=True,
+    ):
+        assert text in line
+    # `list` has one cell for all of them: it tells of the conflicts before the last full check.
+    table = lines_of(listing, NOW)[0]
+    assert isinstance(table, FittingTable)
+    assert "conflicts at increment 1, 40 min ago, valid 50 min ago" in list(table.lines(None))[1]
+
+
+def test_the_last_full_check_stands_alone_if_nothing_speaks_against_it() -> None:
+    chain, checks = commented("", "b"), NewestChecks()
+    for minute, increment, result, text in (
+        (10, 1, "valid", "50 min ago"),
+        (20, 1, "conflicts", "conflicts 40 min ago"),
+        (30, 1, "valid", "30 min ago"),
+    ):
+        point = CheckedPoint("daily", increment, result, full=True)  # type: ignore[arg-type]  # one of the three
+        checks.add(EndedCheck("op", Time(f"2026-11-20T11:{minute}:00.000Z"), point))
+        table = lines_of(listing_of(chain, checks), NOW)[0]
+        assert isinstance(table, FittingTable)
+        assert f"  {text}" in list(table.lines(None))[1]
+
+
 @pytest.mark.parametrize(
     ("comment", "cell"),
     [
@@ -102,8 +150,8 @@ def test_csv_has_a_header_and_is_as_rfc_4180_has_it() -> None:
     assert text.endswith("\r\n")
     header, first, second = text.removesuffix("\r\n").split("\r\n")
     assert header == ",".join(COLUMNS)
-    assert first.endswith(',"a ""b"", c"')
-    assert second.endswith(",d")
+    assert first.endswith(',"a ""b"", c",')
+    assert second.endswith(",d,")
     read = list(csv.DictReader(io.StringIO(text, newline="")))
     assert [(row["snapshot"], row["increment"], row["terminal"]) for row in read] == [
         ("daily", "0", "true"), ("daily", "1", "false"),

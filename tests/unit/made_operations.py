@@ -30,6 +30,11 @@ def begun(store: InMemoryStore, kind: str = "create", *, ago: float = 0.0, now: 
     return intent
 
 
+def new_restore(increment: int = 0) -> Intent:
+    """A restore that has recorded nothing yet."""
+    return new_operation("restore", "daily", increment, ("a",))
+
+
 def sign(store: InMemoryStore, intent: Intent, *, ago: float, number: int = 1, now: datetime = NOW) -> None:
     seen_at = Time.of(now - timedelta(seconds=ago))
     store_sign(store, structs.replace(SIGN, operation=intent.id, seen_at=seen_at, snapshot="daily"), number)

@@ -26,7 +26,7 @@ from tests.commands.in_process import run_here, run_with_stderr
 from tests.commands.snapshot_runs import Runs, command_line, runs_on, slots_of
 from tests.faults.ports import HOST, free_ports
 from tests.faults.stalled_network import execute
-from tests.unit.test_metrics import of, read, values_of
+from tests.unit.metric_values import of, read, values_of
 from wal.slots.lags import LagsQuery, NodeLags
 
 if TYPE_CHECKING:

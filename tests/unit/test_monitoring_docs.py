@@ -15,7 +15,7 @@ import yaml
 
 from snapshots.metrics.catalog import FLEET, METRICS
 from snapshots.metrics.exposition import render
-from tests.unit.test_metrics import values_of
+from tests.unit.metric_values import values_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FOLDER = DOCS / "monitoring.md", DOCS / "monitoring"

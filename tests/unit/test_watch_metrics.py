@@ -21,7 +21,7 @@ from snapshots.metrics.gathering import Gathered, MetricsGatherer
 from storage.errors import UnreachableError
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_fleets import new_fleet
-from tests.unit.test_metrics import of, read, values_of
+from tests.unit.metric_values import of, read, values_of
 
 
 def new_watcher(folder: Path, said: list[str], metrics: MetricsRules) -> Watcher:

@@ -19,10 +19,8 @@ import pytest
 import cli.folders.session_folder as session_folder_module
 from cli.folders.session_folder import (
     PREFIX,
-    NoTemporaryFolderError,
     claimed_folder,
     delete_dead_sessions,
-    lasting_folder,
     session_folder,
 )
 from tests.other_user import OTHER_UID, as_other_user, needs_root
@@ -38,14 +36,6 @@ with session_folder() as folder:
         print(folder, flush=True)
     sys.stdin.read()
 """
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files of this process and of those that it starts."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
 
 
 @contextmanager
@@ -185,72 +175,6 @@ def test_the_name_of_a_session_folder_has_the_host_and_the_boot(temporary: Path)
     with claimed_folder(temporary) as folder:
         assert folder.name.startswith(name_of_a_session(""))
     assert len({*session_folder_module._host_and_boot(), ""}) == 3
-
-
-REPLACEABLE = ["itself", "above", "behind a link"]
-
-
-def make_replaceable(temporary: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> Path:
-    """Let TMPDIR name a folder in which, or above which, every user can replace files; return it."""
-    mine = temporary / "open" / "mine"
-    mine.mkdir(parents=True, mode=0o700)
-    (temporary / "link").symlink_to(mine)
-    (mine if how == "itself" else mine.parent).chmod(0o777)
-    named = temporary / "link" if how == "behind a link" else mine
-    monkeypatch.setenv("TMPDIR", str(named))
-    monkeypatch.setattr(tempfile, "tempdir", str(named))
-    return named
-
-
-@pytest.mark.parametrize("how", REPLACEABLE)
-def test_where_everybody_can_replace_files_the_session_is_elsewhere(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
-) -> None:
-    make_replaceable(temporary, monkeypatch, how)
-    with session_folder() as folder:
-        assert folder.parent == Path("/var/tmp").resolve()
-        assert (os.environ["TMPDIR"], tempfile.gettempdir()) == (str(folder), str(folder))
-        assert Path(lasting_folder()) == folder.parent
-    assert not folder.exists()
-    assert "warning: other users of the machine can replace files" in capsys.readouterr().err
-
-
-def test_a_sticky_folder_for_all_is_used(temporary: Path) -> None:
-    temporary.chmod(0o1777)
-    with session_folder() as folder:
-        assert folder.parent == temporary
-
-
-@needs_root
-def test_a_folder_that_another_user_owns_is_not_used(temporary: Path) -> None:
-    os.chown(temporary, OTHER_UID, OTHER_UID)
-    with session_folder() as folder:
-        assert folder.parent != temporary
-    os.chown(temporary, 0, 0)
-
-
-@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "XDG_RUNTIME_DIR"])
-def test_folders_of_the_user_are_tried(temporary: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    make_replaceable(temporary, monkeypatch, "itself")
-    for name in ("XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
-        monkeypatch.setenv(name, os.devnull)
-    monkeypatch.setenv(variable, str(temporary / "own"))
-    (temporary / "own").mkdir(mode=0o700)
-    candidates = list(session_folder_module._other_parents())
-    monkeypatch.setattr(session_folder_module, "_other_parents", lambda: iter(candidates[1:]))
-    with session_folder() as folder:
-        assert folder.is_relative_to(temporary / "own")
-
-
-@pytest.mark.parametrize("how", REPLACEABLE)
-def test_where_no_folder_is_safe_a_command_refuses_to_run(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    named = make_replaceable(temporary, monkeypatch, how)
-    monkeypatch.setattr(session_folder_module, "_other_parents", lambda: iter([named, temporary / "absent"]))
-    with pytest.raises(NoTemporaryFolderError, match="other users of the machine") as refused, session_folder():
-        pass
-    assert refused.value.exit_code == 3
 
 
 @pytest.mark.parametrize(

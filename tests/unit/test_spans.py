@@ -1,9 +1,8 @@
-"""Spans of operations: the SDK keeps them in memory, and a collector here receives them."""
+"""Spans of operations: the SDK keeps them in memory, and a collector on this machine receives them."""
 
 from __future__ import annotations
 
 import atexit
-import gzip
 import logging
 import socket
 import sys
@@ -11,10 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -29,6 +26,7 @@ from storage.errors import BusyError
 from tests.faults.ports import free_ports
 from tests.held.retained_wal import Notes
 from tests.unit.document_kinds import FLEET
+from tests.unit.span_collector import Collector, span_names
 
 COMMAND = Command("create", "nightly", "20261120T000000Z-000000000a")
 SECONDS_MAX = 60.0
@@ -99,39 +97,6 @@ def test_an_error_has_its_name_and_exit_code_and_no_message(error: BaseException
     for one in found.values():
         assert (one.status.status_code, one.status.description) == (StatusCode.ERROR, reason)
     assert (found["snapshot create"].attributes or {})["cutline.exit_code"] == code
-
-
-class Collector(HTTPServer):
-    """Keeps the spans that it receives by OTLP over HTTP."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Receiver)
-        self.received: list[ExportTraceServiceRequest] = []
-        # The status with which it refuses the next requests.
-        self.refusals: list[int] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Receiver(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        if self.server.refusals:
-            self.send_response(self.server.refusals.pop())
-            self.end_headers()
-            return
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        self.server.received.append(ExportTraceServiceRequest.FromString(body))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
@@ -301,11 +266,6 @@ def test_the_spans_of_operations_of_one_process_are_sent_while_it_runs(
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert sorted(span_names(collector)) == ["snapshot check", "snapshot create"]
-
-
-def span_names(collector: Collector) -> list[str]:
-    resources = [one for request in list(collector.received) for one in request.resource_spans]
-    return [span.name for found in resources for scope in found.scope_spans for span in scope.spans]
 
 
 def test_without_spans_opentelemetry_is_not_imported() -> None:

@@ -12,7 +12,8 @@ SECONDS ?= 3600
 VENV := .venv
 BIN := $(VENV)/bin
 SHARED := --dist loadfile --no-loadscope-reorder
-QUICK := tests/unit tests/simulation tests/fuzz/test_merging.py tests/fuzz/test_reduce.py tests/test_tidy.py tests/test_packaging.py
+QUICK := tests/unit tests/simulation tests/fuzz/test_merging.py tests/fuzz/test_reduce.py tests/test_tidy.py tests/test_startup.py \
+  tests/test_packaging.py
 SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
 # What draws a part of its cases in short, and has all of them in the long form.

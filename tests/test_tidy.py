@@ -1,13 +1,9 @@
-"""The style rules that a machine can check: direction of imports, sizes, names, who prints, how fast help is."""
+"""The style rules that a machine can check: direction of imports, sizes, names, who prints, what errors say."""
 
 from __future__ import annotations
 
 import ast
-import os
 import re
-import resource
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
@@ -15,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import COMMANDS
 from cli.output.exit_codes import MEANINGS
 from storage.errors import SnapshotError
 
@@ -60,9 +55,6 @@ PARAMETERS_MAX = 6  # the rule is five; a sixth needs a reviewer's consent
 TUPLE_VALUES_MAX = 2  # with three or more, nobody knows which is which
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
 FORBIDDEN_ENDINGS = ("_utils", "_helpers", "_common", "_base", "_manager", "_new", "_v2")
-# Of the processor time that the help of an application without commands takes, on whatever machine.
-HELP_RATIO_MAX = 1.6
-HELP_ATTEMPTS = 5
 
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
@@ -264,62 +256,3 @@ def errors_below(kind: type[SnapshotError]) -> Iterator[type[SnapshotError]]:
 
 def test_exit_codes_mean_one_thing_each() -> None:
     assert len(set(MEANINGS.values())) == len(MEANINGS)
-
-
-def test_help_imports_neither_spark_nor_a_command() -> None:
-    loaded = modules_after("import contextlib\nfrom cli.main import run\nrun(['--help'])")
-    assert not loaded & {"pyspark", "pandas", "pyarrow", "numpy", "psycopg", "fsspec"}
-    assert not loaded & {entry.module for entry in COMMANDS.values()}
-
-
-@pytest.mark.parametrize("name", ["list", "show", "report"])
-def test_commands_that_need_no_job_do_not_import_spark(name: str) -> None:
-    module = COMMANDS[name].module
-    assert not modules_after(f"import {module}") & {"pyspark", "pandas"}
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_no_command_imports_spark_before_it_starts_a_session(name: str) -> None:
-    assert "pyspark" not in modules_after(f"import {COMMANDS[name].module}")
-
-
-def modules_after(program: str) -> set[str]:
-    """The modules that are imported once `program` has run in a new process."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}\nimport sys\nprint('loaded:', *sys.modules)"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=ROOT,
-    )
-    return set(done.stdout.rpartition("loaded:")[2].split())
-
-
-EMPTY_APPLICATION = """
-import typer
-app = typer.Typer()
-app.command()(lambda: None)
-app()
-"""
-OWN_APPLICATION = "from cli.main import main; main()"
-
-
-def test_help_answers_at_once(tmp_path: Path) -> None:
-    """In processor time, which other load does not add to. The first attempt compiles the modules for the others."""
-    compiled = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
-    seconds: dict[str, list[float]] = {EMPTY_APPLICATION: [], OWN_APPLICATION: []}
-    for _ in range(HELP_ATTEMPTS):
-        for program, taken in seconds.items():
-            began = processor_seconds()
-            command = [sys.executable, "-c", program, "--help"]
-            subprocess.run(command, capture_output=True, timeout=60, check=True, cwd=ROOT, env=compiled)
-            taken.append(processor_seconds() - began)
-    least = min(seconds[EMPTY_APPLICATION])
-    assert min(seconds[OWN_APPLICATION]) <= least * HELP_RATIO_MAX, f"{seconds} s"
-
-
-def processor_seconds() -> float:
-    """What the child processes of this process have used so far."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

@@ -80,7 +80,7 @@ LONG = (
     "tests/fuzz/test_decoder.py",
     "tests/spark/test_long_lines.py",
     "tests/integration/test_cancel.py",
-    "tests/test_tidy.py",
+    "tests/test_startup.py",
     "tests/integration/test_cut_times.py",
     "tests/integration/test_report.py",
 )

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from psycopg.conninfo import make_conninfo
 
 from cli.output.failure import failure_of, report
 from fleet.config import Fleet
-from fleet.nodes.privileges import FUNCTIONS, STANDBY_FUNCTIONS
 from fleet.nodes.problems import NodeUnfitError, Purpose, grants_of
 from fleet.progress import Silent
 from fleet.read_only.resume import resume_fleet
@@ -45,12 +43,6 @@ from tests.integration.refusing import execute
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).parent.parent.parent
-# The functions behind the views that Cutline reads.
-VIEWS = {
-    "pg_get_replication_slots", "pg_lock_status", "pg_prepared_xact", "pg_stat_get_activity",
-    "pg_stat_get_wal_receiver", "pg_stat_get_wal_senders",
-}  # fmt: skip
 LEFT = """
 SELECT (SELECT count(*) FROM pg_publication WHERE pubname ^@ 'cutline_'),
        (SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical')
@@ -215,17 +207,6 @@ def test_functions_that_were_revoked_from_everybody_are_named(shop: Fleet, backu
         assert [one for one in lacking(backup) if one["for"] == Purpose.EVERYTHING] == []
     finally:
         execute(node.dsn, *(f"GRANT EXECUTE ON FUNCTION {one} TO PUBLIC" for one in signatures))
-
-
-def test_every_function_that_is_called_is_tried() -> None:
-    called = {
-        name
-        for folder in ("fleet", "snapshots", "wal", "check", "restore")
-        for path in (ROOT / folder).rglob("*.py")
-        for name in re.findall(r"\bpg_[a-z_]+(?=\()", path.read_text())
-    }
-    assert called <= {*FUNCTIONS, *STANDBY_FUNCTIONS}
-    assert {name for name in FUNCTIONS if name not in called} == VIEWS
 
 
 def test_what_superusers_own_is_not_published_by_making_the_role_one(shop: Fleet, backup: Fleet) -> None:

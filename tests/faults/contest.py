@@ -27,8 +27,9 @@ from snapshots.operations.deciding import has_committed
 from snapshots.records.commit import VOID_FORMAT
 from snapshots.records.operation_records import operation_key, read_intent
 from storage.store import ObjectStore
+from tests.faults.awaited import await_none
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
-from tests.faults.world import PROCESS_SECONDS_MAX, ROOT, World, await_none
+from tests.faults.world import PROCESS_SECONDS_MAX, ROOT, World
 
 POLL_SECONDS = 0.02
 SESSIONS = "application_name LIKE 'cutline%' OR application_name = 'pg_dump'"

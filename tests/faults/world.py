@@ -27,6 +27,7 @@ from snapshots.records.commits import increment_numbers
 from storage.errors import BusyError, SnapshotError
 from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, sorted_copies
 from tests.commands.watching import Reached, Watching
+from tests.faults.awaited import QUIET_SECONDS_MAX, await_none, is_running
 from tests.faults.cancelled_command import CancelledRun, Canceller, cancel_at
 from tests.faults.injection import repaired_after
 from tests.faults.sights import TaskEffect, on_effect
@@ -48,7 +49,6 @@ ROOT = Path(__file__).parents[2]
 COMMAND_SECONDS_MAX = 60
 # A process also starts Spark, and the machine may be busy.
 PROCESS_SECONDS_MAX = 150
-QUIET_SECONDS_MAX = 60
 RETRIES, WAIT_SECONDS = 1, 15.0
 RESTORED = "restored"
 COMMAND = "from cli.main import main; main()"
@@ -278,24 +278,8 @@ class World:
                     connection.execute(f"DROP DATABASE IF EXISTS {RESTORED} WITH (FORCE)".encode())
 
 
-def await_none(left: Callable[[], object]) -> None:
-    """Wait until `left` returns nothing."""
-    deadline = time.monotonic() + QUIET_SECONDS_MAX
-    while found := left():
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
-
-
 def read_value(dsn: str, query: str) -> object:
     """The only value that the query returns."""
     with psycopg.connect(dsn) as connection:
         row = connection.execute(query.encode()).fetchone()
         return row and row[0]
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

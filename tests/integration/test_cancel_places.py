@@ -20,8 +20,8 @@ import pytest
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, runs_on, slots_of
+from tests.faults.awaited import await_none
 from tests.faults.cancelled_command import cancel_when
-from tests.faults.world import await_none
 from tests.integration.refusing import execute
 from tests.run.soak import draw
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy

@@ -25,25 +25,16 @@ from check.verify import CheckRequest, check_snapshots
 from embedded.fleet import is_fleet, start_fleet, stop_fleet
 from fleet.progress import Silent
 from snapshots.operations.crash_points import (
-    FULL_POINTS,
-    INCREMENT_POINTS,
     CrashPoint,
-    spark_crash_points,
-    terminal_crash_points,
 )
 from tests.commands.snapshot_runs import Ready, configure_fleet
+from tests.faults.awaited import await_none
 from tests.faults.cases import (
     CANCELLED,
-    FAULTS,
     KILLED,
-    KINDS,
-    NEW_TABLE_POINTS,
-    READ_ONLY,
     STOPPED,
     Case,
-    all_steps,
     cases,
-    sample,
 )
 from tests.faults.injection import (
     HARMLESS,
@@ -55,7 +46,7 @@ from tests.faults.injection import (
 )
 from tests.faults.pg_proxy import pg_proxies, route_through
 from tests.faults.sights import TaskEffect
-from tests.faults.world import World, await_none
+from tests.faults.world import World
 from tests.faults.writers import JOURNAL
 from tests.integration.conftest import RUNNING
 from tests.run.soak import SEED, SOAK_SECONDS
@@ -75,30 +66,8 @@ IMPATIENT = (
 )
 # The exit codes that a fault may cause: indeterminate, unreachable, inconsistent cut. Never "refused".
 FAULT_CODES = {5, 6, 9}
-SAMPLES = 50
 # Much longer than it takes: the machine may be busy.
 CANCEL_SECONDS_MAX = 20.0
-
-
-def test_every_point_is_a_step_of_exactly_one_kind() -> None:
-    assert {(step.incremental, step.point) for step in all_steps() if isinstance(step.point, CrashPoint)} == {
-        *((False, point) for point in FULL_POINTS),
-        *((True, point) for point in terminal_crash_points(spark_crash_points(INCREMENT_POINTS))),
-        *((True, point) for point, _ in NEW_TABLE_POINTS),
-    }
-    for step in all_steps():
-        assert len([kind for kind, points in KINDS.items() if step.point in points]) == 1, step
-
-
-def test_every_sample_has_every_fault_and_every_kind_of_point() -> None:
-    for seed in range(SAMPLES):
-        chosen = sample(random.Random(seed))
-        assert {case.name for case in chosen} == {Case(all_steps()[0], fault).name for fault in FAULTS}
-        assert {kind for case in chosen for kind, points in KINDS.items() if case.step.point in points} == set(KINDS)
-        killed = [case.step for case in chosen if case.fault == KILLED]
-        assert {(step.incremental, step.terminal) for step in killed} >= {(False, False), (True, False), (True, True)}
-        assert any(step.point in KINDS[READ_ONLY] for step in killed)
-        assert not [case for case in chosen if case.fault == STOPPED and isinstance(case.step.point, TaskEffect)]
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ import pytest
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.chains import read_chain
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
+from tests.faults.awaited import await_none
 from tests.faults.contest import (
     Contest,
     Entrant,
@@ -29,7 +30,7 @@ from tests.faults.contest import (
 )
 from tests.faults.injection import FaultTargets
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
-from tests.faults.world import World, await_none
+from tests.faults.world import World
 from tests.faults.writers import journal_tables
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.s3.proxy import S3Proxy

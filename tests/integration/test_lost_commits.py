@@ -19,9 +19,10 @@ from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.commands.watching import Watching
+from tests.faults.awaited import await_none
 from tests.faults.contest import commits_in, end_sessions, failed_that_committed
 from tests.faults.injection import UNAVAILABLE, FaultTargets
-from tests.faults.world import World, await_none
+from tests.faults.world import World
 from tests.faults.writers import journal_tables
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 from tests.stores.documents import check_documents

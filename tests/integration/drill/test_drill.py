@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from msgspec import structs
 
 import restore.obstacles.server
-from embedded.fleet import EmbeddedFleet, open_fleet
+from embedded.fleet import open_fleet
 from fleet.config import Node, load_fleet
 from fleet.fleet_file import DrillTable
 from fleet.nodes.baseline import NodeIdentity
@@ -34,153 +29,10 @@ from snapshots.operations.open_operations import read_open_operations
 from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chain import Chain
 from tests.commands.in_process import run_and_capture, run_here
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, run_command, sorted_copies
-from tests.integration.refusing import execute
-from tests.run.quick_spark import with_spark
+from tests.commands.snapshot_runs import Ready, run_command
+from tests.integration.drill.drilled import FAILING, HOLDING, NAME, Drilled, processes_of, servers_below, write_fleet
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-NAME, ROOT, SECONDS_MAX = "weekly", Path(__file__).parents[3], 120
-# A view of an owner of tables must not run as a superuser.
-TABLES = """
-CREATE TABLE item (id int PRIMARY KEY, price numeric(10, 2), sold boolean, note text);
-INSERT INTO item VALUES (1, 1.50, true, 'a'), (2, 20, false, NULL);
-CREATE VIEW who AS SELECT current_setting('is_superuser') AS is_super
-"""
-CHANGES = "UPDATE item SET price = 2.50 WHERE id = 1"
-HOLDING = """
-[[drill]]
-node = "s1"
-sql = "SELECT count(*) FROM item;"
-expected = 2
-
-[[drill]]
-node = "s1"
-sql = "SELECT price, sold, note FROM item ORDER BY id LIMIT 1"
-expected = [[2.5, true, "a"]]
-
-[[drill]]
-node = "s2"
-sql = "SELECT id FROM item ORDER BY id"
-expected = [1, 2]
-
-[[drill]]
-node = "s2"
-sql = "SELECT 1 FROM item WHERE price < 0"
-
-[[drill]]
-node = "s2"
-sql = "SELECT is_super FROM who"
-expected = "off"
-"""
-FAILING = """
-[[drill]]
-node = "s1"
-sql = "SELECT price FROM item WHERE id = 1"
-expected = 1.5
-
-[[drill]]
-node = "s1"
-sql = "SELECT note FROM item WHERE id = 2"
-expected = "NULL"
-
-[[drill]]
-node = "s1"
-sql = "SELECT nothing FROM item"
-expected = 1
-
-[[drill]]
-node = "s1"
-sql = "SELECT lo_create(0)"
-expected = 1
-
-[[drill]]
-node = "s1"
-sql = "SELECT 1; SELECT 1"
-expected = 1
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Drilled:
-    """A chain in a store, the text of a fleet.toml whose nodes answer nobody, and every shard's rows at the cut."""
-
-    text: str
-    rows: list[int]
-    spark: SparkSession
-    connections: list[str]
-
-
-@pytest.fixture(scope="module")
-def drilled(
-    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Drilled]:
-    folder = tmp_path_factory.mktemp("drill")
-    fleet = configure_fleet(shared_fleet, folder / "fleet.toml", f"file://{folder}/store")
-    runs = Runs(fleet, Ready(spark))
-    try:
-        for dsn in shared_fleet.dsns():
-            execute(dsn, TABLES)
-        with dropping_slots(fleet):
-            runs.init()
-            runs.full(NAME, only_primary=True)
-            for dsn in shared_fleet.dsns():
-                execute(dsn, CHANGES)
-            runs.increment(NAME)
-            rows = [sum(lines.count(b"\n") for lines in sorted_copies(dsn).values()) for dsn in shared_fleet.dsns()]
-    finally:
-        for dsn in shared_fleet.dsns():
-            execute(dsn, "DROP VIEW IF EXISTS who", "DROP TABLE IF EXISTS item")
-    with listening() as (port, connections):
-        nodes = "".join(
-            f'\n[[node]]\nid = "{one}"\ndsn = "host=127.0.0.1 port={port} dbname={one}"\n' for one in ("s1", "s2")
-        )
-        text = f'name = "demo"\nstore = "file://{folder}/store"\n{nodes}\n{with_spark("")}\n'
-        yield Drilled(text, rows, spark, connections)
-
-
-@contextmanager
-def listening() -> Iterator[tuple[int, list[str]]]:
-    """A port, and who has connected to it."""
-    found: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def accept() -> None:
-            while True:
-                try:
-                    connection, address = server.accept()
-                except OSError:
-                    return
-                found.append(str(address))
-                connection.close()
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        yield server.getsockname()[1], found
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-
-
-def write_fleet(drilled: Drilled, folder: Path, assertions: str) -> Path:
-    path = folder / "fleet.toml"
-    path.write_text(drilled.text + assertions)
-    return path
-
-
-def processes_of(folder: Path) -> list[str]:
-    """The servers that a command with this folder for temporary files has started."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (process / "comm").read_text() == "postgres\n" and bytes(folder) in (process / "environ").read_bytes():
-                found.append(process.name)
-    return found
-
-
-def servers_below(folder: Path) -> list[Path]:
-    """The servers' data in the sessions of commands with this folder for temporary files."""
-    return sorted(folder.glob("*/cutline-drill-*/fleet/demo.json"))
+ROOT, SECONDS_MAX = Path(__file__).parents[3], 120
 
 
 def test_a_drill_restores_asks_and_leaves_nothing(

@@ -24,26 +24,11 @@ import storage.storing
 from check.verify import CheckRequest, check_snapshots
 from embedded.fleet import is_fleet, start_fleet, stop_fleet
 from fleet.progress import Silent
-from snapshots.operations.crash_points import (
-    CrashPoint,
-)
+from snapshots.operations.crash_points import CrashPoint
 from tests.commands.snapshot_runs import Ready, configure_fleet
 from tests.faults.awaited import await_none
-from tests.faults.cases import (
-    CANCELLED,
-    KILLED,
-    STOPPED,
-    Case,
-    cases,
-)
-from tests.faults.injection import (
-    HARMLESS,
-    STORE_FAULTS,
-    FaultTargets,
-    can_mount,
-    disk_full,
-    on_small_disk,
-)
+from tests.faults.cases import CANCELLED, KILLED, STOPPED, Case, cases
+from tests.faults.injection import HARMLESS, STORE_FAULTS, FaultTargets, can_mount, disk_full, on_small_disk
 from tests.faults.pg_proxy import pg_proxies, route_through
 from tests.faults.sights import TaskEffect
 from tests.faults.world import World

@@ -11,17 +11,7 @@ from snapshots.operations.crash_points import (
     spark_crash_points,
     terminal_crash_points,
 )
-from tests.faults.cases import (
-    FAULTS,
-    KILLED,
-    KINDS,
-    NEW_TABLE_POINTS,
-    READ_ONLY,
-    STOPPED,
-    Case,
-    all_steps,
-    sample,
-)
+from tests.faults.cases import FAULTS, KILLED, KINDS, NEW_TABLE_POINTS, READ_ONLY, STOPPED, Case, all_steps, sample
 from tests.faults.sights import TaskEffect
 
 SAMPLES = 50

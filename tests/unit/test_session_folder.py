@@ -17,12 +17,7 @@ from pathlib import Path
 import pytest
 
 import cli.folders.session_folder as session_folder_module
-from cli.folders.session_folder import (
-    PREFIX,
-    claimed_folder,
-    delete_dead_sessions,
-    session_folder,
-)
+from cli.folders.session_folder import PREFIX, claimed_folder, delete_dead_sessions, session_folder
 from tests.other_user import OTHER_UID, as_other_user, needs_root
 
 PROGRAM = [sys.executable, "-c", "from cli.main import main; main()"]

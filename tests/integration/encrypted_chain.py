@@ -10,6 +10,8 @@ from pathlib import Path
 from fleet.config import Fleet, load_fleet
 from tests.commands.snapshot_runs import Runs
 
+NAME = "sealed"
+
 
 @dataclass(frozen=True, slots=True)
 class EncryptedChain:

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
-import zstandard
 
 from cli.main import COMMANDS
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
 from fleet.nodes.lock import lock_fleet
 from fleet.nodes.sessions import open_sessions
-from fleet.record import Record, Time
+from fleet.record import Time
 from snapshots.operations.operation import begin, new_operation
 from snapshots.records.chains import read_chain
 from snapshots.records.documents import seal
@@ -29,11 +28,12 @@ from snapshots.records.keys import base_prefix
 from snapshots.records.operation_records import Outcome, operation_key
 from snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from storage.digest import digest
-from storage.encryption.encrypted_store import EncryptedStore
 from storage.ids import new_operation_id
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
+from tests.integration.encrypted_attacks import ATTACKS, planted_by_strangers
 from tests.integration.encrypted_chain import (
+    NAME,
     EncryptedChain,
     contents,
     files,
@@ -46,13 +46,11 @@ from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
 from tests.run.soak import draw
 from tests.stores.damage import flip_byte
-from tests.unit.made_archives import MadeEntry, made_body
 from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NAME = "sealed"
 SECRET = "a-value-that-stands-in-one-row"
 # What would be found in the store if something were not encrypted: names, rows, DDL, JSON, Parquet, zstd.
 PLAINTEXT = [
@@ -199,43 +197,7 @@ def test_the_key_rotates_and_the_chain_stays(copied: EncryptedChain) -> None:
     assert [path.relative_to(copied.store).parts[0] for path in changed] == ["keys"]
 
 
-def plant_ddl(chain: EncryptedChain) -> None:
-    """Put an archive of the attacker's in the place of the DDL, as a store without encryption has it."""
-    planted = made_body([MadeEntry("TABLE", statements="ALTER ROLE mallory SUPERUSER;\n")])
-    for path in (chain.store / "snapshots" / NAME / "schema").rglob("archive-*"):
-        path.write_bytes(zstandard.compress(planted))
-
-
-def plant_commit(chain: EncryptedChain) -> None:
-    """Replace the commit by one of the attacker's, intact but not encrypted."""
-    commit = json.loads(chain.runs.fleet.store.open().read(f"snapshots/{NAME}/snapshot.json"))
-    (chain.store / "snapshots" / NAME / "snapshot.json").write_bytes(seal(commit))
-
-
-def move_commit(chain: EncryptedChain) -> None:
-    increments = chain.store / "snapshots" / NAME / "increments"
-    shutil.copy(increments / "0000000000000001.json", increments / "0000000000000002.json")
-
-
-def move_object(chain: EncryptedChain) -> None:
-    """Put an object of the standby's copy in the place of one of the primary's, which are restored."""
-    one, other = sorted((chain.store / "snapshots" / NAME / "base").rglob("part-*"))[:2]
-    shutil.copy(other, one)
-
-
-def flip_bit(chain: EncryptedChain) -> None:
-    path = sorted((chain.store / "snapshots" / NAME / "base").rglob("part-*"))[0]
-    body = bytearray(path.read_bytes())
-    body[0] ^= 1
-    path.write_bytes(bytes(body))
-
-
-def cut_commit(chain: EncryptedChain) -> None:
-    path = chain.store / "snapshots" / NAME / "snapshot.json"
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-@pytest.mark.parametrize("attack", [plant_ddl, plant_commit, move_commit, move_object, flip_bit, cut_commit])
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_check_finds_what_was_planted_and_restore_refuses_it(
     copied: EncryptedChain, attack: Callable[[EncryptedChain], None], spark: SparkSession
 ) -> None:
@@ -245,16 +207,6 @@ def test_check_finds_what_was_planted_and_restore_refuses_it(
     code, document = run_here(copied.runs.fleet, "restore", NAME, "--replace", spark=spark)
     assert code == 3, document
     assert document["hint"]
-
-
-def planted_by_strangers(chain: EncryptedChain, key: str, record: Record) -> Iterator[None]:
-    """Put the record into the store as who has no key writes it, then as who has a key of his own does."""
-    stranger = EncryptedStore(chain.runs.fleet.store.open_raw(), lambda: bytes(32))
-    for body in (seal(record), stranger.encode(key, seal(record))):
-        put(chain.store / key, body)
-        before = contents(chain.store)
-        yield
-        assert before.items() <= contents(chain.store).items()
 
 
 def collect(fleet: Fleet, *options: str) -> dict[str, str]:

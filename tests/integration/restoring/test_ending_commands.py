@@ -1,0 +1,81 @@
+"""Which restore a command ends, and what is said where there is none, or one of another snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.progress import Noting, Silent
+from restore.crash_points import RestoreCrashPoint
+from restore.request import RestoreRequest
+from restore.restore import resume_restore
+from restore.undoing.abandoning import abandon_restore
+from restore.unfinished import UnfinishedRestoreError
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Ready
+from tests.integration.restoring.ending import abandon, restore_left, resume
+from tests.integration.restoring.target_place import NAME, SHARDS, Place, assert_old, old_databases
+
+
+def test_a_create_names_the_open_restore_into_its_databases(place: Place) -> None:
+    own = replace(place, target=place.fleet)
+    restore_left(own, RestoreCrashPoint.CREATED, SHARDS)
+    try:
+        for take, name in ((create_full, "between"), (create_increment, NAME)):
+            noting = Noting(Silent())
+            take(place.fleet, CreateRequest(name), Ready(place.spark), noting)
+            (note,) = [one for one in noting.notes if f" of {NAME} into database bank on" in one]
+            assert "the chain of a snapshot ends with the database that it was taken of" in note
+    finally:
+        abandon(own)
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
+        noting = Noting(Silent())
+        create_full(place.fleet, CreateRequest("beside"), Ready(place.spark), noting)
+        assert not [one for one in noting.notes if "restore" in one]
+        abandon(place)
+
+
+def test_a_file_that_to_names_and_does_not_exist_is_not_asked_for_by_fleet(place: Place, tmp_path: Path) -> None:
+    code, refused = run_here(place.fleet, "restore", NAME, "--to", str(tmp_path / "missing.toml"))
+    assert (code, refused["error"]) == (2, "fleet-file")
+    assert refused["hint"].startswith("--to names the file")
+
+
+def test_there_is_nothing_to_end(place: Place) -> None:
+    with old_databases(place):
+        for command in (lambda: resume(place), lambda: abandon(place)):
+            with pytest.raises(UnfinishedRestoreError, match="no restore"):
+                command()
+        assert_old(place)
+
+
+def test_another_snapshots_restore_is_named(place: Place) -> None:
+    create_full(place.fleet, CreateRequest("other"), Ready(place.spark), Silent())
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
+        with pytest.raises(UnfinishedRestoreError, match="of snapshot daily, not of other"):
+            resume_restore(place.fleet, place.target, RestoreRequest("other"), Ready(place.spark), Silent())
+        with pytest.raises(UnfinishedRestoreError, match="is not of snapshot other"):
+            abandon_restore(place.fleet, place.target, "other", print, Silent())
+        abandon(place)
+        assert_old(place)
+
+
+def test_the_command_ends_a_restore_in_both_ways(place: Place) -> None:
+    to = ("--to", str(place.target.path))
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
+        code, document = run_here(place.fleet, "restore", NAME, *to, "--replace")
+        assert (code, document["error"]) == (3, "unfinished-restore")
+        code, document = run_here(place.fleet, "restore", NAME, *to, "--abandon")
+        assert (code, len(document["operations"]), len(document["dropped"])) == (0, 1, SHARDS)
+        assert_old(place)
+        assert run_here(place.fleet, "restore", NAME, *to, "--resume")[0] == 3
+        assert run_here(place.fleet, "restore", NAME, *to, "--resume", "--abandon")[0] == 2
+        assert run_here(place.fleet, "restore", NAME, *to, "--resume", "--replace")[0] == 2

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,22 +19,20 @@ from embedded.bank import create_bank
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from embedded.server import DEFAULT_SETTINGS, EmbeddedNode, start_server, stop_server
 from fleet.config import Node
-from fleet.hints import NEW_CHAIN
 from fleet.programs.wheel import Programs, run_as, server_programs
 from snapshots.listing.listing import list_store
-from snapshots.records.commit import Commit
 from snapshots.records.lost_chains import ChainLostError
 from storage.errors import SnapshotError
 from storage.location import StoreLocation
 from tests.commands.in_process import run_and_capture
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, slots_of
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
+from tests.integration.ended_chains import assert_refused, begin_chain, continue_chain
 from tests.integration.refusing import create, execute, refused, take_increment
-from wal.slots.slots import check_slot, drop_slots, slot_name, slot_state
+from wal.slots.slots import check_slot, slot_name, slot_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NAMES = (f"chain-{number}" for number in count(1))
 WAIT_SECONDS_MAX = 30
 POSTGRESQL_15 = Path("/usr/lib/postgresql/15/bin")
 TOLD = """
@@ -65,37 +61,6 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet
 def runs(embedded: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     directory = tmp_path_factory.mktemp("nodes-store")
     return Runs(configure_fleet(embedded, directory / "fleet.toml", f"file://{directory}/store"), Ready(spark))
-
-
-LATEST_CHAINS: dict[tuple[Node, ...], Commit] = {}
-
-
-def begin_chain(runs: Runs) -> Commit:
-    """Follow NEW_CHAIN command by command, after dropping the slots of the chains that have ended."""
-    for node in runs.fleet.nodes:
-        for slot in slots_of(node.dsn):
-            assert drop_slots([node], slot) == []
-    runs.init()
-    LATEST_CHAINS.clear()
-    commit = LATEST_CHAINS[runs.fleet.nodes] = runs.full(next(NAMES))
-    return commit
-
-
-def continue_chain(runs: Runs) -> Commit:
-    """Add an increment to the chain that the previous test began, or to a new one; the caller ends the chain."""
-    commit = LATEST_CHAINS.pop(runs.fleet.nodes, None) or begin_chain(runs)
-    LATEST_CHAINS.clear()
-    runs.increment(commit.snapshot)
-    return commit
-
-
-def assert_refused(runs: Runs, name: str, slug: str, what: str) -> SnapshotError:
-    """Check that the next increment of `name` is refused with a message that has `what`; the hint ends in NEW_CHAIN."""
-    with refused(runs.fleet, slug) as errors:
-        take_increment(runs.fleet, name)
-    assert re.search(what, errors[0].message), errors[0].message
-    assert errors[0].hint.endswith(NEW_CHAIN), errors[0].hint
-    return errors[0]
 
 
 def restart_primary(embedded: EmbeddedFleet) -> None:

@@ -34,7 +34,9 @@ from tests.integration.documented_roles import (
     statements,
     two_versions,
 )
+from tests.integration.owners_code import EVIL, POWERS, TABLES
 from tests.integration.refusing import execute
+from tests.integration.restored_shop import LARGE, LARGE_OF_OTHERS, OTHERS, SYSTEM_GRANT, ask, databases_of
 from tests.tables.encoded_tables import dump_ddl
 
 if TYPE_CHECKING:
@@ -42,22 +44,6 @@ if TYPE_CHECKING:
 
 CREATION, *MEMBERSHIPS = statements("restore")
 BACK = "shop_back"
-LARGE = "SELECT lo_from_bytea(4711, 'x'); GRANT SELECT ON LARGE OBJECT 4711"
-LARGE_OF_OTHERS = (
-    "SELECT lo_from_bytea(4712, 'y'); ALTER LARGE OBJECT 4712 OWNER TO large_owner;"
-    " GRANT SELECT ON LARGE OBJECT 4712 TO large_grantor WITH GRANT OPTION;"
-    " SET ROLE large_grantor; GRANT SELECT ON LARGE OBJECT 4712 TO pg_monitor; RESET ROLE"
-)
-# What pg_dump's text does not have.
-OTHERS = """
-SELECT (SELECT array_agg(format('%s %s', pubname, pg_get_userbyid(pubowner)) ORDER BY 1) FROM pg_publication
-         WHERE pubname !~ '^cutline_'),
-       (SELECT array_agg(format('%s %s %s', oid, pg_get_userbyid(lomowner), lomacl) ORDER BY oid)
-          FROM pg_largeobject_metadata),
-       (SELECT last_value FROM app.paid_id_seq), (SELECT sum FROM app.total)
-"""
-# As those of docs/roles.md for `create` are; a snapshot has them.
-SYSTEM_GRANT = "GRANT EXECUTE ON FUNCTION pg_catalog.pg_switch_wal() TO pg_monitor"
 
 
 @pytest.fixture(scope="module")
@@ -99,19 +85,6 @@ def grant_all(shop: Fleet, *granted: str) -> None:
 
 def restore(runs: Runs, target: Fleet, name: str = "first", increment: int = 0, **options: bool) -> RestoreReport:
     return runs.restore(name, target, increment, **options)
-
-
-def databases_of(shop: Fleet) -> list[object]:
-    found: list[object] = []
-    for node in shop.primaries:
-        with psycopg.connect(node.dsn) as connection:
-            found += connection.execute("SELECT datname FROM pg_database WHERE datname ^@ 'shop' ORDER BY 1").fetchall()
-    return found
-
-
-def ask(dsn: str, query: str) -> list[tuple[object, ...]]:
-    with psycopg.connect(dsn) as connection:
-        return connection.execute(query.encode()).fetchall()
 
 
 def test_the_documented_role_restores_exactly(shop: Fleet, runs: Runs, target: Fleet) -> None:
@@ -222,32 +195,6 @@ def test_a_preview_says_what_it_leaves_to_the_restore(shop: Fleet, runs: Runs, t
     superuser = restored(shop, "postgres", "shop_super")
     preview = preview_restore(plan_restore(shop, superuser, RestoreRequest("first", 0)), Silent())
     assert (preview.untried, preview.left_out) == ([], [])
-
-
-EVIL = (
-    "CREATE ROLE mallory LOGIN", "GRANT CONNECT ON DATABASE shop TO mallory",
-    "CREATE SCHEMA m AUTHORIZATION mallory", "SET ROLE mallory",
-    "CREATE FUNCTION m.evil(what text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN EXECUTE what; RETURN true;"
-    " EXCEPTION WHEN OTHERS THEN RETURN true; END $$",
-    "CREATE FUNCTION m.all() RETURNS boolean LANGUAGE sql AS $$ SELECT m.evil('ALTER ROLE mallory SUPERUSER')"
-    " AND m.evil('GRANT pg_execute_server_program TO mallory') AND m.evil('GRANT postgres TO mallory')"
-    " AND m.evil('COPY (SELECT 1) TO PROGRAM ''cat > /dev/null''') AND m.evil('SET SESSION AUTHORIZATION postgres') $$",
-    "CREATE DOMAIN m.d AS int CHECK (m.all())",
-    "CREATE FUNCTION m.computed(int) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS"
-    " $$ BEGIN RETURN m.all(); END $$",
-    "RESET ROLE",
-)  # fmt: skip
-TABLES = (
-    "CREATE TABLE m.t (id int PRIMARY KEY CHECK (m.all()), d m.d,"
-    " g boolean GENERATED ALWAYS AS (m.computed(id)) STORED)",
-    "INSERT INTO m.t VALUES (1, 1)",
-    "CREATE INDEX ON m.t (m.computed(id))",
-    "CREATE MATERIALIZED VIEW m.v AS SELECT m.all()",
-)
-POWERS = """
-SELECT rolsuper, pg_has_role('mallory', 'pg_execute_server_program', 'MEMBER'), rolcreaterole, rolcreatedb
-  FROM pg_roles WHERE rolname = 'mallory'
-"""
 
 
 def test_an_owners_code_can_not_become_a_superuser_through_the_documented_role(

@@ -12,14 +12,14 @@ SECONDS ?= 3600
 VENV := .venv
 BIN := $(VENV)/bin
 SHARED := --dist loadfile --no-loadscope-reorder
-QUICK := tests/unit tests/simulation tests/fuzz/test_merging.py tests/fuzz/test_reduce.py tests/test_tidy.py tests/test_startup.py \
-  tests/test_packaging.py
+QUICK := tests/unit tests/simulation tests/fuzz/test_merging.py tests/fuzz/test_reduce.py \
+  tests/test_tidy.py tests/test_startup.py tests/test_packaging.py
 SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
 # What draws a part of its cases in short, and has all of them in the long form.
 SAMPLED := $(addprefix tests/integration/,damage drill exact parts recovering restoring routing) \
   $(addprefix tests/spark/,test_changed_definitions.py test_folding.py test_killed_executors.py \
-  test_kubernetes_executors.py test_long_lines.py test_protection.py test_session.py) \
+  test_kubernetes_executors.py test_long_lines.py test_protection.py test_session.py test_session_files.py) \
   $(addprefix tests/integration/,test_background.py test_cancel.py test_cancel_places.py test_cancel_walk.py \
   test_cluster_pack.py test_ddl_again.py test_definitions.py test_delete.py test_demo.py test_drain.py \
   test_embedded_fleet.py test_embedded_privacy.py test_encryption.py test_executors.py test_few_connections.py \

@@ -27,7 +27,7 @@ DRAWS = (
     Draw(4, (f"{TESTS}/test_lost_commits.py",)),
     Draw(4, (f"{TESTS}/test_schema_attempts.py",)),
     Draw(3, (f"{TESTS}/test_stalled_nodes.py",)),
-    Draw(4, ("tests/spark/test_session.py",)),
+    Draw(4, ("tests/spark/test_session.py", "tests/spark/test_session_files.py")),
     Draw(8, (f"{TESTS}/damage",)),
     Draw(3, (f"{TESTS}/drill",)),
     Draw(5, (f"{TESTS}/parts",)),

@@ -57,6 +57,7 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "mana
 FORBIDDEN_ENDINGS = ("_utils", "_helpers", "_common", "_base", "_manager", "_new", "_v2")
 
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+TEST_MODULES = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def in_every_module(rule: Callable[[Path], None]) -> Callable[[], None]:
@@ -157,13 +158,21 @@ def test_every_folder_says_what_it_imports(folder: str) -> None:
     assert set(re.findall(r"`([\w.]+)`", said)) == imported - {folder.replace("/", ".")}
 
 
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
 @in_every_module
 def test_modules_and_functions_stay_small(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MODULE_LINES_MAX, f"{lines} lines: it is two things"
+    assert lines_of(path) <= MODULE_LINES_MAX, f"{lines_of(path)} lines: it is two things"
     for function in functions_of(tree_of(path)):
         long = (function.end_lineno or function.lineno) - function.lineno + 1
         assert long <= FUNCTION_LINES_MAX, f"{function.name} has {long} lines"
+
+
+def test_modules_of_tests_stay_small() -> None:
+    lines = {str(path.relative_to(ROOT)): lines_of(path) for path in TEST_MODULES}
+    assert {name: count for name, count in lines.items() if count > MODULE_LINES_MAX} == {}
 
 
 @in_every_module

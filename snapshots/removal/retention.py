@@ -98,7 +98,7 @@ def apply_retention(
     if not takes_last:
         reasons |= _reasons_of_last(places, reasons)
         if proven and not reasons[proven.one.name]:
-            reasons[proven.one.name] = (f"it is the newest that a check has found valid, {FOUND_IN_NEWER}",)
+            reasons[proven.one.name] = (f"it is the newest that a check found valid, and {FOUND_IN_NEWER}",)
     by_name = {place.one.name: place for place in places}
     verdicts: list[RetentionVerdict] = []
     for one in newest_first:

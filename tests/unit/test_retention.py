@@ -162,7 +162,7 @@ def test_an_unchecked_snapshot_does_not_displace_the_newest_valid_one_while_thos
     )
     assert fates(*found, keep_full=1, keep_increments=1) == {"d": "keep", "c": "delete", "b": "keep", "a": "delete"}
     assert whys(*found, keep_full=1, keep_increments=1)["b"] == (
-        "it is the newest that a check has found valid, checks of newer ones found conflicts",
+        "it is the newest that a check found valid, and checks of newer ones found conflicts",
         "increments kept because checks of newer ones found conflicts",
     )
     assert fates(*found, keep_full=1, takes_last=True) == {"d": "keep", "c": "delete", "b": "delete", "a": "delete"}

@@ -17,6 +17,7 @@ from cli.watch.dead_watches import DeadWatches
 from cli.watch.fleet_source import FleetSource
 from cli.watch.log import log
 from cli.watch.notices import Notices
+from cli.watch.silent_watch import SilentWatch
 from cli.watch.turn import take_turn
 from cli.watch.watch_metrics import metrics_of
 from cli.watch.watcher import Watcher
@@ -60,7 +61,7 @@ def watch(context: typer.Context) -> None:
 
 def run_watch(watcher: Watcher) -> NoReturn:
     """Work while it is this process's turn, and stand by while it is another's."""
-    said, seconds, is_start = "", STAND_BY_SECONDS, True
+    said, seconds, is_start, silent = "", STAND_BY_SECONDS, True, SilentWatch()
     while True:
         # A node may have another address by now.
         watcher.read_file()
@@ -86,13 +87,13 @@ def run_watch(watcher: Watcher) -> NoReturn:
                 raise
             is_start = False
             text = f"standing by: {error.message}" if is_busy else f"waiting: {error.message}"
+            # Whoever works is no obstacle.
+            problem = silent.find(watcher.source, error) if isinstance(error, BusyError) else error
+            if is_busy and problem is not None:
+                text = f"standing by: {problem.message}"
             if text != said:
-                # Whoever works is no obstacle.
-                watcher.log(text, hint="" if is_busy else error.hint)
-            if is_busy:
-                watcher.notices.waits(None, "another watch works")
-            else:
-                watcher.notices.waits(error)
+                watcher.log(text, hint=problem.hint if problem else "")
+            watcher.notices.waits(problem, "another watch works" if is_busy else "the watch works again")
             watcher.say(text)
             watcher.look_beside()
             said = text

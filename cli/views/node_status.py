@@ -47,6 +47,7 @@ class NodeStatus:
             "role": self.role,
             "lock": self.lock_state,
             "holder": holder.details() if holder else None,
+            "watch": self.lock.watch.details() if self.lock and self.lock.watch else None,
             "problem": self.problem or None,
             "position": str(lags.position) if lags.position is not None else None,
             "slots": [asdict(one) for one in lags.slots],
@@ -62,6 +63,8 @@ class NodeStatus:
         if self.lags.problem and (self.lock is None or self.lock.problem):
             return Enumeration(head, (self.lock.problem if self.lock else self.lags.problem,))
         parts = [_lock_text(self.lock)] if self.lock else []
+        if self.lock and self.lock.watch:
+            parts.append(f"turn of {self.lock.watch.text()}")
         if self.lags.problem:
             parts.append(f"WAL positions are not known: {self.lags.problem}")
         else:

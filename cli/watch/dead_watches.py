@@ -11,12 +11,11 @@ from datetime import UTC, datetime
 from cli.watch.fleet_source import FleetSource
 from fleet.progress import Silent
 from snapshots.activity.cancelling import forget
-from snapshots.activity.under_way import ActivityState, read_under_way
+from snapshots.activity.under_way import WATCH, ActivityState, read_under_way
 from storage.errors import SnapshotError
 
 # One that was killed when this one took over counts as dead by then.
 FORGET_SECONDS = 180.0
-WATCH = "watch"
 
 
 @dataclass(slots=True)

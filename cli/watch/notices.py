@@ -13,9 +13,6 @@ from cli.watch.schedule import Task, TaskKind
 from fleet.record import Time
 from storage.errors import SnapshotError
 
-# What the watch as such may have trouble with.
-TURN, FILE = "turn", "file"
-
 
 @dataclass(slots=True)
 class Notices:
@@ -23,7 +20,7 @@ class Notices:
 
     source: FleetSource
     log: Callable[..., None]
-    _troubles: dict[str, Task] = field(default_factory=dict)
+    _troubles: dict[TaskKind, Task] = field(default_factory=dict)
 
     def send(self, event: str, snapshot: str | None, task: Task, failure: CommandFailure) -> None:
         """Tell that a task has `failed`, or has `recovered`."""
@@ -36,21 +33,21 @@ class Notices:
     def failures(self) -> int:
         """How often in a row the watch could not work at all."""
         # Asked by the thread of the metrics.
-        trouble = self._troubles.get(TURN)
+        trouble = self._troubles.get(TaskKind.WATCH)
         return trouble.failures if trouble else 0
 
     def waits(self, error: SnapshotError | None, recovered: str = "the watch works again") -> None:
         """Tell of what keeps the watch from working at all, once, and of its end, which is None."""
-        self._tell(TURN, error, recovered)
+        self._tell(TaskKind.WATCH, error, recovered)
 
     def refuses_file(self, error: SnapshotError | None) -> None:
         """Tell of what is wrong with fleet.toml, once, and of its end, which is None."""
-        self._tell(FILE, error, "the watch goes by fleet.toml again")
+        self._tell(TaskKind.FILE, error, "the watch goes by fleet.toml again")
 
-    def _tell(self, about: str, error: SnapshotError | None, recovered: str) -> None:
+    def _tell(self, about: TaskKind, error: SnapshotError | None, recovered: str) -> None:
         before = self._troubles.get(about)
         if error is not None:
-            failed = (before or Task(TaskKind.WATCH, 0.0)).failed(datetime.now(UTC), error.message)
+            failed = (before or Task(about, 0.0)).failed(datetime.now(UTC), error.message)
             # First: whoever reads it does not wait for the command that is told.
             self._troubles[about] = failed
             if before is None:

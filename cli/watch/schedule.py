@@ -21,7 +21,8 @@ PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
 class TaskKind(StrEnum):
     """What `watch` does. When several are due, FULL and REPLACE come first, then what has been due for longest.
 
-    REPLACE ends the chains that a new full snapshot has replaced. WATCH, the watch itself, is never due.
+    REPLACE ends the chains that a new full snapshot has replaced. WATCH, the watch itself, and FILE, that it goes by
+    fleet.toml as it is now, are never due.
     """
 
     FULL = "full"
@@ -32,6 +33,7 @@ class TaskKind(StrEnum):
     PRUNE = "prune"
     DRILL = "drill"
     WATCH = "watch"
+    FILE = "fleet-file"
 
 
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)

@@ -115,7 +115,19 @@ def verdict_of(what: str, ended: CommandResult) -> TaskResult:
     document = _document(ended, VERDICTS)
     result = str(document.get("result"))
     text = f"{what}: {result}"
-    return TaskResult(text, finding=CommandFailure(ended.code, result, text) if ended.code else None)
+    return TaskResult(
+        text, finding=CommandFailure(ended.code, result, text, _found_in(document)) if ended.code else None
+    )
+
+
+def _found_in(document: dict[str, Any]) -> str:
+    """The first of what a check has found, as a hint; "" of a drill, whose assertions are in its record."""
+    parts = [one for snapshot in document.get("snapshots", ()) for one in snapshot.get("conflicts", ())]
+    if parts:
+        places = [f"{name} {parts[0][name]}" for name in ("node", "object") if parts[0].get(name)]
+        return "; ".join([f"{quantity_text(len(parts), 'conflicts')}, the first: {parts[0]['detail']}", *places])
+    skipped = [one for snapshot in document.get("snapshots", ()) for one in snapshot.get("skipped", ())]
+    return f"not compared: {skipped[0]['what']}: {skipped[0]['why']}" if skipped else ""
 
 
 def prune(source: FleetSource) -> TaskResult:

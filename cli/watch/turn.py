@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from fleet.config import Fleet
 from fleet.label import own_label
 from fleet.nodes.connections import NodeUnreachableError
-from fleet.nodes.lock import FleetLock, FleetLockLostError, lock_fleet
+from fleet.nodes.lock import FleetLock, FleetLockLostError, lock_fleet, watch_lock
 from fleet.nodes.sessions import open_sessions
+from fleet.nodes.watch import SilentNodeError
 from storage.errors import SnapshotError
 
 RENEW_SECONDS = 30.0
@@ -39,9 +40,10 @@ class Turn:
         try:
             self.lock.renew()
         except NodeUnreachableError as error:
-            if error.message != self._problem:
-                self.log(f"the lock of the watch: {error.message}", hint=error.hint)
-            self._problem = error.message
+            problem = self._why(error)
+            if problem.message != self._problem:
+                self.log(f"the lock of the watch: {problem.message}", hint=problem.hint)
+            self._problem = problem.message
         except FleetLockLostError as error:
             text = f"node {error.details['node']}: the watch's lock was lost; another watch may have begun"
             self.log(f"{text}, so this one begins anew: it takes the lock again, or stands by", hint=LOST_HINT)
@@ -53,12 +55,20 @@ class Turn:
             self._problem = ""
         return True
 
+    def _why(self, error: NodeUnreachableError) -> SnapshotError:
+        """Why a node can't be asked: of one that was silent, the session was ended here."""
+        try:
+            self.lock.sessions.watch.check()
+        except SilentNodeError as silent:
+            return silent
+        return error
+
 
 @contextmanager
 def take_turn(fleet: Fleet, log: Callable[..., None]) -> Iterator[Turn]:
     """Hold the lock of the fleet's watch; raise FleetBusyError naming the one that has it, NodeUnreachableError."""
     with (
         open_sessions(fleet, fleet.primaries) as sessions,
-        lock_fleet(sessions, f"{fleet.name} watch", own_label("watch")) as lock,
+        lock_fleet(sessions, watch_lock(fleet), own_label("watch")) as lock,
     ):
         yield Turn(lock, log, time.monotonic())

@@ -202,7 +202,9 @@ class Watcher:
         """Take a full snapshot, unless somebody has: also an attempt whose answer was lost."""
         if self.following.follow_newest() and self.following.goes_on:
             return TaskResult("")
-        self.log("a full snapshot begins; increments wait for its end")
+        # While another operation is in its way, it is tried again and again.
+        if not self._busy_text:
+            self.log("a full snapshot begins; increments wait for its end")
         result = work.take_full(self.source)
         self.following.follow_newest()
         return result
@@ -220,6 +222,8 @@ class Watcher:
         if result.finding is not None:
             since = task.failing_since or now
             done = replace(done, failing_since=since, problem=result.finding.message, failures=task.failures + 1)
+            if result.finding.hint:
+                self.log(result.finding.hint, task=task.kind)
             if task.problem != result.finding.message:
                 self._tell("failed", done, result.finding)
         elif task.failing_since is not None:
@@ -234,6 +238,7 @@ class Watcher:
         interrupt = find_behind(error, KeyboardInterrupt)
         # A signal from elsewhere, or a request to the watch itself, maybe beside one to this task.
         if interrupt is not None and (is_signalled() or cancel_request() is None):
+            self.log(f"{task.kind} was stopped", task=task.kind)
             raise error
         failure = failure_of(error)
         forget_requests(kept=self.operation)

@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
+from fleet.config import Fleet, Node
 from fleet.label import read_label
 from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.sessions import Sessions, in_parallel
@@ -189,6 +189,11 @@ def lock_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterato
         yield lock
     finally:
         lock.release()
+
+
+def watch_lock(fleet: Fleet) -> str:
+    """The name of the lock of the fleet's watch. It is not the fleet's: between its tasks others may do theirs."""
+    return f"{fleet.name} watch"
 
 
 def lock_key(name: str) -> int:

@@ -1,11 +1,14 @@
-"""Ask every primary who holds the fleet's lock, without waiting for nodes that are silent."""
+"""Ask every primary who holds the fleet's locks, without waiting for nodes that are silent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from fleet.config import Fleet
-from fleet.nodes.lock import Holder, find_holder, lock_key
+import psycopg
+
+from fleet.config import Fleet, Node
+from fleet.nodes.lock import Holder, find_holder, lock_key, watch_lock
 from fleet.nodes.nodes_query import NodesQuery
 
 ASKING_SECONDS_MAX = 5.0
@@ -13,18 +16,26 @@ ASKING_SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LockAnswer:
-    """Who holds the lock on a node, None if nobody does. `problem` says why the node gave no answer."""
+    """Who holds the fleet's lock on a node, and whose turn it is to watch; None if nobody does.
+
+    `problem` says why the node gave no answer.
+    """
 
     node: str
     holder: Holder | None = None
+    watch: Holder | None = None
     problem: str = ""
 
 
 def ask_lock_holders(fleet: Fleet) -> list[LockAnswer]:
     """The answers of all primaries, in the order of fleet.toml, within ASKING_SECONDS_MAX."""
-    key = lock_key(fleet.name)
-    query = NodesQuery(fleet.primaries, lambda _, connection: find_holder(connection, key), ASKING_SECONDS_MAX)
-    answers = query.answers()
+    keys = lock_key(fleet.name), lock_key(watch_lock(fleet))
+
+    def ask(_node: Node, connection: psycopg.Connection[Any]) -> tuple[Holder | None, Holder | None]:
+        return find_holder(connection, keys[0]), find_holder(connection, keys[1])
+
+    answers = NodesQuery(fleet.primaries, ask, ASKING_SECONDS_MAX).answers()
     return [
-        LockAnswer(node.id, answers.found.get(node.id), answers.problems.get(node.id, "")) for node in fleet.primaries
+        LockAnswer(node.id, *answers.found.get(node.id, (None, None)), problem=answers.problems.get(node.id, ""))
+        for node in fleet.primaries
     ]

@@ -18,11 +18,12 @@ from enum import StrEnum
 
 from fleet.config import Fleet
 from fleet.label import is_of_one_process, own_label
+from fleet.nodes.lock_holders import ask_lock_holders
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from snapshots.activity.command import Command
 from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
+from snapshots.activity.under_way import WATCH, ActivityState, UnderWay, read_under_way
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import CANCELLED, current_time
@@ -189,7 +190,7 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
         if not one.is_known:
             yield Cancelled(one, CancelResult.REFUSED, "; ".join(one.problems))
         elif one.intent is None:
-            yield forget(store, one, progress)
+            yield _hanging(fleet, one) or forget(store, one, progress)
         elif one.kind == RESTORE:
             yield Cancelled(one, CancelResult.REFUSED, f"{SILENT}; {one.remedy}")
     under_lock = [one for one in dead if one.intent is not None and one.kind != RESTORE]
@@ -204,6 +205,24 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
     except (BusyError, RefusedError, UnreachableError) as error:
         problem = error
     yield from (_settled(store, one, problem) for one in under_lock)
+
+
+def _hanging(fleet: Fleet, one: UnderWay) -> Cancelled | None:
+    """What there is to say of a watch that has its turn still, so that its process only hangs; None if it is gone."""
+    if one.kind != WATCH:
+        return None
+    answers = ask_lock_holders(fleet)
+    for answer in answers:
+        if answer.watch is not None and is_of_one_process(answer.watch.label, one.label):
+            text = (
+                f"{SILENT}, but has its turn still, so no other watch takes over: end its process, or its session on"
+                f" node {answer.node}: SELECT pg_terminate_backend({answer.watch.session})"
+            )
+            return Cancelled(one, CancelResult.STILL_RUNNING, text)
+    if all(answer.problem for answer in answers):
+        text = f"{SILENT}, and whether it has its turn still is not known: node {answers[0].node}: {answers[0].problem}"
+        return Cancelled(one, CancelResult.UNREACHABLE, text)
+    return None
 
 
 def forget(store: ObjectStore, one: UnderWay, progress: Progress) -> Cancelled:

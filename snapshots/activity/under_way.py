@@ -23,6 +23,8 @@ from storage.store import ObjectStore
 
 # How late a sign may be. A store that does not answer, and clocks that differ, take their time.
 DEAD_SECONDS = 60.0
+WATCH = "watch"
+HANGING_WATCH = "if its process only hangs, no other watch takes over (see: snapshot status --nodes)"
 Found = TypeVar("Found")
 
 
@@ -117,7 +119,8 @@ class UnderWay:
         if not self.is_known or self.state(now) is not ActivityState.DEAD:
             return ""
         if self.opened is None:
-            return f"{self.left_text}; to forget it: snapshot cancel {self.id}"
+            left = self.left_text if self.kind != WATCH else HANGING_WATCH
+            return f"{left}; to forget it: snapshot cancel {self.id}"
         # A removal can't be undone once it has begun to remove.
         return f"{self.remedy}; at once: snapshot cancel {self.id}" if self.kind == "create" else self.remedy
 

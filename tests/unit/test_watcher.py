@@ -145,7 +145,7 @@ def test_a_file_that_is_refused_is_told_and_so_is_its_end(watched: Watched) -> N
         notices.refuses_file(UsageError("fleet.toml: `every` is missing"))
     for _ in range(2):
         notices.refuses_file(None)
-    assert watched.notices() == [("failed", "watch"), ("recovered", "watch")]
+    assert watched.notices() == [("failed", "fleet-file"), ("recovered", "fleet-file")]
 
 
 def test_status_says_what_fails_also_while_it_is_tried_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

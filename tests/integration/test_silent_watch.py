@@ -1,0 +1,71 @@
+"""A watch that hangs has its turn still: who waits for it, and who cancels it, are told so."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from cli.views.node_status import read_nodes
+from cli.watch.fleet_source import FleetSource
+from cli.watch.silent_watch import SilentWatch, SilentWatchError
+from cli.watch.turn import take_turn
+from embedded.fleet import EmbeddedFleet
+from fleet.label import own_label
+from fleet.nodes.lock import FleetBusyError
+from fleet.progress import Silent
+from fleet.record import Time
+from snapshots.activity.cancelling import CancelResult, cancel_operations
+from snapshots.activity.under_way import WATCH, read_under_way
+from snapshots.operations.signs import store_sign
+from snapshots.records.store_identity import ensure_identity
+from storage.ids import new_operation_id
+from storage.local import LocalStore
+from tests.commands.snapshot_runs import configure_fleet
+from tests.unit.document_kinds import SIGN
+
+
+def say(*_: object, **__: object) -> None:
+    """What is logged is not looked at."""
+
+
+def test_a_watch_that_hangs_is_told_by_the_one_that_waits_and_is_not_forgotten(
+    shared_fleet: EmbeddedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
+    fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    store = LocalStore(tmp_path / "store").make()
+    ensure_identity(store, fleet)
+    now = datetime.now(UTC)
+    source, sign = FleetSource(fleet.path, fleet, b"", b""), structs.replace(SIGN, kind=WATCH, by=own_label(WATCH))
+    seen = {"alive": now, "hangs": now - timedelta(hours=1)}
+    ids = {name: new_operation_id(now) for name in seen}
+
+    def busy() -> FleetBusyError:
+        with pytest.raises(FleetBusyError) as raised, take_turn(fleet, say):
+            pass
+        return raised.value
+
+    with take_turn(fleet, say):
+        store_sign(store, structs.replace(sign, operation=ids["alive"], seen_at=Time.of(now)), 1)
+        assert SilentWatch().find(source, busy()) is None
+        hanging = structs.replace(sign, operation=ids["hangs"], seen_at=Time.of(seen["hangs"]))
+        store_sign(store, structs.replace(hanging, by="cutline watch ops@elsewhere:1"), 1)
+        assert SilentWatch().find(source, busy()) is None
+        store_sign(store, hanging, 2)
+        found = SilentWatch().find(source, busy())
+        assert isinstance(found, SilentWatchError)
+        ends = f"SELECT pg_terminate_backend({found.details['session']})"
+        assert ends in found.hint
+        (first, *_) = read_nodes(fleet, store)
+        assert any("turn of watch by" in part for part in first.text.parts)
+        assert first.to_json()["watch"]["session"] == found.details["session"]
+        (one,) = [one for one in read_under_way(store) if one.id == ids["hangs"]]
+        assert "no other watch takes over" in one.settled_by(now)
+        (cancelled,) = cancel_operations(fleet, [one], 0.0, Silent())
+        assert cancelled.result is CancelResult.STILL_RUNNING
+        assert ends in cancelled.text
+    (cancelled,) = cancel_operations(fleet, [one], 0.0, Silent())
+    assert cancelled.result is CancelResult.SETTLED

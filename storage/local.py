@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
 
 from storage.digest import digest_of, read_pieces
 from storage.folders import (
@@ -60,10 +59,7 @@ MISSING_HINT = "if the store has snapshots, mount its file system; if it is new,
 
 @dataclass(frozen=True, slots=True)
 class LocalStore:
-    """An ObjectStore in the folder `root`, which only `make` makes: a file system that was unmounted is no new store.
-
-    A missing folder is an empty store.
-    """
+    """An ObjectStore in the folder `root`, which the first create makes. A missing folder is an empty store."""
 
     root: Path
 
@@ -72,18 +68,13 @@ class LocalStore:
         """See ObjectStore."""
         return f"file://{self.root}"
 
-    def make(self) -> Self:
-        """Make the folder if it is missing, with its parents."""
-        with self._translate_errors(), self._translate_refused_writes():
-            make_root(self.root)
-        return self
-
     def create(self, key: str, body: bytes) -> None:
         """See ObjectStore."""
         check_key(key)
         incoming = uuid.uuid4().hex
         with ExitStack() as stack:
             with self._translate_errors(), self._translate_refused_writes():
+                make_root(self.root)
                 hidden = stack.enter_context(opened(self.root, [INCOMING], make=True))[-1]
                 try:
                     write_durably(incoming, body, hidden)
@@ -267,8 +258,6 @@ class LocalStore:
             if key is not None and missing:
                 raise ObjectMissingError(url=self.url, key=key) from error
             hint = "check the folder's permissions, its disk and the space left on it"
-            if not self.root.exists():
-                hint = MISSING_HINT
             raise StoreUnreachableError(url=self.url, reason=reason_of(error), hint=hint) from error
 
 

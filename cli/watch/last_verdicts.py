@@ -1,11 +1,14 @@
-"""When the watched snapshot was last checked, and any drilled, by whomever: a watch that begins does not repeat it."""
+"""What the last check of the watched snapshot and the last drill have found, by whomever: a watch repeats neither."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from dataclasses import replace
 
+from check.report import EXIT_CODES
 from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
-from cli.watch.schedule import TaskKind
+from cli.output.failure import CommandFailure
+from cli.watch.schedule import Task, TaskKind
+from cli.watch.tasks import TaskResult, finding_of, with_finding
 from fleet.config import Fleet
 from snapshots.activity.checks import read_checks
 from snapshots.activity.ended_operations import EndedReader
@@ -15,17 +18,43 @@ from snapshots.records.store_identity import open_own_store
 
 # Of operations with an intent that have committed nothing, drills among them, the newest.
 READ_MAX = 100
+RESULTS = {code: result for result, code in EXIT_CODES.items()}
 
 
-def last_verdicts(fleet: Fleet, snapshot: str) -> dict[TaskKind, datetime]:
-    """When the last full check of the snapshot and the last drill ended; raises what reading the store raises."""
-    found: dict[TaskKind, datetime] = {}
+def last_verdicts(fleet: Fleet, snapshot: str) -> dict[TaskKind, TaskResult]:
+    """What the last full check of the snapshot and the last drill have found; raises what reading the store raises."""
+    found: dict[TaskKind, TaskResult] = {}
     store = open_own_store(fleet)
     if (check := read_checks(store, document_names(store)).full.get(snapshot)) is not None:
-        found[TaskKind.CHECK] = check.moment
+        result = check.point.result
+        text = f"check of {snapshot}: {result}"
+        found[TaskKind.CHECK] = finding_of(EXIT_CODES[result], result, text, done_at=check.moment)
     for one in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
         has_verdict = one.code in (DONE, CONFLICTS, INCONCLUSIVE)
         if one.ended_at is not None and has_verdict and one.intent is not None and one.intent.is_drill:
-            found[TaskKind.DRILL] = one.ended_at
+            result = RESULTS[one.code or DONE]
+            text = f"drill of {one.snapshot}: {result}"
+            found[TaskKind.DRILL] = finding_of(one.code or DONE, result, text, done_at=one.ended_at)
             break
     return found
+
+
+def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tuple[Task, CommandFailure]]:
+    """Plan the `tasks` by what is in the store, and let those fail that have found something; return what to tell.
+
+    What the watch before has told is not known. Conflicts are told rather twice than never.
+    """
+    told: list[tuple[Task, CommandFailure]] = []
+    for kind, found in last_verdicts(fleet, snapshot).items():
+        task = replace(tasks[kind], failures=0, retry_at=None, waiting_since=None, done_at=found.done_at)
+        tasks[kind] = task if task.problem else with_finding(task, found)
+        if not task.problem and found.finding is not None and found.finding.code == CONFLICTS:
+            told.append((tasks[kind], found.finding))
+    return told
+
+
+def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
+    """What somebody else has found since the task was done, as a command that a killed watch has left; None: nobody."""
+    found = last_verdicts(fleet, snapshot).get(task.kind)
+    is_newer = found and found.done_at and (task.done_at is None or found.done_at > task.done_at)
+    return found if is_newer else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,12 @@ from cli.output.stopping import stop_process
 from cli.spark.on_demand import SparkOnDemand
 from cli.watch.fleet_source import FleetSource
 from cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
-from cli.watch.schedule import TaskKind
+from cli.watch.schedule import Task, TaskKind
 from fleet.config import Fleet
 from fleet.progress import Noting, Silent
 from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
+from snapshots.activity.under_way import ActivityState, read_under_way
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.listing.name_templates import new_name
@@ -55,11 +57,15 @@ class CommandNotStartedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What was done, for the log; `finding` is what is wrong although the task was done, None if nothing is."""
+    """What was done, for the log; `finding` is what is wrong although the task was done, None if nothing is.
+
+    `done_at`: when it was done, None if just now.
+    """
 
     text: str
     notes: tuple[str, ...] = ()
     finding: CommandFailure | None = None
+    done_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +105,27 @@ def take_full(source: FleetSource) -> TaskResult:
 
 
 def start_check(source: FleetSource, name: str) -> RunningCommand:
-    """Begin to check the snapshot with all its increments."""
+    """Begin to check the snapshot with all its increments; raise BusyError if somebody does."""
+    _check_not_running(source, TaskKind.CHECK, name)
     with _raising_not_started("check"):
         return start_command(source.copy, ["check", name])
 
 
 def start_drill(source: FleetSource, name: str) -> RunningCommand:
-    """Begin to restore the snapshot into servers made for it, and to ask the assertions."""
+    """Begin to restore the snapshot into servers made for it, and to ask the assertions; raise as start_check."""
+    _check_not_running(source, TaskKind.DRILL, name)
     with _raising_not_started("restore --drill"):
         return start_command(source.copy, ["restore", name, "--drill"])
+
+
+def _check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
+    """Raise BusyError if a check or a drill of the snapshot runs: of an operator, or of a watch that was killed."""
+    now = datetime.now(UTC)
+    for one in read_under_way(source.open_store()):
+        is_drill = one.intent is not None and one.intent.is_drill
+        is_same = is_drill if kind is TaskKind.DRILL else one.kind == kind.value
+        if is_same and one.snapshot == name and one.state(now) is not ActivityState.DEAD:
+            raise BusyError(f"operation {one.id} is a {kind} of {name}", hint="see: snapshot status")
 
 
 def verdict_of(what: str, ended: CommandResult) -> TaskResult:
@@ -115,9 +133,22 @@ def verdict_of(what: str, ended: CommandResult) -> TaskResult:
     document = _document(ended, VERDICTS)
     result = str(document.get("result"))
     text = f"{what}: {result}"
-    return TaskResult(
-        text, finding=CommandFailure(ended.code, result, text, _found_in(document)) if ended.code else None
-    )
+    return finding_of(ended.code, result, text, _found_in(document))
+
+
+def finding_of(code: int, result: str, text: str, hint: str = "", done_at: datetime | None = None) -> TaskResult:
+    """What a check or a drill with this exit code has found."""
+    finding = CommandFailure(code, result, text, hint) if code else None
+    return TaskResult(text, finding=finding, done_at=done_at)
+
+
+def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> Task:
+    """The task after it was done with this result; `before`: as it was, if that may have found the like."""
+    if result.finding is None:
+        return task
+    before, since = before or task, task.done_at
+    since = before.failing_since or since
+    return replace(task, failing_since=since, problem=result.finding.message, failures=before.failures + 1)
 
 
 def _found_in(document: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from cli.watch import tasks as work
 from cli.watch.chain import WatchedChain
 from cli.watch.fleet_source import FleetSource, intervals_of
 from cli.watch.following import Following, chain_end_of
-from cli.watch.last_verdicts import last_verdicts
+from cli.watch.last_verdicts import adopt, newer_verdict
 from cli.watch.notices import Notices
 from cli.watch.schedule import (
     BESIDE,
@@ -32,7 +32,7 @@ from cli.watch.schedule import (
     next_task,
     trouble_texts,
 )
-from cli.watch.tasks import Beside, TaskResult
+from cli.watch.tasks import Beside, TaskResult, with_finding
 from fleet.progress import Silent
 from snapshots.activity.activity import Activity
 from snapshots.between_cuts.archive_ahead import archive_ahead
@@ -81,8 +81,8 @@ class Watcher:
         self.following.find()
         self.plan()
         self.following.plan()
-        for kind, moment in last_verdicts(self.source.fleet, self.chain.name if self.chain else "").items():
-            self.tasks[kind] = self.tasks[kind].last_done(moment)
+        for task, finding in adopt(self.source.fleet, self.chain.name if self.chain else "", self.tasks):
+            self._tell("failed", task, finding)
 
     def plan(self) -> None:
         """Take the intervals from the rules; what was done stays done."""
@@ -153,6 +153,8 @@ class Watcher:
 
     def _start_beside(self, kind: TaskKind, name: str) -> TaskResult | None:
         start = work.start_check if kind is TaskKind.CHECK else work.start_drill
+        if found := newer_verdict(self.source.fleet, name, self.tasks[kind]):
+            return found
         self._beside = Beside(kind, f"{kind} of {name}", start(self.source, name))
         self.log(f"{self._beside.what} begins", task=kind)
         return None
@@ -216,12 +218,11 @@ class Watcher:
             self.log(f"note: {note}", task=task.kind)
         if result.text:
             self.log(result.text, task=task.kind, snapshot=self.chain.name if self.chain else None)
-        done = task.done(now)
+        done = task.done(result.done_at or now)
         if task.kind is TaskKind.INCREMENT and self.chain is not None:
             done = task.done(self.chain.last_at)
         if result.finding is not None:
-            since = task.failing_since or now
-            done = replace(done, failing_since=since, problem=result.finding.message, failures=task.failures + 1)
+            done = with_finding(done, result, task)
             if result.finding.hint:
                 self.log(result.finding.hint, task=task.kind)
             if task.problem != result.finding.message:
@@ -244,8 +245,7 @@ class Watcher:
         forget_requests(kept=self.operation)
         if is_asked_to_stop(self.operation):
             raise error
-        now = datetime.now(UTC)
-        is_cancelled = failure.code == CANCELLED
+        now, is_cancelled = datetime.now(UTC), failure.code == CANCELLED
         failed = task.put_off(now, CANCELLED_SECONDS) if is_cancelled else task.failed(now, failure.message)
         self.counts["failed"] += 1
         self.tasks[task.kind] = failed
@@ -257,13 +257,8 @@ class Watcher:
             self._end_chain(task, failed, failure)
             return
         again = f"; again at {clock_text(failed.retry_at)}" if failed.retry_at else ""
-        self.log(
-            f"{task.kind}: {failure.message}{again}",
-            task=task.kind,
-            hint=failure.hint,
-            code=failure.code,
-            error=failure.slug,
-        )
+        text = f"{task.kind}: {failure.message}{again}"
+        self.log(text, task=task.kind, hint=failure.hint, code=failure.code, error=failure.slug)
         if task.failing_since is None and not is_cancelled:
             self._tell("failed", failed, failure)
 

@@ -70,8 +70,6 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         tables = {node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()}
         check_admissible(tables)
         progress.step("probe the store")
-        if isinstance(raw, LocalStore):
-            raw.make()
         refused = probe_store(raw)
         if isinstance(raw, LocalStore) and raw.others_may:
             progress.note(

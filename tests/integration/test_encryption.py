@@ -220,7 +220,7 @@ def collect(fleet: Fleet, *options: str) -> dict[str, str]:
     ("kind", "removed", "refused"),
     [
         (DELETED, "snapshot.json", "manifest"),
-        (ONLY_FULL, "increments/0000000000000001.json", "snapshot-unreadable"),
+        (ONLY_FULL, "increments/0000000000000001.json", "last-snapshot"),
     ],
 )
 def test_a_mark_that_is_not_encrypted_removes_nothing(

@@ -36,7 +36,7 @@ def test_a_watch_that_hangs_is_told_by_the_one_that_waits_and_is_not_forgotten(
 ) -> None:
     monkeypatch.setattr("snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
     fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
-    store = LocalStore(tmp_path / "store").make()
+    store = LocalStore(tmp_path / "store")
     ensure_identity(store, fleet)
     now = datetime.now(UTC)
     source, sign = FleetSource(fleet.path, fleet, b"", b""), structs.replace(SIGN, kind=WATCH, by=own_label(WATCH))

@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'name = "shop"\nstore = "file://{folder}/store"\n'
         '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
     )
-    store = LocalStore(folder / "store").make()
+    store = LocalStore(folder / "store")
     identity, _ = ensure_identity(store, load_fleet(folder / "fleet.toml"))
     full = structs.replace(timed(full_commit(), 0, in_flight=7), comment=COMMENT, fleet_id=identity.fleet_id)
     assert isinstance(full, FullSnapshot)

@@ -69,7 +69,7 @@ def test_the_report_of_an_earlier_check_does_not_survive_one_that_fails(fleet: F
     old.write_text("<testsuites/>")
     assert run_here(fleet, "check", "--increment", "1", "--junit", str(old))[0] == 2
     assert error_in(old) == ("--increment needs a NAME", "usage")
-    ensure_identity(LocalStore(tmp_path / "store").make(), fleet)
+    ensure_identity(LocalStore(tmp_path / "store"), fleet)
     assert run_here(fleet, "check", "--junit", str(new))[0] == 4
     assert list(ElementTree.parse(new).getroot()) == []
 
@@ -79,7 +79,7 @@ def test_a_check_that_is_interrupted_is_reported_as_one_that_did_not_end(
 ) -> None:
     file, seen = tmp_path / "report.xml", list[tuple[str, str]]()
     file.write_text("<testsuites/>")
-    ensure_identity(LocalStore(tmp_path / "store").make(), fleet)
+    ensure_identity(LocalStore(tmp_path / "store"), fleet)
 
     def stop(*_: object) -> None:
         seen.append(error_in(file))

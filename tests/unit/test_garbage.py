@@ -28,7 +28,7 @@ HOUR = 3600.0
 
 @pytest.fixture(params=["memory", "folder"])
 def builder(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBuilder:
-    return StoreBuilder(LocalStore(tmp_path / "store").make()) if request.param == "folder" else StoreBuilder()
+    return StoreBuilder(LocalStore(tmp_path / "store")) if request.param == "folder" else StoreBuilder()
 
 
 def test_objects_that_chains_need_are_not_garbage(builder: StoreBuilder) -> None:

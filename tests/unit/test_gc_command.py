@@ -38,7 +38,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 @pytest.fixture
 def builder(fleet: Fleet, tmp_path: Path) -> StoreBuilder:
-    store = LocalStore(tmp_path / "store").make()
+    store = LocalStore(tmp_path / "store")
     ensure_identity(store, fleet)
     return StoreBuilder(store)
 

@@ -22,7 +22,7 @@ from tests.unit.made_garbage import StoreBuilder, backdate, preview_gc, run_gc
 
 @pytest.fixture(params=["folder", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    return LocalStore(tmp_path / "store").make() if request.param == "folder" else memory()
+    return LocalStore(tmp_path / "store") if request.param == "folder" else memory()
 
 
 @pytest.mark.parametrize("name", ["operations/a%b/intent.json", "operations/a*/intent.json"])
@@ -52,7 +52,7 @@ def test_a_deletion_leaves_an_object_of_an_invalid_name_and_finishes(store: Obje
 
 
 def test_a_folder_among_the_unfinished_objects_is_named_and_ends_no_gc(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "store").make()
+    store = LocalStore(tmp_path / "store")
     StoreBuilder(store).take_full("nightly")
     for name in ("evil", "died"):
         path = store.root / INCOMING / name

@@ -31,7 +31,7 @@ def fleet(tmp_path: Path) -> Fleet:
         '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
     )
     found = load_fleet(path)
-    store = LocalStore(tmp_path / "store").make()
+    store = LocalStore(tmp_path / "store")
     identity, _ = ensure_identity(store, found)
     full = structs.replace(timed(full_commit(), 0, in_flight=7), comment=COMMENT)
     assert isinstance(full, FullSnapshot)

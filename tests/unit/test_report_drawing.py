@@ -97,12 +97,14 @@ def coverage(*runs: EndedCheck) -> Bar:
 
 
 def test_restore_points_have_the_result_of_the_newest_check_that_covers_them() -> None:
-    # Eight points: the newest check covers the first two, an older one the first four.
-    bar = coverage(check_run(1, "conflicts", 9), check_run(3, "valid", 8))
-    assert bar.parts == (
-        BarPart(0.25, PartKind.CONFLICTS), BarPart(0.25, PartKind.VALID), BarPart(0.5, PartKind.UNKNOWN),
-    )  # fmt: skip
-    assert bar.text == "2 valid, 2 conflicts, 4 unknown"
+    # Eight points: the newest check covers the first two, an older one the first four; the others need what it has read.
+    bar = coverage(check_run(1, "valid", 9), check_run(3, "conflicts", 8))
+    assert bar.parts == (BarPart(0.25, PartKind.VALID), BarPart(0.75, PartKind.CONFLICTS))
+    assert bar.text == "2 valid, 6 conflicts"
+    bar = coverage(check_run(1, "valid", 9), check_run(3, "valid", 8))
+    assert bar.parts == (BarPart(0.5, PartKind.VALID), BarPart(0.5, PartKind.UNKNOWN))
+    assert bar.text == "4 valid, 4 unknown"
+    assert coverage(check_run(1, "conflicts", 9), check_run(3, "valid", 8)).text == "8 conflicts"
 
 
 def test_an_inconclusive_check_hides_no_conclusive_one() -> None:

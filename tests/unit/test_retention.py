@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.config import Retention
-from fleet.record import Time
-from snapshots.activity.checks import EndedCheck
-from snapshots.records.operation_records import CheckedPoint, CheckResult
+from snapshots.records.operation_records import CheckResult
 from snapshots.removal.retention import (
     HeldSnapshot,
     NoRetentionError,
@@ -21,32 +19,10 @@ from snapshots.removal.retention import (
     check_rules,
     list_kept_instead,
 )
+from tests.unit.made_retention import check, fates, restore_point, snapshot
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
-
-
-def snapshot(name: str, *ages: float, is_whole: bool = True, found: CheckResult | None = None) -> HeldSnapshot:
-    """A snapshot whose restore points are so many days old, the full snapshot first; `found`: what its check found."""
-    return HeldSnapshot(name, tuple(NOW - age * DAY for age in ages), is_whole, checked=check(name, found))
-
-
-def check(name: str, found: CheckResult | None) -> EndedCheck | None:
-    """A check that ended at three o'clock in the morning of the day before."""
-    at = Time("2026-11-19T04:00:00.000+01:00")
-    return EndedCheck("op", at, CheckedPoint(name, 0, found, full=True)) if found else None
-
-
-def whys(*found: HeldSnapshot, **rules: int) -> dict[str, tuple[str, ...]]:
-    return {one.name: one.why for one in apply_retention(found, Retention(**rules), NOW)}
-
-
-def fates(*found: HeldSnapshot, takes_last: bool = False, **rules: int) -> dict[str, str]:
-    return {one.name: one.fate.value for one in apply_retention(found, Retention(**rules), NOW, takes_last=takes_last)}
-
-
-def restore_point(name: str, age: float) -> HeldSnapshot:
-    return HeldSnapshot(name, (NOW - age * DAY,), is_only_cut=True)
 
 
 def test_restore_points_are_no_full_snapshots() -> None:
@@ -101,88 +77,6 @@ def test_damaged_snapshots_are_neither_deleted_nor_counted() -> None:
         keep_full=1,
     )
     assert found == {"d": "keep", "c": "keep", "b": "keep", "a": "delete"}
-
-
-def note(name: str) -> str:
-    return (
-        f"the check that ended at 2026-11-19 03:00 UTC found conflicts, so it is not counted: see snapshot check {name}"
-    )
-
-
-def test_a_snapshot_with_conflicts_takes_no_place_from_older_ones() -> None:
-    found = (snapshot("a", 9), snapshot("b", 8), snapshot("c", 7, found="conflicts"), snapshot("d", 6, found="valid"))
-    assert fates(*found, keep_full=2) == {"d": "keep", "c": "keep", "b": "keep", "a": "delete"}
-    assert whys(*found, keep_full=2) == {
-        "d": ("keep_full 2: it is number 1 from the newest",),
-        "c": ("keep_full 2: it is number 2 from the newest", note("c")),
-        "b": ("keep_full 2: it is number 2 from the newest without conflicts",),
-        "a": ("no rule keeps it",),
-    }
-    # It is deleted as one without conflicts would be.
-    assert fates(*found, keep_full=1) == {"d": "keep", "c": "delete", "b": "delete", "a": "delete"}
-    # Nobody asked what an inconclusive check or none would have found.
-    unknown = (*found[:2], snapshot("c", 7, found="inconclusive"), found[3])
-    assert fates(*unknown, keep_full=2) == {"d": "keep", "c": "keep", "b": "delete", "a": "delete"}
-
-
-def test_a_snapshot_with_conflicts_is_not_the_last_that_can_be_restored() -> None:
-    found = (snapshot("a", 9), snapshot("b", 8), snapshot("c", 2, found="conflicts"))
-    assert fates(*found, keep_days=3) == {"c": "keep", "b": "keep", "a": "delete"}
-    assert whys(*found, keep_days=3)["b"] == ("it is the last snapshot without conflicts",)
-    assert fates(*found, keep_days=1) == {"c": "keep", "b": "keep", "a": "delete"}
-    assert whys(*found, keep_days=1)["c"] == ("it is the newest snapshot that can be restored", note("c"))
-    assert fates(*found, keep_days=1, takes_last=True) == {"c": "delete", "b": "delete", "a": "delete"}
-
-
-def test_increments_are_numbered_without_snapshots_with_conflicts() -> None:
-    found = (snapshot("a", 9, 8), snapshot("b", 7, 6), snapshot("c", 5, 4, found="conflicts"), snapshot("d", 3, 2))
-    assert fates(*found, keep_increments=2) == {"d": "keep", "c": "keep", "b": "keep", "a": "only-full"}
-    assert fates(*found, keep_increments=1) == {"d": "keep", "c": "only-full", "b": "only-full", "a": "only-full"}
-    # The newest chain goes on; the newest without conflicts has the restore points that somebody would need.
-    assert fates(*found[:3], keep_increments=0) == {"c": "keep", "b": "keep", "a": "only-full"}
-    assert whys(*found[:3], keep_increments=0)["b"] == (
-        "no rule removes whole snapshots",
-        "increments kept because checks of newer ones found conflicts",
-    )
-
-
-def test_if_every_snapshot_has_conflicts_the_rules_go_by_age_and_number_as_ever() -> None:
-    found = [snapshot(name, age, found="conflicts") for name, age in (("a", 9), ("b", 8), ("c", 7))]
-    assert fates(*found, keep_full=2) == {"c": "keep", "b": "keep", "a": "delete"}
-    assert fates(*found, keep_days=1) == {"c": "keep", "b": "delete", "a": "delete"}
-    assert whys(*found, keep_days=1)["c"] == ("it is the last snapshot that can be restored", note("c"))
-    assert list_kept_instead(found, Retention(keep_full=2), NOW, takes_last=False) == []
-
-
-def test_an_unchecked_snapshot_does_not_displace_the_newest_valid_one_while_those_between_have_conflicts() -> None:
-    """A prune between a create and its check: the check would find what the one before has found."""
-    found = (
-        *(snapshot("a", 9, 8, found="valid"), snapshot("b", 7, 6, found="valid")),
-        *(snapshot("c", 5, found="conflicts"), snapshot("d", 3, 2)),
-    )
-    assert fates(*found, keep_full=1, keep_increments=1) == {"d": "keep", "c": "delete", "b": "keep", "a": "delete"}
-    assert whys(*found, keep_full=1, keep_increments=1)["b"] == (
-        "it is the newest that a check found valid, and checks of newer ones found conflicts",
-        "increments kept because checks of newer ones found conflicts",
-    )
-    assert fates(*found, keep_full=1, takes_last=True) == {"d": "keep", "c": "delete", "b": "delete", "a": "delete"}
-    # Without conflicts nobody knows of anything that is wrong.
-    fine = (*found[:2], snapshot("c", 5), found[3])
-    assert fates(*fine, keep_full=1) == {"d": "keep", "c": "delete", "b": "delete", "a": "delete"}
-
-
-def test_damaged_snapshots_and_restore_points_with_conflicts_are_judged_as_ever() -> None:
-    point = HeldSnapshot("p", (NOW - DAY,), is_only_cut=True, checked=check("p", "conflicts"))
-    found = (snapshot("a", 4), snapshot("b", 3), snapshot("c", 2, is_whole=False, found="conflicts"), point)
-    assert fates(*found, keep_full=1) == {"p": "keep", "c": "keep", "b": "keep", "a": "delete"}
-    assert whys(*found, keep_full=1)["b"] == ("keep_full 1: it is number 1 from the newest",)
-
-
-def test_what_is_kept_only_because_newer_ones_have_conflicts_is_known() -> None:
-    found = [snapshot("a", 9, 8), snapshot("b", 7, 6), snapshot("c", 5, 4), snapshot("d", 3, found="conflicts")]
-    assert list_kept_instead(found, Retention(keep_full=2), NOW, takes_last=False) == ["b"]
-    assert list_kept_instead(found, Retention(keep_full=2, keep_increments=1), NOW, takes_last=False) == ["c", "b"]
-    assert list_kept_instead(found[:3], Retention(keep_full=2), NOW, takes_last=False) == []
 
 
 def test_times_of_different_zones_are_compared() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from storage.errors import SnapshotError
-from storage.local import INCOMING, MISSING_HINT, LocalStore
+from storage.local import INCOMING, LocalStore
 from storage.store import (
     AnswerLostError,
     ObjectExistsError,
@@ -67,7 +67,7 @@ def running_on(machine: Machine) -> Iterator[None]:
 def calls_of_a_create(root: Path) -> list[tuple[str, Path]]:
     machine = Machine()
     with running_on(machine):
-        LocalStore(root).make().create(KEY, BODY)
+        LocalStore(root).create(KEY, BODY)
     return machine.calls
 
 
@@ -79,7 +79,7 @@ def test_a_create_that_dies_anywhere_leaves_a_whole_object_or_none(tmp_path: Pat
     for stop_at in range(stops):
         store = LocalStore(tmp_path / f"{stop_at}" / "store")
         with running_on(Machine(stop_at, after=after)), suppress(PowerCutError):
-            store.make().create(KEY, BODY)
+            store.create(KEY, BODY)
         listed = store.list("")
         assert listed in ([], [KEY])
         assert store.exists(KEY) == bool(listed)
@@ -89,7 +89,7 @@ def test_a_create_that_dies_anywhere_leaves_a_whole_object_or_none(tmp_path: Pat
             with pytest.raises(ObjectExistsError):
                 store.create(KEY, b"another")
         else:
-            store.make().create(KEY, b"another")
+            store.create(KEY, b"another")
             assert store.read(KEY) == b"another"
         outcomes.append(bool(listed))
     assert outcomes == sorted(outcomes)
@@ -141,7 +141,7 @@ def test_an_error_before_the_name_means_that_nothing_was_stored(
     with monkeypatch.context() as patch:
         patch.setattr(f"storage.local.os.{call}", fail_with(error))
         with pytest.raises(situation, match=str(error.strerror).lower()):
-            store.make().create(KEY, BODY)
+            store.create(KEY, BODY)
     assert store.list("") == []
     assert list((tmp_path / INCOMING).iterdir()) == []
 
@@ -154,7 +154,7 @@ def test_an_error_after_the_name_leaves_open_whether_the_object_was_stored(
     with monkeypatch.context() as patch:
         patch.setattr(f"storage.local.{broken}", fail_with(OSError(5, "Input/output error")))
         with pytest.raises(AnswerLostError, match="input/output error"):
-            store.make().create(KEY, BODY)
+            store.create(KEY, BODY)
     assert store.read(KEY) == BODY
 
 
@@ -187,20 +187,11 @@ def fail_with(error: OSError) -> Callable[..., None]:
     return fail
 
 
-def test_a_folder_that_is_missing_is_an_empty_store_that_nothing_is_written_to(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "unmounted")
-    assert (store.list(""), store.exists(KEY), store.unfinished()) == ([], False, [])
-    with pytest.raises(StoreUnreachableError) as raised:
-        store.create(KEY, BODY)
-    assert raised.value.hint == MISSING_HINT
-    assert not store.root.exists()
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_nobody_else_may_read_what_is_stored(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        store = LocalStore(tmp_path / "new/store").make()
+        store = LocalStore(tmp_path / "new/store")
         store.create(KEY, BODY)
     finally:
         os.umask(before)

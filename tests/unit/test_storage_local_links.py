@@ -27,7 +27,7 @@ def test_nothing_is_deleted_through_a_symbolic_link(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "file").write_text("not in the store")
-    store = LocalStore(tmp_path / "store").make()
+    store = LocalStore(tmp_path / "store")
     store.create(KEY, BODY)
     (store.root / "snapshots/x").symlink_to(elsewhere)
     with pytest.raises(DeletionRefusedError, match="snapshots/x is a symbolic link"):
@@ -44,7 +44,8 @@ def test_nothing_is_removed_through_a_link_in_the_place_of_the_folder_of_unfinis
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "file").write_text("not in the store")
-    store = LocalStore(tmp_path / "store").make()
+    store = LocalStore(tmp_path / "store")
+    store.root.mkdir()
     (store.root / INCOMING).mkdir()
     (store.root / INCOMING / "file").write_text("of a create that died")
     (found,) = store.unfinished()
@@ -58,7 +59,7 @@ def test_nothing_is_removed_through_a_link_in_the_place_of_the_folder_of_unfinis
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "link to a file", "link to nothing", "loop"])
 def test_what_is_no_regular_file_is_no_object_and_is_not_waited_for(tmp_path: Path, kind: str) -> None:
-    store = LocalStore(tmp_path / "store").make()
+    store = LocalStore(tmp_path / "store")
     store.create("a/object", b"x")
     planted = store.root / "a/planted"
     if kind == "pipe":
@@ -98,7 +99,7 @@ def test_no_link_below_the_root_is_followed_but_the_root_may_be_one(tmp_path: Pa
     (elsewhere / "file").write_text("not in the store")
     (tmp_path / "real").mkdir()
     (tmp_path / "store").symlink_to("real")
-    store = LocalStore(tmp_path / "store").make()
+    store = LocalStore(tmp_path / "store")
     store.create(KEY, BODY)
     (tmp_path / "real/probes").symlink_to(elsewhere)
     assert store.read(KEY) == BODY
@@ -121,7 +122,7 @@ def test_nothing_is_removed_through_a_link_that_replaces_a_folder_meanwhile(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "file").write_text("not in the store")
-    store = LocalStore(tmp_path / "store").make()
+    store = LocalStore(tmp_path / "store")
     store.create("a/file", b"x")
     folder = store.root / ("a" if way == "delete" else INCOMING)
     (folder / "file").touch()

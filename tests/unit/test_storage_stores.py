@@ -14,7 +14,7 @@ from tests.stores.contract import ObjectStoreContract
 class TestLocalStore(ObjectStoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
-        return LocalStore(tmp_path / "not" / "there" / "yet").make()
+        return LocalStore(tmp_path / "not" / "there" / "yet")
 
 
 class TestInMemoryStore(ObjectStoreContract):
@@ -26,7 +26,7 @@ class TestInMemoryStore(ObjectStoreContract):
 class TestEncryptedFolder(ObjectStoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
-        return DataKey(bytes(range(32))).over(LocalStore(tmp_path / "encrypted").make())
+        return DataKey(bytes(range(32))).over(LocalStore(tmp_path / "encrypted"))
 
 
 class TestEncryptedMemory(ObjectStoreContract):

@@ -130,12 +130,12 @@ def test_a_store_that_is_gone_or_another_one_is_none_to_work_with(file: Path, tm
     source = FleetSource.read(file)
     with pytest.raises(StoreNotInitialisedError, match="there is no folder"):
         source.open_store()
-    first, _ = ensure_identity(LocalStore(folder).make(), source.fleet)
+    first, _ = ensure_identity(LocalStore(folder), source.fleet)
     assert source.open_store().url == f"file://{folder}"
     folder.rename(tmp_path / "unmounted")
     with pytest.raises(StoreGoneError, match="nothing is in its place"):
         source.open_store()
-    second, _ = ensure_identity(LocalStore(folder).make(), source.fleet)
+    second, _ = ensure_identity(LocalStore(folder), source.fleet)
     assert first.fleet_id != second.fleet_id
     with pytest.raises(StoreGoneError, match=f"in its place is a store of fleet {second.fleet_id}"):
         source.open_store()

@@ -1,0 +1,40 @@
+"""Snapshots as retention sees them, and what it makes of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from fleet.config import Retention
+from fleet.record import Time
+from snapshots.activity.checks import EndedCheck
+from snapshots.records.operation_records import CheckedPoint, CheckResult
+from snapshots.removal.retention import (
+    HeldSnapshot,
+    apply_retention,
+)
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def snapshot(name: str, *ages: float, is_whole: bool = True, found: CheckResult | None = None) -> HeldSnapshot:
+    """A snapshot whose restore points are so many days old, the full snapshot first; `found`: what its check found."""
+    return HeldSnapshot(name, tuple(NOW - age * DAY for age in ages), is_whole, checked=check(name, found))
+
+
+def check(name: str, found: CheckResult | None) -> EndedCheck | None:
+    """A check that ended at three o'clock in the morning of the day before."""
+    at = Time("2026-11-19T04:00:00.000+01:00")
+    return EndedCheck("op", at, CheckedPoint(name, 0, found, full=True)) if found else None
+
+
+def whys(*found: HeldSnapshot, **rules: int) -> dict[str, tuple[str, ...]]:
+    return {one.name: one.why for one in apply_retention(found, Retention(**rules), NOW)}
+
+
+def fates(*found: HeldSnapshot, takes_last: bool = False, **rules: int) -> dict[str, str]:
+    return {one.name: one.fate.value for one in apply_retention(found, Retention(**rules), NOW, takes_last=takes_last)}
+
+
+def restore_point(name: str, age: float) -> HeldSnapshot:
+    return HeldSnapshot(name, (NOW - age * DAY,), is_only_cut=True)

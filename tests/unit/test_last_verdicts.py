@@ -1,0 +1,95 @@
+"""What a watch makes of checks that others have done: it repeats none, and tells what they have found."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from cli.watch.last_verdicts import adopt, newer_verdict
+from cli.watch.running_command import CommandResult
+from cli.watch.schedule import Task, TaskKind
+from cli.watch.tasks import start_check, verdict_of
+from fleet.config import Fleet
+from fleet.durations import Interval
+from fleet.record import Time
+from snapshots.operations.signs import store_sign
+from storage.errors import BusyError
+from storage.ids import new_operation_id
+from tests.unit.document_kinds import SIGN
+from tests.unit.made_checks import ended, point
+from tests.unit.made_fleets import new_fleet
+from tests.unit.watched import NAME, Watched, follow, new_watched
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return new_fleet()
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return new_watched(tmp_path, monkeypatch)
+
+
+def at(minute: int) -> datetime:
+    return datetime(2026, 11, 24, 10, minute, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("result", "problem", "told"),
+    [
+        ("valid", "", 0),
+        ("inconclusive", "check of a: inconclusive", 0),
+        ("conflicts", "check of a: conflicts", 1),
+    ],
+)
+def test_a_watch_that_begins_knows_what_the_last_check_has_found(
+    fleet: Fleet, result: str, problem: str, told: int
+) -> None:
+    ended(fleet.store.open(), 1, point("a", 0, "valid"))
+    ended(fleet.store.open(), 2, structs.replace(point("a", 0), result=result))
+    tasks = {TaskKind.CHECK: Task(TaskKind.CHECK, 86400.0)}
+    assert len(adopt(fleet, "a", tasks)) == told
+    task = tasks[TaskKind.CHECK]
+    assert (task.done_at, task.problem, task.failures) == (at(2), problem, int(bool(problem)))
+    assert task.failing_since == (at(2) if problem else None)
+    # Of the same watch, after it has lost its turn.
+    assert adopt(fleet, "a", tasks) == []
+
+
+def test_a_check_that_somebody_has_done_since_is_not_repeated(fleet: Fleet) -> None:
+    ended(fleet.store.open(), 2, point("a", 0, "conflicts"))
+    task = Task(TaskKind.CHECK, 86400.0, at(1))
+    found = newer_verdict(fleet, "a", task)
+    assert found is not None
+    assert (found.done_at, found.finding and found.finding.code) == (at(2), 1)
+    assert newer_verdict(fleet, "a", task.last_done(at(2))) is None
+    assert newer_verdict(fleet, "b", task) is None
+
+
+def test_no_check_begins_while_another_one_of_the_snapshot_runs(watched: Watched) -> None:
+    source, now = watched.watcher.source, datetime.now(UTC)
+    follow(watched, check=Interval(86400))
+    running = structs.replace(SIGN, operation=new_operation_id(now), kind="check", snapshot=NAME, seen_at=Time.of(now))
+    store_sign(source.open_store(), running, 1)
+    with pytest.raises(BusyError, match=f"operation {running.operation} is a check of {NAME}"):
+        start_check(source, NAME)
+    watched.run(TaskKind.CHECK)
+    assert watched.watcher.tasks[TaskKind.CHECK].failures == 0
+    assert "check waits" in watched.said[-1]
+
+
+def test_the_notice_of_a_check_says_what_it_has_found_first() -> None:
+    conflict = {"detail": "it is damaged", "node": "s1", "object": "a/b"}
+    document = {"result": "conflicts", "snapshots": [{"conflicts": [conflict, {"detail": "another"}]}]}
+    finding = verdict_of("check of a", CommandResult(1, document)).finding
+    assert finding is not None
+    assert finding.hint == "2 conflicts, the first: it is damaged; node s1; object a/b"
+    skipped = [{"what": "node s2", "why": "it has no standby"}]
+    document = {"result": "inconclusive", "snapshots": [{"conflicts": [], "skipped": skipped}]}
+    finding = verdict_of("check of a", CommandResult(4, document)).finding
+    assert finding is not None
+    assert finding.hint == "not compared: node s2: it has no standby"

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fleet.config import Fleet
+from fleet.nodes.nodes_query import NodesQuery
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.operation import current_time
+from snapshots.records.chain import Chain
 from snapshots.records.chains import read_newest_part
 from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.records.store_identity import check_of_fleet, read_identity
-from wal.slots.slots import drop_slots, slot_name
+from wal.slots.retained import ASKING_SECONDS_MAX
+from wal.slots.slots import drop_slots, slot_name, slot_problem, slot_state
 
 
 def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> list[str]:
     """Mark the snapshot's chain as ended, then drop its slots; return the nodes on which they may be left.
 
-    Its restore points stay. The next create drops what is left. Raises FleetBusyError, and what reading a chain
-    raises.
+    If a slot was gone before, which is what has ended the chain, the mark says so. Its restore points stay. The next
+    create drops what is left. Raises FleetBusyError, and what reading a chain raises.
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, "watch", name):
         chain = read_newest_part(store, name)
         check_of_fleet(chain, identity)
-        last = chain.last.increment
-        mark_lost(store, LostChain(name, chain.full.chain, last, "", 0, 0, current_time(), successor=successor))
+        node, problem = _find_problem(fleet, chain)
+        lost = LostChain(name, chain.full.chain, chain.last.increment, node, 0, 0, current_time())
+        mark_lost(store, replace(lost, successor=successor, slot_problem=problem))
         progress.note(f"{name} gets no more increments: {successor} has taken its place")
         return drop_slots(fleet.nodes, slot_name(chain.full.operation))
+
+
+def _find_problem(fleet: Fleet, chain: Chain) -> tuple[str, str]:
+    """The first node on which something is wrong with the chain's slot, and what; "" for both if none answers so."""
+    slot = slot_name(chain.full.operation)
+    nodes = [node for node in fleet.nodes if node.id in chain.baseline]
+    query = NodesQuery(nodes, lambda _, connection: slot_state(connection, slot), ASKING_SECONDS_MAX)
+    states = query.answers().found
+    problems = ((node, slot_problem(slot, state)) for node, state in states.items())
+    return next((one for one in problems if one[1]), ("", ""))

@@ -68,7 +68,7 @@ class PointFigures:
 class SnapshotFigures:
     """One snapshot with its restore points in order; of a broken one, only those that can be read.
 
-    `is_given_up`: its chain was lost, or ended by a restore; not if another snapshot has taken its place.
+    `is_given_up`: its chain was lost, or ended by a restore; not if it went on until another snapshot took its place.
     """
 
     name: str
@@ -183,7 +183,8 @@ def gaps_of(snapshots: Iterable[SnapshotFigures], now: datetime) -> Gaps:
 def figures_of(entry: Entry, chain: Chain | None) -> SnapshotFigures:
     """The figures of a snapshot; `chain` is what can be read of it."""
     points = tuple(map(_point_of, chain.commits)) if chain else ()
-    is_given_up = entry.state in (LOST, ENDED) and entry.lost is not None and not entry.lost.successor
+    is_replaced = entry.lost is not None and entry.lost.is_planned and bool(entry.lost.successor)
+    is_given_up = entry.state in (LOST, ENDED) and entry.lost is not None and not is_replaced
     is_only_cut = chain is not None and chain.full.only_cut
     return SnapshotFigures(entry.name, entry.state, entry.remark, is_only_cut, is_given_up, points)
 

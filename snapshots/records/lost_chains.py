@@ -28,14 +28,15 @@ DAMAGED_HINT = "put it back from a copy of the store, or remove it: the next inc
 
 
 class ChainLostError(RefusedError):
-    """The chain has ended: a node retained too much WAL for it, a restore put a database aside, or another follows."""
+    """The chain has ended: too much WAL was kept for it, its slot was gone, a restore ended it, or another follows."""
 
 
 class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     """The mark of a lost chain: why, and since when, no increment can follow.
 
     `restore` is the operation that put the chain's database on `node` aside, `successor` the snapshot that `watch` has
-    begun in the place of this one; else the node retained too much WAL.
+    begun in the place of this one, `slot_problem` what was wrong with the chain's slot on `node` then ("": nothing that
+    is known); else the node retained too much WAL.
     """
 
     snapshot: str
@@ -47,11 +48,12 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     at: Time
     restore: str = ""
     successor: str = ""
+    slot_problem: str = ""
 
     @property
     def is_planned(self) -> bool:
-        """Whether a command ended the chain, not its WAL."""
-        return bool(self.restore or self.successor)
+        """Whether a command ended the chain, not its WAL or its slot."""
+        return bool(self.restore or self.successor) and not self.slot_problem
 
     @property
     def text(self) -> str:
@@ -61,6 +63,9 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
             return (
                 f"can't be continued after {after}: restore {self.restore} put its database on node {self.node} aside"
             )
+        if self.slot_problem:
+            replaced = f"; {self.successor} has taken its place" if self.successor else ""
+            return f"can't be continued after {after}: node {self.node}: {self.slot_problem}{replaced}"
         if self.successor:
             return f"can't be continued after {after}: {self.successor} has taken its place"
         kept, limit = size_text(self.retained_bytes), size_text(self.limit_bytes)

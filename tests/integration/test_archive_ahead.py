@@ -18,13 +18,14 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from snapshots.between_cuts.archive_ahead import ArchivedAhead, archive_ahead
 from snapshots.between_cuts.supersede import supersede
+from snapshots.listing.listing import list_store
 from snapshots.operations.exclusive import exclusive
 from snapshots.records.commits import read_full
 from snapshots.records.lost_chains import ChainLostError
 from tests.commands.snapshot_runs import Runs, runs_on, slots_of, sorted_copies
 from tests.integration.refusing import execute
 from wal.slots.retained import read_waiting
-from wal.slots.slots import slot_name
+from wal.slots.slots import SlotLostError, slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,3 +146,17 @@ def test_a_chain_that_is_replaced_ends_keeps_no_wal_and_can_be_restored(runs: Ru
     assert runs.check_one(NAME).result == "valid"
     # Again, as after a crash between the mark and the slots.
     assert supersede(fleet, NAME, "next", Silent()) == []
+
+
+def test_a_chain_that_is_replaced_as_its_slot_is_gone_is_lost_and_its_mark_says_where(runs: Runs) -> None:
+    fleet, node = runs.fleet, runs.fleet.nodes[-1]
+    slot = slot_name(runs.full("gone").operation)
+    execute(node.dsn, f"SELECT pg_drop_replication_slot('{slot}')")
+    with pytest.raises(SlotLostError, match=f"slot {slot} does not exist"):
+        runs.increment("gone")
+    assert supersede(fleet, "gone", "next", Silent()) == []
+    (entry,) = [one for one in list_store(fleet).entries if one.name == "gone"]
+    where = f"node {node.id}: slot {slot} does not exist"
+    assert entry.state == "lost"
+    assert entry.remark == f"can't be continued after the full snapshot: {where}; next has taken its place"
+    assert [one for one in fleet.nodes if slot in slots_of(one.dsn)] == []

@@ -194,7 +194,10 @@ def test_it_takes_over_backs_off_and_begins_a_new_chain(
     second.await_text("increment 1 of watch-")
     old, new = sorted(listed(fleet), key=lambda found: found["created_at"])
     assert (old["name"], new["state"]) == (snapshot["name"], "complete")
-    wait_until(lambda: listed(fleet)[0]["state"] == "ended", lambda: "the chain before is ended")
+    wait_until(lambda: listed(fleet)[0]["state"] != "complete", lambda: "the chain before is ended")
+    lost = listed(fleet)[0]
+    assert (lost["state"], lost["lost"]["node"], lost["lost"]["successor"]) == ("lost", fleet.nodes[0].id, new["name"])
+    assert lost["lost"]["slot_problem"] == f"slot {slot} does not exist"
     assert len(slots_of(fleet.nodes[1].dsn)) == 1
     wait_until(lambda: bool(notified(tmp_path)), lambda: "the failure is notified")
     event = notified(tmp_path)[0]

@@ -154,7 +154,7 @@ OPTIONAL = {
     "increment": {"previous", "causes"},
     "fleet": {"format"},
     "intent": {"turn"},
-    "lost": {"restore", "successor"},
+    "lost": {"restore", "successor", "slot_problem"},
     # Earlier versions wrote outcomes without a kind; the intent has it.
     "outcome": {"kind", "snapshot", "increment", "code"},
     "check": {

@@ -55,6 +55,10 @@ def test_the_end_of_a_lost_chain_is_a_gap() -> None:
     # Where another snapshot has taken its place, the next chain had begun.
     replaced = figures_of(Entry("daily", chain, lost=structs.replace(lost, successor="weekly")), chain)
     assert gaps_of([replaced], BEGIN + timedelta(minutes=3, seconds=1)).found == ()
+    gone = structs.replace(lost, successor="weekly", slot_problem="its slot is gone")
+    snapshot = figures_of(Entry("daily", chain, lost=gone), chain)
+    (gap,) = gaps_of([snapshot], BEGIN + timedelta(minutes=3, seconds=1)).found
+    assert (snapshot.state, gap.why) == ("lost", gone.text)
     # Pruned increments are no surprise.
     pruned = figures_of(Entry("daily", chain, is_only_full=True), chain)
     assert gaps_of([pruned], BEGIN + timedelta(minutes=3, seconds=1)).found == ()

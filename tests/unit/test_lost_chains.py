@@ -24,13 +24,20 @@ def test_a_mark_says_after_which_increment_and_why() -> None:
     assert replace(LOST, after_increment=0).text.startswith("can't be continued after the full snapshot: ")
     ended = replace(LOST, restore="op-9")
     assert ended.text == "can't be continued after increment 3: restore op-9 put its database on node s1 aside"
+    replaced = replace(LOST, successor="weekly")
+    assert replaced.text == "can't be continued after increment 3: weekly has taken its place"
+    gone = replace(replaced, slot_problem="slot cutline_op_1 does not exist")
+    assert gone.text == (
+        "can't be continued after increment 3: node s1: slot cutline_op_1 does not exist; weekly has taken its place"
+    )
+    assert [one.is_planned for one in (LOST, ended, replaced, gone)] == [False, True, True, False]
     error = chain_lost_error(LOST)
     assert (error.exit_code, error.slug) == (3, "chain-lost")
     assert "snapshot daily can't be continued after increment 3" in error.message
     assert LOST.at in error.message
     assert error.details == {
         "snapshot": "daily", "node": "s1", "after_increment": 3, "retained_bytes": 17 << 30,
-        "limit_bytes": 16 << 30, "at": LOST.at, "restore": "", "successor": "",
+        "limit_bytes": 16 << 30, "at": LOST.at, "restore": "", "successor": "", "slot_problem": "",
     }  # fmt: skip
 
 

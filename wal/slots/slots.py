@@ -217,17 +217,20 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
     return SlotState(Lsn.parse(row[0] or "0/0"), Lsn.parse(row[1] or "0/0"), *row[2:])
 
 
+def slot_problem(name: str, state: SlotState | None) -> str:
+    """Why no chain can be continued in the slot, "" if its state says nothing against it."""
+    if state is None:
+        return f"slot {name} does not exist"
+    if state.wal_status == "lost" or state.invalid:
+        reason = state.invalid or "wal_removed"
+        return f"slot {name} was invalidated by the server ({reason}), so WAL that it retained is lost"
+    return "" if state.two_phase else f"slot {name} does not decode prepared transactions"
+
+
 def check_slot(node: str, name: str, state: SlotState | None, archived: int) -> SlotState:
     """Return the state; raise SlotLostError unless the slot can continue where the archive ends."""
-    problem = ""
-    if state is None:
-        problem = f"slot {name} does not exist"
-    elif state.wal_status == "lost" or state.invalid:
-        reason = state.invalid or "wal_removed"
-        problem = f"slot {name} was invalidated by the server ({reason}), so WAL that it retained is lost"
-    elif not state.two_phase:
-        problem = f"slot {name} does not decode prepared transactions"
-    elif state.confirmed > archived:
+    problem = slot_problem(name, state)
+    if state is not None and not problem and state.confirmed > archived:
         place = str(state.confirmed)
         problem = f"slot {name} is at {place}, but the archive ends at {archived}: another process advanced the slot"
     if problem or state is None:

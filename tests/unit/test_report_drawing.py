@@ -97,7 +97,7 @@ def coverage(*runs: EndedCheck) -> Bar:
 
 
 def test_restore_points_have_the_result_of_the_newest_check_that_covers_them() -> None:
-    # Eight points: the newest check covers the first two, an older one the first four; the others need what it has read.
+    # Eight points: the newest check covers two, an older one four, and the others need what that has read.
     bar = coverage(check_run(1, "valid", 9), check_run(3, "conflicts", 8))
     assert bar.parts == (BarPart(0.25, PartKind.VALID), BarPart(0.75, PartKind.CONFLICTS))
     assert bar.text == "2 valid, 6 conflicts"

@@ -168,7 +168,8 @@ def prune(source: FleetSource) -> TaskResult:
     done = [
         (text, [one["snapshot"] for one in document["done"] if one["kind"] == kind]) for kind, text in texts.items()
     ]
-    return TaskResult("; ".join(f"{text} {', '.join(names)}" for text, names in done if names))
+    text = "; ".join(f"{text} {', '.join(names)}" for text, names in done if names)
+    return TaskResult(text, tuple(document["warnings"]))
 
 
 def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:

@@ -84,8 +84,9 @@ def test_a_command_has_no_folder_that_goes_with_the_watch(tmp_path: Path, monkey
 
 def test_a_prune_says_what_is_gone_of_each_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = [{"snapshot": name, "kind": kind} for name, kind in (("a", "delete"), ("b", "prune"), ("c", "delete"))]
-    monkeypatch.setattr(
-        cli.watch.running_command, "PROGRAM", ("-c", f"print({json.dumps(json.dumps({'done': done}))})")
-    )
+    printed = json.dumps(json.dumps({"done": done, "warnings": ["every snapshot has conflicts"]}))
+    monkeypatch.setattr(cli.watch.running_command, "PROGRAM", ("-c", f"print({printed})"))
     source = FleetSource(tmp_path / "fleet.toml", new_fleet(), b"", b"")
-    assert prune(source).text == "deleted a, c; removed the increments of b"
+    found = prune(source)
+    assert found.text == "deleted a, c; removed the increments of b"
+    assert found.notes == ("every snapshot has conflicts",)

@@ -35,12 +35,16 @@ class Duration(float):
 class Interval(Duration):
     """How often something is done, in seconds: a length of time, or `hourly`, `daily`, `weekly`, `monthly` (30 days).
 
-    0 is `never`.
+    0, written as `never`: not at all.
     """
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Interval:
-        """Parse a word or a length of time; raise ValueError for anything else."""
-        return cls(WORD_SECONDS[text] if text in WORD_SECONDS else Duration.parse(text))
+        """Parse a word or a length of time that is not 0; raise ValueError for anything else."""
+        if text in WORD_SECONDS:
+            return cls(WORD_SECONDS[text])
+        if not (seconds := Duration.parse(text)):
+            raise ValueError(f'{text!r} is no interval; if it is not to be done at all, write "never"')
+        return cls(seconds)

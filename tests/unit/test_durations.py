@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.durations import Duration
+from fleet.durations import Duration, Interval
 
 
 @pytest.mark.parametrize(("text", "seconds"), [
@@ -16,3 +16,14 @@ def test_a_duration_is_parsed(text: str, seconds: float) -> None:
 def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a length of time such as 24h"):
         Duration.parse(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("never", 0), ("weekly", 604800), ("monthly", 2592000), ("90s", 90)])
+def test_an_interval_is_a_word_or_a_duration(text: str, seconds: float) -> None:
+    assert Interval.parse(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "0.0 h"])
+def test_never_is_written_as_a_word(text: str) -> None:
+    with pytest.raises(ValueError, match='write "never"'):
+        Interval.parse(text)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from statistics import median
 
-from cli.output.format import count_text, moment_text
+from cli.output.format import count_text, moment_text, quantity_text
 from cli.report.drawing import DataTable, Section, TimeMark, TimeRow
-from cli.report.point_sections import ROWS_MAX, counted_text, newest_rows, width_text
+from cli.report.point_sections import ROWS_MAX, newest_rows, width_text
 from snapshots.listing.figures import PointFigures, StoreFigures
 
 
@@ -52,7 +52,7 @@ def _lag_texts(points: Sequence[PointFigures], found: Sized, rows: Sized) -> tup
     lacking = sum(not one.lags for one in points)
     if lacking:
         texts.append(
-            f"{count_text(lacking)} of {counted_text(len(points), 'commit')} do not say when nodes last committed:"
+            f"{count_text(lacking)} of {quantity_text(len(points), 'commits')} do not say when nodes last committed:"
             " earlier versions did not record it. They have no lag here, which is not a lag of zero."
         )
     safe = max((one for one in points if one.safe_at), key=lambda one: one.cut_at, default=None)

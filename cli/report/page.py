@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cli.output.format import moment_text
+from cli.output.format import moment_text, quantity_text
 from cli.report.drawing import DataTable, Extent, Section
 from cli.report.elements import Element, element, html_of
 from cli.report.pictures import axis, bar_picture, time_picture
-from cli.report.point_sections import counted_text
 from cli.report.sections import counts_text, extent_of_points, sections_of
 from cli.report.style import STYLE, content_policy
 from snapshots.listing.figures import StoreFigures
@@ -74,7 +73,7 @@ def _table(table: DataTable) -> Element:
         "div", element("table", element("thead", head), element("tbody", *rows)), class_="scroll", tabindex="0",
         role="region", aria_label=table.caption,
     )  # fmt: skip
-    summary = f"{table.caption}: table of {counted_text(len(table.rows), 'row')}"
+    summary = f"{table.caption}: table of {quantity_text(len(table.rows), 'rows')}"
     notes: Iterable[Element] = [element("p", f"{table.note}.", class_="muted")] if table.note else []
     return element("details", element("summary", summary), *notes, box)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from cli.output.format import count_text, moment_text, seconds_text, size_text
+from cli.output.format import count_text, moment_text, quantity_text, seconds_text, size_text
 from cli.report.drawing import DataTable, Section, Shade, TimeMark, TimeRow
 from snapshots.listing.figures import PointFigures, SnapshotFigures, StoreFigures
 from snapshots.listing.gaps import GAP_FACTOR, Gap, RestorePlace
@@ -19,11 +19,6 @@ MILLISECONDS_MAX = 1.0
 def point_sections(figures: StoreFigures) -> list[Section]:
     """The sections, in the order in which they are shown."""
     return [_points(figures), _cuts(figures), _sizes(figures)]
-
-
-def counted_text(count: int, noun: str) -> str:
-    """`1 gap`, `1,234 gaps`."""
-    return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def width_text(seconds: float) -> str:
@@ -48,7 +43,7 @@ def _points(figures: StoreFigures) -> Section:
     gaps = figures.gaps
     counted = [point for one in figures.snapshots if one.is_counted for point in one.points]
     shades = tuple(Shade(gap.after.at, gap.until) for gap in gaps.found if gap.before)
-    gaps_text = counted_text(len(gaps.found), "gap")
+    gaps_text = quantity_text(len(gaps.found), "gaps")
     every = TimeRow("all with rows, and gaps", _marks(counted, lambda _: 1.0), gaps_text, shades=shades)
     rows = [every] if counted else []
     shown = _newest(figures.snapshots) if len(figures.snapshots) > 1 or not counted else []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from cli.output.format import quantity_text
 from cli.report.drawing import Extent, Section, extent_of
 from cli.report.lag_section import lag_section
 from cli.report.operation_sections import operation_sections
-from cli.report.point_sections import counted_text, point_sections
+from cli.report.point_sections import point_sections
 from snapshots.listing.figures import StoreFigures
 
 
@@ -16,7 +17,9 @@ def sections_of(figures: StoreFigures) -> list[Section]:
 
 def counts_text(figures: StoreFigures) -> str:
     """`1 snapshot, 3 restore points`."""
-    return f"{counted_text(len(figures.snapshots), 'snapshot')}, {counted_text(len(figures.points), 'restore point')}"
+    return (
+        f"{quantity_text(len(figures.snapshots), 'snapshots')}, {quantity_text(len(figures.points), 'restore points')}"
+    )
 
 
 def extent_of_points(figures: StoreFigures) -> Extent | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from check.report import EXIT_CODES
 from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
 from cli.output.failure import CommandFailure
@@ -46,9 +44,13 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
     """
     told: list[tuple[Task, CommandFailure]] = []
     for kind, found in last_verdicts(fleet, snapshot).items():
-        task = replace(tasks[kind], failures=0, retry_at=None, waiting_since=None, done_at=found.done_at)
-        tasks[kind] = task if task.problem else with_finding(task, found)
-        if not task.problem and found.finding is not None and found.finding.code == CONFLICTS:
+        assert found.done_at is not None  # every verdict has its time
+        tasks[kind] = task = tasks[kind].last_done(found.done_at)
+        # What is never done here would never be seen to work again.
+        if task.problem or task.interval_seconds <= 0:
+            continue
+        tasks[kind] = with_finding(task, found)
+        if found.finding is not None and found.finding.code == CONFLICTS:
             told.append((tasks[kind], found.finding))
     return told
 

@@ -146,9 +146,9 @@ def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> 
     """The task after it was done with this result; `before`: as it was, if that may have found the like."""
     if result.finding is None:
         return task
-    before, since = before or task, task.done_at
-    since = before.failing_since or since
-    return replace(task, failing_since=since, problem=result.finding.message, failures=before.failures + 1)
+    before = before or task
+    since, failures = before.failing_since or task.done_at, before.failures + 1
+    return replace(task, failing_since=since, problem=result.finding.message, failures=failures)
 
 
 def _found_in(document: dict[str, Any]) -> str:

@@ -60,6 +60,13 @@ def test_a_watch_that_begins_knows_what_the_last_check_has_found(
     assert adopt(fleet, "a", tasks) == []
 
 
+def test_what_is_never_checked_here_fails_for_nobody(fleet: Fleet) -> None:
+    ended(fleet.store.open(), 2, point("a", 0, "conflicts"))
+    tasks = {TaskKind.CHECK: Task(TaskKind.CHECK, 0.0)}
+    assert adopt(fleet, "a", tasks) == []
+    assert (tasks[TaskKind.CHECK].done_at, tasks[TaskKind.CHECK].problem) == (at(2), "")
+
+
 def test_a_check_that_somebody_has_done_since_is_not_repeated(fleet: Fleet) -> None:
     ended(fleet.store.open(), 2, point("a", 0, "conflicts"))
     task = Task(TaskKind.CHECK, 86400.0, at(1))

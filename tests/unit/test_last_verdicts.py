@@ -100,3 +100,17 @@ def test_the_notice_of_a_check_says_what_it_has_found_first() -> None:
     finding = verdict_of("check of a", CommandResult(4, document)).finding
     assert finding is not None
     assert finding.hint == "not compared: node s2: it has no standby"
+
+
+def test_a_check_that_another_process_has_ended_is_taken_over_with_what_it_has_found(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("a check begins")
+
+    monkeypatch.setattr("cli.watch.tasks.start_command", start)
+    follow(watched, check=Interval(86400))
+    ended(watched.watcher.source.open_store(), 2, point(NAME, 0, "conflicts"))
+    watched.run(TaskKind.CHECK)
+    assert watched.watcher.tasks[TaskKind.CHECK].done_at == at(2)
+    assert watched.notices() == [("failed", "check")]

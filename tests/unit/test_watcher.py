@@ -157,3 +157,13 @@ def test_status_says_what_fails_also_while_it_is_tried_again(watched: Watched, m
         tasks[TaskKind.INCREMENT] = replace(tasks[TaskKind.INCREMENT], done_at=None, retry_at=None)
         watched.watcher.step()
     assert steps == [f"increment of {NAME}", f"increment of {NAME}; increment fails: node s2 is away"]
+
+
+def test_a_full_snapshot_that_waits_for_another_operation_begins_once(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.watch.tasks.take_full", lambda _: fails(BusyError("another operation is running"))())
+    for _ in range(3):
+        watched.watcher._settle(watched.watcher.tasks[TaskKind.FULL], watched.watcher._take_full)
+    assert sum("a full snapshot begins" in text for text in watched.said) == 1
+    assert watched.watcher.tasks[TaskKind.FULL].failures == 0

@@ -19,6 +19,7 @@ import cli.watch.watcher as module
 from cli.output import stopping
 from cli.watch.dead_watches import DeadWatches
 from cli.watch.schedule import TaskKind
+from cli.watch.silent_watch import SilentWatch, SilentWatchError
 from cli.watch.tasks import TaskResult
 from cli.watch.turn import Turn
 from cli.watch.watcher import CANCELLED_SECONDS, Watcher
@@ -186,3 +187,23 @@ def test_an_earlier_watch_that_was_killed_is_forgotten_and_nothing_else(
     DeadWatches().forget_when_due(watched.watcher.source, watched.watcher.log)
     assert {one.id for one in read_under_way(store)} == {ids["alive"], ids["check"]}
     assert ids["dead"] in watched.said[-1]
+
+
+def test_a_watch_that_hangs_is_told_by_the_one_that_waits_and_so_is_its_end(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [SilentWatchError("no sign of life", hint="end it"), None]
+    answers: list[BaseException] = [BusyError("another works"), BusyError("another works"), KeyboardInterrupt()]
+
+    @contextmanager
+    def take_turn(*_: object) -> Iterator[Turn]:
+        raise answers.pop(0)
+        yield
+
+    monkeypatch.setattr(command, "take_turn", take_turn)
+    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
+    monkeypatch.setattr(SilentWatch, "find", lambda *_: found.pop(0))
+    with pytest.raises(KeyboardInterrupt):
+        command.run_watch(watched.watcher)
+    assert watched.said[-2:] == ["standing by: no sign of life", "standing by: another works"]
+    assert watched.notices() == [("failed", "watch"), ("recovered", "watch")]

@@ -1,0 +1,33 @@
+"""What a watch says of a node on which it can't renew its turn."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from cli.watch.turn import RENEW_SECONDS, Turn
+from fleet.nodes.connections import NodeUnreachableError
+from fleet.nodes.lock import FleetLock
+from fleet.nodes.watch import SilentNodeError
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_node_whose_session_was_ended_here_is_called_silent(*, is_silent: bool) -> None:
+    said: list[str] = []
+
+    def renew() -> None:
+        raise NodeUnreachableError("node a: server closed the connection")
+
+    def check() -> None:
+        if is_silent:
+            raise SilentNodeError("node a: no answer for 30 s")
+
+    lock = SimpleNamespace(renew=renew, sessions=SimpleNamespace(watch=SimpleNamespace(check=check)))
+    turn = Turn(cast(FleetLock, lock), lambda text, **_: said.append(text))
+    for _ in range(2):
+        turn._renewed_at = -RENEW_SECONDS
+        assert turn.keep()
+    why = "no answer for 30 s" if is_silent else "server closed the connection"
+    assert said == [f"the lock of the watch: node a: {why}"]

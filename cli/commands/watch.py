@@ -116,4 +116,6 @@ def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseE
         store = watcher.source.open_store()
         record_without_intent(store, command, activity.began_at, own_label("watch"), ending)
     except SnapshotError as problem:
-        watcher.log(problem.message, hint=problem.hint)
+        # What has ended the watch is said anyway.
+        if str(problem) != str(error):
+            watcher.log(problem.message, hint=problem.hint)

@@ -39,12 +39,14 @@ def _find(operations: list[UnderWay], busy: BusyError) -> SilentWatchError | Non
     holder = tuple(busy.details.get(name) for name in ("user", "host", "process"))
     for one in operations:
         owner = read_label(one.label)
-        is_holder = owner is not None and (owner.user, owner.host, owner.process) == holder
-        if one.kind == WATCH and is_holder and one.state(datetime.now(UTC)) is ActivityState.DEAD:
+        if owner is None or (owner.user, owner.host, owner.process) != holder:
+            continue
+        if one.kind == WATCH and one.state(datetime.now(UTC)) is ActivityState.DEAD:
             session, node = busy.details.get("session"), busy.details.get("node")
             return SilentWatchError(
-                f"the watch that has the turn has shown no sign of life since {one.seen_at}: {busy.message}",
-                hint=f"end its process there, or its session on node {node}: SELECT pg_terminate_backend({session})",
+                f"the watch of {owner.user}@{owner.host} (process {owner.process}) has the turn, but has shown no sign of"
+                f" life since {one.seen_at}",
+                hint=f"end its process, or its session on node {node}: SELECT pg_terminate_backend({session})",
                 details=busy.details,
             )
     return None

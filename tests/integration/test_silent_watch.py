@@ -57,6 +57,7 @@ def test_a_watch_that_hangs_is_told_by_the_one_that_waits_and_is_not_forgotten(
         store_sign(store, hanging, 2)
         found = SilentWatch().find(source, busy())
         assert isinstance(found, SilentWatchError)
+        assert "has the turn, but has shown no sign of life since" in found.message
         ends = f"SELECT pg_terminate_backend({found.details['session']})"
         assert ends in found.hint
         (first, *_) = read_nodes(fleet, store)

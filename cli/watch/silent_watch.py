@@ -44,8 +44,8 @@ def _find(operations: list[UnderWay], busy: BusyError) -> SilentWatchError | Non
         if one.kind == WATCH and one.state(datetime.now(UTC)) is ActivityState.DEAD:
             session, node = busy.details.get("session"), busy.details.get("node")
             return SilentWatchError(
-                f"the watch of {owner.user}@{owner.host} (process {owner.process}) has the turn, but has shown no sign of"
-                f" life since {one.seen_at}",
+                f"the watch of {owner.user}@{owner.host} (process {owner.process}) has the turn, but has shown no"
+                f" sign of life since {one.seen_at}",
                 hint=f"end its process, or its session on node {node}: SELECT pg_terminate_backend({session})",
                 details=busy.details,
             )

@@ -215,7 +215,7 @@ def _hanging(fleet: Fleet, one: UnderWay) -> Cancelled | None:
     for answer in answers:
         if answer.watch is not None and is_of_one_process(answer.watch.label, one.label):
             text = (
-                f"{SILENT}, but has its turn still, so no other watch takes over: end its process, or its session on"
+                f"{SILENT}, but has its turn still: it stops once it goes on; else end its process, or its session on"
                 f" node {answer.node}: SELECT pg_terminate_backend({answer.watch.session})"
             )
             return Cancelled(one, CancelResult.STILL_RUNNING, text)

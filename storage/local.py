@@ -54,7 +54,6 @@ INCOMING = ".incoming"
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
 LINK_ATTEMPTS_MAX = 100
-MISSING_HINT = "if the store has snapshots, mount its file system; if it is new, run: snapshot init"
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class NodeStatus:
             return Enumeration(head, (self.lock.problem if self.lock else self.lags.problem,))
         parts = [_lock_text(self.lock)] if self.lock else []
         if self.lock and self.lock.watch:
-            parts.append(f"turn of {self.lock.watch.text()}")
+            parts.append(f"watch lock held by {self.lock.watch.text()}")
         if self.lags.problem:
             parts.append(f"WAL positions are not known: {self.lags.problem}")
         else:

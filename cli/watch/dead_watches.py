@@ -25,12 +25,13 @@ class DeadWatches:
     _due_at: float | None = field(default_factory=lambda: time.monotonic() + FORGET_SECONDS)
 
     def forget_when_due(self, source: FleetSource, log: Callable[..., None]) -> None:
-        """Record of each that it is dead; a store that does not answer now is not asked again."""
+        """Record of each that it is dead; a store that does not answer now is asked again as late."""
         if self._due_at is None or time.monotonic() < self._due_at:
             return
-        self._due_at = None
+        self._due_at = time.monotonic() + FORGET_SECONDS
         with suppress(SnapshotError):
             store, now = source.open_store(), datetime.now(UTC)
             for one in read_under_way(store):
                 if one.kind == WATCH and one.opened is None and one.state(now) is ActivityState.DEAD:
                     log(f"operation {one.id}, an earlier watch: {forget(store, one, Silent()).text}")
+            self._due_at = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -10,13 +11,15 @@ from datetime import UTC, datetime
 
 from cli.watch.chain import WatchedChain, find_chain, find_others, matching_names
 from cli.watch.fleet_source import FleetSource
-from cli.watch.schedule import FullPauses, Task, TaskKind
+from cli.watch.schedule import OF_CHAIN, FullPauses, Task, TaskKind
 from fleet.progress import Silent
 from snapshots.between_cuts.supersede import supersede
 from snapshots.records.documents import ManifestError, StoreEncryptedError
+from snapshots.records.store_identity import FLEET_KEY
 from storage.errors import ChainEnd, SnapshotError
 
 LOOK_SECONDS = 30.0
+FINAL_FAILURES = 5
 DAY_SECONDS = 86400.0
 
 
@@ -32,6 +35,8 @@ class Following:
     log: Callable[..., None]
     tasks: dict[TaskKind, Task]
     chain: WatchedChain | None = None
+    # How often in turn a task has failed as if the chain could not go on.
+    doubts: Counter[TaskKind] = field(default_factory=Counter)
     _pauses: FullPauses = field(default_factory=FullPauses)
     # The ended chain in whose place a full snapshot is due; "" if there was none, None if one goes on.
     _asked_for: str | None = None
@@ -110,6 +115,15 @@ class Following:
         self.chain = replace(self.chain, ended=reason)
         self._ask_for_full(f"snapshot {self.chain.name} can't go on: {reason}")
 
+    def is_over(self, kind: TaskKind, end: ChainEnd) -> bool:
+        """Whether the chain has ended, by how its task has failed: what may be mended has some time for it.
+
+        It has all the time if nothing would follow.
+        """
+        self.doubts[kind] = self.doubts[kind] + 1 if end is ChainEnd.PERHAPS else 0
+        is_given_up = self.doubts[kind] >= FINAL_FAILURES and self.source.rules.full > 0
+        return kind in OF_CHAIN and (end is ChainEnd.FOR_GOOD or is_given_up)
+
     def end_replaced(self) -> None:
         """End the chains that the newest snapshot has replaced; otherwise their slots retain WAL that nobody reads.
 
@@ -160,7 +174,9 @@ class Following:
 
 
 def chain_end_of(error: BaseException) -> ChainEnd:
-    """Whether the error ends the chain: also a damaged commit may, unless somebody puts it back."""
+    """Whether the error ends the chain: also a damaged commit may, unless somebody puts it back; fleet.json is none."""
+    if isinstance(error, ManifestError) and error.details.get("object") == FLEET_KEY:
+        return ChainEnd.NO
     if isinstance(error, ManifestError) and not isinstance(error, StoreEncryptedError):
         return max(error.ends_chain, ChainEnd.PERHAPS, key=list(ChainEnd).index)
     return error.ends_chain if isinstance(error, SnapshotError) else ChainEnd.NO

@@ -19,35 +19,19 @@ READ_MAX = 100
 RESULTS = {code: result for result, code in EXIT_CODES.items()}
 
 
-def last_verdicts(fleet: Fleet, snapshot: str) -> dict[TaskKind, TaskResult]:
-    """What the last full check of the snapshot and the last drill have found; raises what reading the store raises."""
-    found: dict[TaskKind, TaskResult] = {}
-    store = open_own_store(fleet)
-    if (check := read_checks(store, document_names(store)).full.get(snapshot)) is not None:
-        result = check.point.result
-        text = f"check of {snapshot}: {result}"
-        found[TaskKind.CHECK] = finding_of(EXIT_CODES[result], result, text, done_at=check.moment)
-    for one in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
-        has_verdict = one.code in (DONE, CONFLICTS, INCONCLUSIVE)
-        if one.ended_at is not None and has_verdict and one.intent is not None and one.intent.is_drill:
-            result = RESULTS[one.code or DONE]
-            text = f"drill of {one.snapshot}: {result}"
-            found[TaskKind.DRILL] = finding_of(one.code or DONE, result, text, done_at=one.ended_at)
-            break
-    return found
-
-
 def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tuple[Task, CommandFailure]]:
     """Plan the `tasks` by what is in the store, and let those fail that have found something; return what to tell.
 
-    What the watch before has told is not known. Conflicts are told rather twice than never.
+    What the watch before has told is not known. Conflicts are told rather twice than never. A drill of any snapshot
+    counts as one that was done; what it has found only if it was of this one.
     """
     told: list[tuple[Task, CommandFailure]] = []
-    for kind, found in last_verdicts(fleet, snapshot).items():
-        assert found.done_at is not None  # every verdict has its time
+    for kind, (name, found) in {TaskKind.CHECK: last_check(fleet, snapshot), TaskKind.DRILL: last_drill(fleet)}.items():
+        if found is None or found.done_at is None:
+            continue
         tasks[kind] = task = tasks[kind].last_done(found.done_at)
         # What is never done here would never be seen to work again.
-        if task.problem or task.interval_seconds <= 0:
+        if name != snapshot or task.problem or task.interval_seconds <= 0:
             continue
         tasks[kind] = with_finding(task, found)
         if found.finding is not None and found.finding.code == CONFLICTS:
@@ -57,6 +41,29 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
 
 def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
     """What somebody else has found since the task was done, as a command that a killed watch has left; None: nobody."""
-    found = last_verdicts(fleet, snapshot).get(task.kind)
-    is_newer = found and found.done_at and (task.done_at is None or found.done_at > task.done_at)
-    return found if is_newer else None
+    name, found = last_check(fleet, snapshot) if task.kind is TaskKind.CHECK else last_drill(fleet)
+    if found is None or found.done_at is None or name != snapshot:
+        return None
+    return found if task.done_at is None or found.done_at > task.done_at else None
+
+
+def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
+    """The snapshot, and what its last full check has found; raises what reading the store raises."""
+    store = open_own_store(fleet)
+    check = read_checks(store, document_names(store)).full.get(snapshot)
+    if check is None:
+        return snapshot, None
+    result = check.point.result
+    text = f"check of {snapshot}: {result}"
+    return snapshot, finding_of(EXIT_CODES[result], result, text, done_at=check.moment)
+
+
+def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:
+    """The snapshot of the last drill, and what that has found; raises what reading the store raises."""
+    for one in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
+        has_verdict = one.code in (DONE, CONFLICTS, INCONCLUSIVE)
+        if one.ended_at is not None and has_verdict and one.intent is not None and one.intent.is_drill:
+            result = RESULTS[one.code or DONE]
+            text = f"drill of {one.snapshot}: {result}"
+            return one.snapshot, finding_of(one.code or DONE, result, text, done_at=one.ended_at)
+    return "", None

@@ -105,26 +105,26 @@ def take_full(source: FleetSource) -> TaskResult:
 
 
 def start_check(source: FleetSource, name: str) -> RunningCommand:
-    """Begin to check the snapshot with all its increments; raise BusyError if somebody does."""
-    _check_not_running(source, TaskKind.CHECK, name)
+    """Begin to check the snapshot with all its increments."""
     with _raising_not_started("check"):
         return start_command(source.copy, ["check", name])
 
 
 def start_drill(source: FleetSource, name: str) -> RunningCommand:
-    """Begin to restore the snapshot into servers made for it, and to ask the assertions; raise as start_check."""
-    _check_not_running(source, TaskKind.DRILL, name)
+    """Begin to restore the snapshot into servers made for it, and to ask the assertions."""
     with _raising_not_started("restore --drill"):
         return start_command(source.copy, ["restore", name, "--drill"])
 
 
-def _check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
+def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
     """Raise BusyError if a check or a drill of the snapshot runs: of an operator, or of a watch that was killed."""
     now = datetime.now(UTC)
     for one in read_under_way(source.open_store()):
         is_drill = one.intent is not None and one.intent.is_drill
         is_same = is_drill if kind is TaskKind.DRILL else one.kind == kind.value
-        if is_same and one.snapshot == name and one.state(now) is not ActivityState.DEAD:
+        # A check without a name is one of all snapshots.
+        names = (name,) if kind is TaskKind.DRILL else (name, "")
+        if is_same and one.snapshot in names and one.state(now) is not ActivityState.DEAD:
             raise BusyError(f"operation {one.id} is a {kind} of {name}", hint="see: snapshot status")
 
 

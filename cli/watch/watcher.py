@@ -42,7 +42,6 @@ from storage.errors import BusyError, ChainEnd, find_behind
 TICK_SECONDS = 1.0
 # Another operation holds the fleet.
 BUSY_SECONDS = 15.0
-FINAL_FAILURES = 5
 # Somebody has cancelled a task, and wants it not to begin again at once.
 CANCELLED_SECONDS = 300.0
 
@@ -65,7 +64,7 @@ class Watcher:
     is_active: bool = False
     counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
     _beside: Beside | None = None
-    _busy_text: str = ""
+    _busy_texts: dict[TaskKind, str] = field(default_factory=dict)
     _phase: str = ""
 
     def __post_init__(self) -> None:
@@ -153,6 +152,7 @@ class Watcher:
 
     def _start_beside(self, kind: TaskKind, name: str) -> TaskResult | None:
         start = work.start_check if kind is TaskKind.CHECK else work.start_drill
+        work.check_not_running(self.source, kind, name)
         if found := newer_verdict(self.source.fleet, name, self.tasks[kind]):
             return found
         self._beside = Beside(kind, f"{kind} of {name}", start(self.source, name))
@@ -169,7 +169,7 @@ class Watcher:
         except BaseException as error:  # noqa: BLE001  # raised again if it is a signal
             self._after_error(task, error)
         else:
-            self._busy_text = ""
+            self._busy_texts.pop(task.kind, None)
             if result is not None:
                 self._after_success(task, result)
 
@@ -205,7 +205,7 @@ class Watcher:
         if self.following.follow_newest() and self.following.goes_on:
             return TaskResult("")
         # While another operation is in its way, it is tried again and again.
-        if not self._busy_text:
+        if TaskKind.FULL not in self._busy_texts:
             self.log("a full snapshot begins; increments wait for its end")
         result = work.take_full(self.source)
         self.following.follow_newest()
@@ -214,6 +214,7 @@ class Watcher:
     def _after_success(self, task: Task, result: TaskResult) -> None:
         now = datetime.now(UTC)
         self.counts["done"] += 1
+        self.following.doubts[task.kind] = 0
         for note in result.notes:
             self.log(f"note: {note}", task=task.kind)
         if result.text:
@@ -250,10 +251,7 @@ class Watcher:
         self.counts["failed"] += 1
         self.tasks[task.kind] = failed
         ends_chain = ChainEnd.NO if interrupt is not None else chain_end_of(error)
-        # What may still be mended has some time for it, and all the time if nothing follows.
-        is_given_up = failed.failures >= FINAL_FAILURES and self.source.rules.full > 0
-        is_final = ends_chain is ChainEnd.FOR_GOOD or (ends_chain is ChainEnd.PERHAPS and is_given_up)
-        if is_final and task.kind in (TaskKind.INCREMENT, TaskKind.ARCHIVE):
+        if self.following.is_over(task.kind, ends_chain):
             self._end_chain(task, failed, failure)
             return
         again = f"; again at {clock_text(failed.retry_at)}" if failed.retry_at else ""
@@ -280,9 +278,9 @@ class Watcher:
             self.tasks[task.kind] = replace(put_off, failing_since=put_off.waiting_since, problem=text)
             failure = CommandFailure(BusyError.exit_code, "fleet-busy", text, "see: snapshot status")
             self._tell("failed", self.tasks[task.kind], failure)
-        if text != self._busy_text:
+        if text != self._busy_texts.get(task.kind):
             self.log(f"{task.kind} waits: {text}", task=task.kind)
-        self._busy_text = text
+        self._busy_texts[task.kind] = text
         self.say(f"{task.kind} waits: another operation is running")
 
     def _say_idle(self, next_at: datetime | None) -> None:

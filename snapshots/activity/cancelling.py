@@ -23,7 +23,7 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from snapshots.activity.command import Command
 from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.activity.under_way import WATCH, ActivityState, UnderWay, read_under_way
+from snapshots.activity.under_way import WATCH, ActivityState, UnderWay, hanging_watch, read_under_way
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import CANCELLED, current_time
@@ -190,7 +190,7 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
         if not one.is_known:
             yield Cancelled(one, CancelResult.REFUSED, "; ".join(one.problems))
         elif one.intent is None:
-            yield _hanging(fleet, one) or forget(store, one, progress)
+            yield _hanging(store, fleet, one) or forget(store, one, progress)
         elif one.kind == RESTORE:
             yield Cancelled(one, CancelResult.REFUSED, f"{SILENT}; {one.remedy}")
     under_lock = [one for one in dead if one.intent is not None and one.kind != RESTORE]
@@ -207,20 +207,24 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
     yield from (_settled(store, one, problem) for one in under_lock)
 
 
-def _hanging(fleet: Fleet, one: UnderWay) -> Cancelled | None:
-    """What there is to say of a watch that has its turn still, so that its process only hangs; None if it is gone."""
+def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | None:
+    """What there is to say of a watch that still holds the watch lock, as its process hangs; None if it is gone."""
     if one.kind != WATCH:
+        return None
+    hanging = hanging_watch(read_under_way(store), one.label, datetime.now(UTC))
+    if hanging is None or hanging.id != one.id:
         return None
     answers = ask_lock_holders(fleet)
     for answer in answers:
         if answer.watch is not None and is_of_one_process(answer.watch.label, one.label):
             text = (
-                f"{SILENT}, but has its turn still: it stops once it goes on; else end its process, or its session on"
-                f" node {answer.node}: SELECT pg_terminate_backend({answer.watch.session})"
+                f"{SILENT}, but still holds the watch lock: it stops when it resumes; otherwise end its process, or its"
+                f" session on node {answer.node}: SELECT pg_terminate_backend({answer.watch.session})"
             )
             return Cancelled(one, CancelResult.STILL_RUNNING, text)
     if all(answer.problem for answer in answers):
-        text = f"{SILENT}, and whether it has its turn still is not known: node {answers[0].node}: {answers[0].problem}"
+        silent = answers[0]
+        text = f"{SILENT}; whether it still holds the watch lock is not known: node {silent.node}: {silent.problem}"
         return Cancelled(one, CancelResult.UNREACHABLE, text)
     return None
 

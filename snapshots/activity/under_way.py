@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import UnsetType
 
-from fleet.label import read_label
+from fleet.label import is_of_one_process, read_label
 from fleet.record import Time, fields_of
 from snapshots.operations.open_operations import OpenOperation, read_open_operation
 from snapshots.operations.recorded import document_names, is_open, seems_open
@@ -24,7 +24,9 @@ from storage.store import ObjectStore
 # How late a sign may be. A store that does not answer, and clocks that differ, take their time.
 DEAD_SECONDS = 60.0
 WATCH = "watch"
-HANGING_WATCH = "if its process only hangs, no other watch takes over (see: snapshot status --nodes)"
+HANGING_WATCH = (
+    "if its process hangs, it still holds the watch lock, and no other watch takes over (see: snapshot status --nodes)"
+)
 Found = TypeVar("Found")
 
 
@@ -191,3 +193,14 @@ def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | Non
         # It has ended since it was listed.
         return None
     return UnderWay(operation, opened, sign, request, is_decided, tuple(problems))
+
+
+def hanging_watch(operations: Iterable[UnderWay], label: str, now: datetime) -> UnderWay | None:
+    """The watch of the process with this label, if that shows no sign of life; None if it shows some.
+
+    A container that was started again has the label of the one before: a dead watch says nothing while one is alive.
+    """
+    found = [one for one in operations if one.kind == WATCH and is_of_one_process(one.label, label)]
+    if any(one.state(now) is not ActivityState.DEAD for one in found):
+        return None
+    return max(found, key=lambda one: one.seen_at or "", default=None)

@@ -14,12 +14,12 @@ from snapshots.records.chain import Chain
 from snapshots.records.commits import commit_key
 from snapshots.records.documents import read_document, seal
 from storage.errors import RefusedError
-from storage.local import MISSING_HINT
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
 
 FLEET_KEY = "fleet.json"
 FOLDER_URL = "file://"
+MISSING_HINT = "if the store has snapshots, mount its file system; if it is new, run: snapshot init"
 
 
 class StoreNotInitialisedError(RefusedError):

@@ -138,7 +138,9 @@ class RecordJudge:
         """
         checks = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX).by_snapshot
         of_each = (checks[name] for name in self._with_conflicts if name in checks)
-        standing = (standing_check(found, max(one.point.increment for one in found) + 1) for found in of_each)
+        # The increments may have been pruned since: then only what stands for the full snapshot counts.
+        counts = ((found, {1, max(one.point.increment for one in found) + 1}) for found in of_each)
+        standing = (standing_check(found, count) for found, some in counts for count in some)
         return {one.operation for one in standing if one is not None}
 
     def _is_removed(self, snapshot: str, *, is_full: bool) -> bool:

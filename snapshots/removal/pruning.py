@@ -165,7 +165,7 @@ def prune_locked(
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
     """Plan what the rules remove from the store as it is now."""
     surveys = {one.name: one for one in survey_snapshots(store, snapshot_names(store))}
-    checks = read_checks(store, document_names(store), surveys.keys(), count_max=REMOVAL_READ_MAX)
+    checks = read_checks(store, document_names(store), count_max=REMOVAL_READ_MAX)
     held, now = _held_snapshots(surveys, checks), datetime.now(UTC)
     verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)
     kept_instead = list_kept_instead(list(held.values()), rules, now, takes_last=force)

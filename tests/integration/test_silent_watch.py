@@ -20,6 +20,7 @@ from fleet.record import Time
 from snapshots.activity.cancelling import CancelResult, cancel_operations
 from snapshots.activity.under_way import WATCH, read_under_way
 from snapshots.operations.signs import store_sign
+from snapshots.records.operation_records import operation_key
 from snapshots.records.store_identity import ensure_identity
 from storage.ids import new_operation_id
 from storage.local import LocalStore
@@ -55,15 +56,20 @@ def test_a_watch_that_hangs_is_told_by_the_one_that_waits_and_is_not_forgotten(
         store_sign(store, structs.replace(hanging, by="cutline watch ops@elsewhere:1"), 1)
         assert SilentWatch().find(source, busy()) is None
         store_sign(store, hanging, 2)
+        # As in a container that was started again: the new process has the label of the one that is gone.
+        assert SilentWatch().find(source, busy()) is None
+        (gone,) = [one for one in read_under_way(store) if one.id == ids["hangs"]]
+        store.delete(operation_key(ids["alive"], "sign-1"))
         found = SilentWatch().find(source, busy())
         assert isinstance(found, SilentWatchError)
-        assert "has the turn, but has shown no sign of life since" in found.message
+        assert "holds the watch lock, but has shown no sign of life since" in found.message
         ends = f"SELECT pg_terminate_backend({found.details['session']})"
         assert ends in found.hint
         (first, *_) = read_nodes(fleet, store)
-        assert any("turn of watch by" in part for part in first.text.parts)
+        assert any("watch lock held by watch by" in part for part in first.text.parts)
         assert first.to_json()["watch"]["session"] == found.details["session"]
-        (one,) = [one for one in read_under_way(store) if one.id == ids["hangs"]]
+        (one,) = read_under_way(store)[-1:]
+        assert one.id == gone.id
         assert "no other watch takes over" in one.settled_by(now)
         (cancelled,) = cancel_operations(fleet, [one], 0.0, Silent())
         assert cancelled.result is CancelResult.STILL_RUNNING

@@ -11,7 +11,7 @@ from msgspec import structs
 from cli.watch.last_verdicts import adopt, newer_verdict
 from cli.watch.running_command import CommandResult
 from cli.watch.schedule import Task, TaskKind
-from cli.watch.tasks import start_check, verdict_of
+from cli.watch.tasks import check_not_running, verdict_of
 from fleet.config import Fleet
 from fleet.durations import Interval
 from fleet.record import Time
@@ -77,13 +77,17 @@ def test_a_check_that_somebody_has_done_since_is_not_repeated(fleet: Fleet) -> N
     assert newer_verdict(fleet, "b", task) is None
 
 
-def test_no_check_begins_while_another_one_of_the_snapshot_runs(watched: Watched) -> None:
+@pytest.mark.parametrize("of", [NAME, ""])
+def test_no_check_begins_while_another_one_of_the_snapshot_runs(watched: Watched, of: str) -> None:
     source, now = watched.watcher.source, datetime.now(UTC)
     follow(watched, check=Interval(86400))
-    running = structs.replace(SIGN, operation=new_operation_id(now), kind="check", snapshot=NAME, seen_at=Time.of(now))
+    running = structs.replace(SIGN, operation=new_operation_id(now), kind="check", snapshot=of, seen_at=Time.of(now))
     store_sign(source.open_store(), running, 1)
     with pytest.raises(BusyError, match=f"operation {running.operation} is a check of {NAME}"):
-        start_check(source, NAME)
+        check_not_running(source, TaskKind.CHECK, NAME)
+    if of:
+        check_not_running(source, TaskKind.CHECK, "another")
+    check_not_running(source, TaskKind.DRILL, NAME)
     watched.run(TaskKind.CHECK)
     assert watched.watcher.tasks[TaskKind.CHECK].failures == 0
     assert "check waits" in watched.said[-1]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import cli.watch.watcher as module
+from cli.watch.following import FINAL_FAILURES
 from cli.watch.schedule import TaskKind
-from cli.watch.watcher import FINAL_FAILURES
 from fleet.durations import Interval
 from fleet.fleet_file import NEVER, WatchTable
 from fleet.hints import NEW_CHAIN
@@ -19,6 +19,7 @@ from snapshots.operations.operation import current_time
 from snapshots.records.commits import read_full
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import LostChain, mark_lost
+from snapshots.records.store_identity import FLEET_KEY
 from storage.errors import ChainEnd, RefusedError, UnreachableError
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.watched import NAME, Watched, ending, fails, follow, new_watched, works
@@ -209,3 +210,22 @@ def test_nothing_is_taken_in_another_store_than_that_of_the_beginning(watched: W
     if kind is not TaskKind.CHECK:
         watched.run(kind)
         assert watched.notices()[1:] == [("recovered", kind)]
+
+
+def test_a_damaged_fleet_json_ends_no_chain(watched: Watched) -> None:
+    error = ManifestError("object fleet.json is no document", hint="put it back", details={"object": FLEET_KEY})
+    watched.does[TaskKind.INCREMENT] = fails(error)
+    for _ in range(2 * FINAL_FAILURES):
+        watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.following.goes_on
+
+
+def test_only_failures_that_may_end_a_chain_count_towards_its_end(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(UnreachableError("the store is away"))
+    for _ in range(2 * FINAL_FAILURES):
+        watched.run(TaskKind.INCREMENT)
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
+    for number in range(1, FINAL_FAILURES + 1):
+        assert watched.watcher.following.goes_on, number
+        watched.run(TaskKind.INCREMENT)
+    assert not watched.watcher.following.goes_on

@@ -11,7 +11,7 @@ from msgspec import structs
 from cli.watch.last_verdicts import adopt, newer_verdict
 from cli.watch.running_command import CommandResult
 from cli.watch.schedule import Task, TaskKind
-from cli.watch.tasks import check_not_running, verdict_of
+from cli.watch.tasks import check_not_running, finding_of, verdict_of
 from fleet.config import Fleet
 from fleet.durations import Interval
 from fleet.record import Time
@@ -118,3 +118,15 @@ def test_a_check_that_another_process_has_ended_is_taken_over_with_what_it_has_f
     watched.run(TaskKind.CHECK)
     assert watched.watcher.tasks[TaskKind.CHECK].done_at == at(2)
     assert watched.notices() == [("failed", "check")]
+
+
+def test_a_drill_of_another_snapshot_was_done_but_says_nothing_of_this_one(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = finding_of(1, "conflicts", "drill of b: conflicts", done_at=at(2))
+    monkeypatch.setattr("cli.watch.last_verdicts.last_drill", lambda _: ("b", found))
+    for snapshot, problem in (("a", ""), ("b", "drill of b: conflicts")):
+        tasks = {kind: Task(kind, 86400.0, at(1)) for kind in (TaskKind.CHECK, TaskKind.DRILL)}
+        assert newer_verdict(fleet, snapshot, tasks[TaskKind.DRILL]) == (found if problem else None)
+        adopt(fleet, snapshot, tasks)
+        assert (tasks[TaskKind.DRILL].done_at, tasks[TaskKind.DRILL].problem) == (at(2), problem)

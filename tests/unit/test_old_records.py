@@ -88,6 +88,16 @@ def test_the_check_that_stands_for_a_snapshot_is_kept_while_a_record_has_conflic
     assert removed() == [mended]
 
 
+def test_the_check_that_stands_for_what_is_left_of_a_pruned_snapshot_is_kept() -> None:
+    made = StoreBuilder()
+    made.take_full("daily")
+    # The increment of the first one is gone since; without the second one it would count again.
+    ended(made.store, 1, point("daily", 5, "conflicts"))
+    ended(made.store, 2, point("daily", 0))
+    backdate(made.store, 31, "operations")
+    assert garbage_of(made.store) == {}
+
+
 def test_the_records_of_a_missing_commit_and_of_remaining_objects_stay() -> None:
     made = StoreBuilder()
     made.take_full("daily")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
@@ -165,7 +166,10 @@ def test_a_table_is_copied_again_only_if_wal_does_not_describe_its_change(curren
         assert_restores_equal(current, target)
     finally:
         with psycopg.connect(with_database(current.fleet.primaries[0], "postgres").dsn, autocommit=True) as server:
-            server.execute("DROP DATABASE IF EXISTS kept_back WITH (FORCE)")
+            # The second restore has put the first one's database aside.
+            made = server.execute("SELECT datname FROM pg_database WHERE datname ^@ 'kept_back'").fetchall()
+            for (name,) in made:
+                server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
         # The tables have changed: the next test starts with the ones that every test expects.
         current.take_name()
 

@@ -66,6 +66,15 @@ def is_of_one_process(text: str, other: str) -> bool:
     return (first.user, first.host, first.process) == (second.user, second.host, second.process)
 
 
+def end_sessions_statement(label: str) -> str:
+    """The SQL statement that ends all sessions of the label's process on a server, whatever they work on."""
+    owner = label.rpartition(" ")[2].replace("'", "''")
+    return (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        f" WHERE application_name LIKE 'cutline %' AND right(application_name, {len(owner) + 1}) = ' {owner}'"
+    )
+
+
 def _plain(text: str) -> str:
     return re.sub(r"[^!-9;-?A-~]", "_", text)
 

@@ -13,9 +13,10 @@ import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 
 from storage.digest import digest_of, read_pieces
 from storage.folders import (
@@ -58,9 +59,13 @@ LINK_ATTEMPTS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class LocalStore:
-    """An ObjectStore in the folder `root`, which the first create makes. A missing folder is an empty store."""
+    """An ObjectStore in the folder `root`, which the first create makes. A missing folder is an empty store.
+
+    A folder that was there, and is gone, is not made again: its file system may have been unmounted.
+    """
 
     root: Path
+    _was_there: Event = field(default_factory=Event, init=False, repr=False, compare=False)
 
     @property
     def url(self) -> str:
@@ -73,7 +78,7 @@ class LocalStore:
         incoming = uuid.uuid4().hex
         with ExitStack() as stack:
             with self._translate_errors(), self._translate_refused_writes():
-                make_root(self.root)
+                self._require_root()
                 hidden = stack.enter_context(opened(self.root, [INCOMING], make=True))[-1]
                 try:
                     write_durably(incoming, body, hidden)
@@ -94,6 +99,7 @@ class LocalStore:
     def read(self, key: str) -> bytes:
         """See ObjectStore."""
         with self._translate_errors(key), os.fdopen(open_object(self.root, check_key(key)), "rb") as file:
+            self._was_there.set()
             return file.read()
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
@@ -196,6 +202,21 @@ class LocalStore:
             opened(self.root, [INCOMING]) as descriptors,
         ):
             os.unlink(leftover.id, dir_fd=descriptors[-1])
+
+    def expect_root(self) -> None:
+        """Never make the folder: it is known that it was there."""
+        self._was_there.set()
+
+    def _require_root(self) -> None:
+        """Make the folder if it was never there."""
+        # First: another thread may be making it.
+        was_there = self._was_there.is_set()
+        if not self.root.exists():
+            if was_there:
+                hint = "mount its file system again, or put the folder back; then repeat the command"
+                raise StoreUnreachableError(url=self.url, reason="its folder is gone", hint=hint)
+            make_root(self.root)
+        self._was_there.set()
 
     @contextmanager
     def _translate_refused_deletions(self, key: str) -> Iterator[None]:

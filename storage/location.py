@@ -42,19 +42,22 @@ class StoreLocation:
     url: str
     options: Mapping[str, object] = field(default_factory=dict)
     encryption: StoreEncryption | None = None
+    # A task's process did not see that the folder was there.
+    is_made: bool = field(default=False, compare=False)
 
     def open(self) -> ObjectStore:
         """Open the store without contacting it. In one process the same location always gives the same store.
 
         Raises StoreUrlError.
         """
+        raw = self.open_raw()
         if self.encryption is None:
-            return self.open_raw()
+            return raw
         return _open_encrypted(self.url, to_hashable(self.options), self.encryption, os.getpid())
 
     def open_raw(self) -> ObjectStore:
         """Open the store of what is stored, encrypted or not; see `open`."""
-        return open_store(self.url, self.options)
+        return open_store(self.url, self.options, is_made=self.is_made)
 
     @property
     def warnings(self) -> list[str]:
@@ -62,9 +65,9 @@ class StoreLocation:
         return warnings_of(self.url, self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the location for tasks; raise what reading the key raises."""
+        """Pickle the location for tasks, which make no folder; raise what reading the key raises."""
         encryption = self.encryption and self.encryption.for_tasks(self.open())
-        return StoreLocation, (self.url, self.options, encryption)
+        return StoreLocation, (self.url, self.options, encryption, True)
 
     def __str__(self) -> str:
         return redact_url(self.url)

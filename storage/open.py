@@ -52,17 +52,20 @@ def redact_url(url: str) -> str:
     return f"{protocol}{separator}{re.split('[?#]', rest)[0]}".rstrip("/")
 
 
-def open_store(url: str, options: Mapping[str, object]) -> ObjectStore:
+def open_store(url: str, options: Mapping[str, object], *, is_made: bool = False) -> ObjectStore:
     """Return the store at `url`: a folder (a path or `file://`), `memory://name`, or any URL that fsspec knows.
 
-    A folder's path must be absolute, because fleet.toml must name the same store from every working directory and on
-    executors. `options` are passed to fsspec unchanged. Executors are sent `url` and `options`, as a store can't be
-    pickled. Nothing is created, and nothing contacted but what gives some file systems their credentials. In one
-    process the same arguments always give the same store. Raises StoreUrlError, and StoreUnreachableError if there are
-    no credentials.
+    A folder's path must be absolute, because fleet.toml must name the same store from every working directory and
+    on executors. `options` are passed to fsspec unchanged. Executors are sent `url` and `options`, as a store can't
+    be pickled. A folder that `is_made` is never made again. Nothing is created, and nothing contacted but what
+    gives some file systems their credentials. In one process the same arguments always give the same store. Raises
+    StoreUrlError, and StoreUnreachableError if there are no credentials.
     """
     # A forked process must not share its parent's connections, hence the process id.
-    return _open_once(url, to_hashable(options), os.getpid())
+    store = _open_once(url, to_hashable(options), os.getpid())
+    if is_made and isinstance(store, LocalStore):
+        store.expect_root()
+    return store
 
 
 @lru_cache(maxsize=STORES_KEPT_MAX)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = "cutline/status/1"
+PHASE_CHARACTERS_MAX = 120
 TITLES = ("operation", "what", "state", "who", "begun", "phase", "done", "left", "last sign")
 # Rows of nodes have values in the first of these alone.
 IMPORTANT = ("operation", "done", "left", "what", "state", "phase", "last sign", "begun")
@@ -116,7 +117,7 @@ def _table(found: list[UnderWay], now: datetime) -> FittingTable:
         rows.append((
             one.id, what_text(one), state.value, owner_text(one.label) if one.label else "",
             age_text(datetime.fromisoformat(one.began_at), now=now) if one.began_at else "",
-            sign.phase if sign else "",
+            sign.phase[:PHASE_CHARACTERS_MAX] if sign else "",
             _done_text(Reading(sign.done, sign.total, sign.unit)) if sign else "",
             _left_text(one) if state is not ActivityState.DEAD else "",
             f"{seconds_text(_silent_seconds(one, now))} ago" if one.seen_at else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import NoReturn
@@ -68,7 +69,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
         try:
             with take_turn(watcher.source.fleet, watcher.log) as turn:
                 watcher.begin()
-                watcher.is_active, is_start = True, False
+                watcher.is_active, watcher.had_turn, is_start = True, True, False
                 watcher.notices.waits(None)
                 if said:
                     watcher.log("it is this watch's turn")
@@ -80,6 +81,8 @@ def run_watch(watcher: Watcher) -> NoReturn:
         except SnapshotError as error:
             watcher.is_active = False
             is_busy = isinstance(error, BusyError)
+            if is_busy and watcher.had_turn:
+                watcher.hand_over()
             # What is refused at the start is wrong until somebody corrects it. Later it is waited for, also while
             # another one works: its nodes may have changed their roles, and fleet.toml follows.
             is_refused = is_start and not is_busy and not isinstance(error, UnreachableError)
@@ -109,9 +112,9 @@ def _is_terminated(error: BaseException) -> bool:
 
 def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseException) -> None:
     """Record how it ended, if the store lets us."""
-    ending = Ending("done", "", 0, watcher.counts)
+    ending = Ending("done", "", 0, watcher.counts, watch=watcher.state())
     if not _is_terminated(error):
-        ending = Ending("failed", reason_of(error), code_of(error), watcher.counts)
+        ending = replace(ending, state="failed", reason=reason_of(error), code=code_of(error))
     try:
         store = watcher.source.open_store()
         record_without_intent(store, command, activity.began_at, own_label("watch"), ending)

@@ -17,10 +17,11 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
     """Yield what writes the file; it takes its place at the end, or what was there stays if the block raises.
 
     Raises UsageError if the file can't be written, before the block begins if that is seen by then. A file gets the
-    permissions `mode`, or keeps its own, and a symbolic link stays: its target is replaced. What is written first has
-    a hidden name with another ending.
+    permissions `mode`, or keeps its own, and a symbolic link of this user's stays: its target is replaced. What is
+    written first has a hidden name with another ending.
     """
     with _naming_file(path):
+        _refuse_link_of_others(path)
         target = path.resolve()
         kept = _mode_of(target)
         handle, partial = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
@@ -42,6 +43,14 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
         with suppress(OSError):
             Path(partial).unlink()
         raise
+
+
+def _refuse_link_of_others(path: Path) -> None:
+    """Whoever may make a link in the folder could choose a file of this user's that is replaced."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode) and found.st_uid != os.geteuid():
+            raise OSError(0, "it is a symbolic link of another user")
 
 
 def _mode_of(target: Path) -> int:

@@ -58,9 +58,11 @@ def seconds_text(seconds: float) -> str:
 def age_text(then: datetime, *, now: datetime) -> str:
     """How long ago `then` was, in its largest unit: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
 
-    A time after `now` (another machine's clock) is `just now`.
+    By another machine's clock it may be after `now`: `just now` within a minute, else `in the future`.
     """
     seconds = (now - then).total_seconds()
+    if seconds <= -SECONDS_PER_MINUTE:
+        return "in the future"
     if seconds < SECONDS_PER_MINUTE:
         return "just now"
     if seconds < SECONDS_PER_HOUR:

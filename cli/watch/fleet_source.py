@@ -12,18 +12,15 @@ from cli.watch.schedule import TaskKind
 from fleet.config import Fleet, load_fleet
 from fleet.fleet_file import WatchTable
 from snapshots.listing.name_templates import NUMBER, TIME, read_template
-from snapshots.records.store_identity import StoreNotInitialisedError, read_identity
-from storage.errors import RefusedError, SnapshotError, UsageError
+from snapshots.records.store_identity import StoreNotInitialisedError, read_identity, store_gone_error
+from storage.errors import SnapshotError, UsageError
 from storage.store import ObjectStore
 
 # Between increments that are further apart; and without a key of its own, pruning.
 ARCHIVE_SECONDS, PRUNE_SECONDS = 60.0, 86400.0
 # How often in turn the file can't be read before that is said.
 MISSING_TIMES = 5
-
-
-class StoreGoneError(RefusedError):
-    """The store with which the watch began is not there any more."""
+WATCH_GONE_HINT = "put it back, or mount its file system; to work with what is there now, start the watch anew"
 
 
 @dataclass(slots=True)
@@ -71,10 +68,10 @@ class FleetSource:
         except StoreNotInitialisedError as error:
             if self._fleet_id is None:
                 raise
-            raise _store_gone_error(store, "nothing is in its place") from error
+            raise store_gone_error(store, None, WATCH_GONE_HINT) from error
         self._fleet_id = self._fleet_id or fleet_id
         if fleet_id != self._fleet_id:
-            raise _store_gone_error(store, f"in its place is a store of fleet {fleet_id}")
+            raise store_gone_error(store, fleet_id, WATCH_GONE_HINT)
         return store
 
     def reload(self, log: Callable[..., None]) -> bool:
@@ -101,14 +98,6 @@ class FleetSource:
         self.fleet, self.accepted, self.problem = fleet, body, None
         log(f"{self.path} was read again")
         return True
-
-
-def _store_gone_error(store: ObjectStore, found: str) -> StoreGoneError:
-    return StoreGoneError(
-        f"the store that was at {store.url} is gone: {found}",
-        hint="put it back, or mount its file system; to work with what is there now, start the watch anew",
-        details={"store": store.url},
-    )
 
 
 def rules_of(fleet: Fleet) -> WatchTable:

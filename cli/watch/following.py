@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from cli.watch.chain import WatchedChain, find_chain, find_others, matching_names
 from cli.watch.fleet_source import FleetSource
-from cli.watch.schedule import OF_CHAIN, FullPauses, Task, TaskKind
+from cli.watch.schedule import OF_CHAIN, OF_SNAPSHOT, FullPauses, Task, TaskKind
 from fleet.progress import Silent
 from snapshots.between_cuts.supersede import supersede
 from snapshots.records.documents import ManifestError, StoreEncryptedError
@@ -71,6 +71,13 @@ class Following:
             self._done_at(TaskKind.FULL, self.chain.began_at)
             self._done_at(TaskKind.INCREMENT, self.chain.last_at)
         self._plan_replacing()
+
+    def possible(self, left_out: Iterable[TaskKind]) -> dict[TaskKind, Task]:
+        """The tasks that can be done to the chain as it is, without some."""
+        without = set(left_out)
+        if not self.goes_on:
+            without |= {*OF_CHAIN, *(() if self.chain else OF_SNAPSHOT)}
+        return {kind: one for kind, one in self.tasks.items() if kind not in without}
 
     def rules_changed(self) -> None:
         """Make a full snapshot due if the rules now ask for one."""
@@ -158,7 +165,8 @@ class Following:
             self.log(text)
         elif name != self._asked_for:
             now = datetime.now(UTC)
-            seconds = self._pauses.next_seconds((now - self.chain.began_at).total_seconds() if self.chain else None)
+            age_seconds = (now - self.chain.began_at).total_seconds() if self.chain else None
+            seconds = self._pauses.next_seconds(name, age_seconds)
             self.tasks[TaskKind.FULL] = self.tasks[TaskKind.FULL].put_off(now, seconds)
             self._asked_for = name
             if reason:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from check.report import EXIT_CODES
 from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
 from cli.output.failure import CommandFailure
-from cli.watch.schedule import Task, TaskKind
+from cli.watch.schedule import Task, TaskKind, clock_text
 from cli.watch.tasks import TaskResult, finding_of, with_finding
 from fleet.config import Fleet
+from restore.drill import drill
 from snapshots.activity.checks import read_checks
 from snapshots.activity.ended_operations import EndedReader
 from snapshots.metrics.store_samples import read_facts
@@ -16,7 +19,7 @@ from snapshots.records.store_identity import open_own_store
 
 # Of operations with an intent that have committed nothing, drills among them, the newest.
 READ_MAX = 100
-RESULTS = {code: result for result, code in EXIT_CODES.items()}
+DRILL_RESULTS = {code: result for result, code in drill.EXIT_CODES.items()}
 
 
 def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tuple[Task, CommandFailure]]:
@@ -44,7 +47,9 @@ def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
     name, found = last_check(fleet, snapshot) if task.kind is TaskKind.CHECK else last_drill(fleet)
     if found is None or found.done_at is None or name != snapshot:
         return None
-    return found if task.done_at is None or found.done_at > task.done_at else None
+    if task.done_at is not None and found.done_at <= task.done_at:
+        return None
+    return replace(found, text=f"{found.text}, by another one that ended at {clock_text(found.done_at)}")
 
 
 def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
@@ -63,7 +68,7 @@ def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:
     for one in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
         has_verdict = one.code in (DONE, CONFLICTS, INCONCLUSIVE)
         if one.ended_at is not None and has_verdict and one.intent is not None and one.intent.is_drill:
-            result = RESULTS[one.code or DONE]
+            result = DRILL_RESULTS[one.code or DONE]
             text = f"drill of {one.snapshot}: {result}"
             return one.snapshot, finding_of(one.code or DONE, result, text, done_at=one.ended_at)
     return "", None

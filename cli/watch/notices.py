@@ -40,6 +40,15 @@ class Notices:
         """Tell of what keeps the watch from working at all, once, and of its end, which is None."""
         self._tell(TaskKind.WATCH, error, recovered)
 
+    def adopt(self, told: dict[TaskKind, Task]) -> None:
+        """Take over what an earlier watch has told of itself; this one tells its end."""
+        self._troubles = told | self._troubles
+
+    @property
+    def troubles(self) -> list[Task]:
+        """What has been told of the watch itself, and not its end."""
+        return list(self._troubles.values())
+
     def refuses_file(self, error: SnapshotError | None) -> None:
         """Tell of what is wrong with fleet.toml, once, and of its end, which is None."""
         self._tell(TaskKind.FILE, error, "the watch goes by fleet.toml again")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 
 NOTIFY_SCHEMA = "cutline/notify/1"
 NOTIFY_SECONDS_MAX = 30.0
@@ -32,7 +33,15 @@ def notify(command: Sequence[str], event: dict[str, object]) -> str:
         try:
             process.communicate(body, NOTIFY_SECONDS_MAX)
         except subprocess.TimeoutExpired as error:
-            # With all that it has started.
-            os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
             return f"[notify] command {command[0]}: {error}"
+        except BaseException:
+            _end(process)
+            raise
     return f"[notify] command {command[0]} ended with exit code {process.returncode}" if process.returncode else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End it, with all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

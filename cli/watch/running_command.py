@@ -14,8 +14,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import IO, Any
 
 from cli.background.program import PROGRAM
@@ -78,8 +80,45 @@ class RunningCommand:
             self.process.wait()
 
 
+_starts: list[Future[RunningCommand]] = []
+
+
 def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
-    """Start `snapshot` with these words; a signal to this process group does not reach it."""
+    """Start `snapshot` with these words; a signal to this process group does not reach it.
+
+    It is started by another thread: a signal may interrupt this one between the start and its return.
+    """
+    _starts[:] = [one for one in _starts if not one.done() or _runs(one)]
+    start: Future[RunningCommand] = Future()
+    # First: if this thread is interrupted, stop_commands finds it.
+    _starts.append(start)
+    Thread(target=_start, args=(start, fleet_file, words), name="start command", daemon=True).start()
+    return start.result()
+
+
+def stop_commands() -> None:
+    """Stop the commands that were started and have not ended."""
+    for start in list(_starts):
+        # One that has not begun never will.
+        if not start.cancel() and _runs(start):
+            start.result().stop()
+
+
+def _runs(start: Future[RunningCommand]) -> bool:
+    """Whether the command was started and runs; waits for its start."""
+    return start.exception() is None and start.result().process.poll() is None
+
+
+def _start(start: Future[RunningCommand], fleet_file: Path, words: Sequence[str]) -> None:
+    if not start.set_running_or_notify_cancel():
+        return
+    try:
+        start.set_result(_spawn(fleet_file, words))
+    except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+        start.set_exception(error)
+
+
+def _spawn(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     program = [sys.executable, *PROGRAM, "--fleet", str(fleet_file), "--json", "--quiet", *words]
     output = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the command
     # If the watch is killed, its command goes on, and the folder of the watch is deleted by whatever runs next.

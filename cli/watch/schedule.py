@@ -112,16 +112,34 @@ def next_task(tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime) ->
     return (None if first is None else tasks[first]), min(due.values(), default=None)
 
 
+def retry_now(tasks: dict[TaskKind, Task], now: datetime) -> None:
+    """Let what has failed be due now."""
+    for kind, task in tasks.items():
+        if task.failures and task.retry_at is not None:
+            tasks[kind] = replace(task, retry_at=min(task.retry_at, now))
+
+
 @dataclass(slots=True)
 class FullPauses:
     """How long a full snapshot waits after a chain has ended: ever longer if one chain after the other ends young."""
 
     _young_ends: int = 0
+    _ended: str = ""
 
-    def next_seconds(self, age_seconds: float | None) -> float:
-        """The seconds to wait after the end of a chain that began so long ago; None: there was no chain."""
+    def next_seconds(self, name: str, age_seconds: float | None) -> float:
+        """The seconds to wait after the end of a chain that began so long ago; None: there was no chain.
+
+        A chain that is seen to have ended again, after the watch has begun anew, counts once.
+        """
+        if name and name == self._ended:
+            return self._seconds
+        self._ended = name
         is_young = age_seconds is not None and age_seconds < YOUNG_SECONDS
         self._young_ends = self._young_ends + 1 if is_young else 0
+        return self._seconds
+
+    @property
+    def _seconds(self) -> float:
         if self._young_ends < 2:
             return 0.0
         return min(PAUSE_SECONDS_FIRST * 2.0 ** min(self._young_ends - 2, DOUBLINGS_MAX), PAUSE_SECONDS_MAX)

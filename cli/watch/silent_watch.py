@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cli.watch.fleet_source import FleetSource
-from fleet.label import Label
+from fleet.label import Label, end_sessions_statement
 from snapshots.activity.under_way import hanging_watch, read_under_way
 from storage.errors import BusyError, SnapshotError
 
@@ -28,7 +28,8 @@ class SilentWatch:
 
     def find(self, source: FleetSource, busy: BusyError) -> SilentWatchError | None:
         """The error of the watch that `busy` names, None if it shows signs of life; as before if that is not known."""
-        if self._found is not None and self._found.details != busy.details:
+        # It is the same one also where another of its sessions is met.
+        if self._found is not None and _process_of(self._found) != _process_of(busy):
             self._found = None
         if time.monotonic() >= self._looked_at + LOOK_SECONDS:
             self._looked_at = time.monotonic()
@@ -37,10 +38,12 @@ class SilentWatch:
         return self._found
 
 
+def _process_of(busy: BusyError) -> tuple[object, ...]:
+    return tuple(busy.details.get(name) for name in ("user", "host", "process"))
+
+
 def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
-    user, host, process, session, node = (
-        busy.details.get(name) for name in ("user", "host", "process", "session", "node")
-    )
+    user, host, process = _process_of(busy)
     if not isinstance(process, int):
         return None
     label = Label("watch", "", str(user), str(host), process).text()
@@ -50,6 +53,6 @@ def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
     return SilentWatchError(
         f"the watch of {user}@{host} (process {process}) holds the watch lock, but has shown no sign of life since"
         f" {one.seen_at}",
-        hint=f"end its process, or its session on node {node}: SELECT pg_terminate_backend({session})",
+        hint=f"end its process; or its sessions, on every primary: {end_sessions_statement(label)}",
         details=busy.details,
     )

@@ -23,6 +23,7 @@ from fleet.progress import Noting, Silent
 from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
 from snapshots.activity.under_way import ActivityState, read_under_way
+from snapshots.between_cuts.archive_ahead import archive_ahead
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.listing.name_templates import new_name
@@ -126,6 +127,15 @@ def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
         names = (name,) if kind is TaskKind.DRILL else (name, "")
         if is_same and one.snapshot in names and one.state(now) is not ActivityState.DEAD:
             raise BusyError(f"operation {one.id} is a {kind} of {name}", hint="see: snapshot status")
+
+
+def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]:
+    """Archive WAL ahead of the next increment; also say whether that is due now, as WAL waits for it."""
+    ahead = archive_ahead(fleet, name, Silent())
+    # One that fails has its own pauses.
+    if ahead.needs_increment and increment.retry_at is None:
+        return True, TaskResult(f"tables of {name} have changed, so their WAL waits: an increment follows")
+    return False, TaskResult(f"archived {ahead.bytes:,} bytes of WAL of {name}" if ahead.bytes else "")
 
 
 def verdict_of(what: str, ended: CommandResult) -> TaskResult:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Thread
 
 from fleet.config import Fleet
 from fleet.label import own_label
@@ -31,14 +33,21 @@ class Turn:
     log: Callable[..., None]
     _renewed_at: float = 0.0
     _problem: str = ""
+    # A silent node is waited for beside the tasks.
+    _renewal: Future[None] | None = None
 
     def keep(self) -> bool:
-        """Whether this process still has its turn. A node that is away does not end it."""
-        if time.monotonic() < self._renewed_at + RENEW_SECONDS:
+        """Whether this process still has its turn, as far as that is known. A node that is away does not end it."""
+        if self._renewal is None:
+            if time.monotonic() >= self._renewed_at + RENEW_SECONDS:
+                self._renewal = Future()
+                Thread(target=self._renew, args=(self._renewal,), name="watch lock", daemon=True).start()
             return True
-        self._renewed_at = time.monotonic()
+        if not self._renewal.done():
+            return True
+        renewal, self._renewal, self._renewed_at = self._renewal, None, time.monotonic()
         try:
-            self.lock.renew()
+            renewal.result()
         except NodeUnreachableError as error:
             problem = self._why(error)
             if problem.message != self._problem:
@@ -49,11 +58,25 @@ class Turn:
             self.log(f"{text}, so this one begins anew: it takes the lock again, or stands by", hint=LOST_HINT)
             return False
         except SnapshotError as error:
-            self.log(f"{error.message}; the watch begins anew", hint=error.hint)
+            # Its hint is for whoever has no watch.
+            self.log(f"{error.message}; the watch begins anew")
             return False
         else:
             self._problem = ""
         return True
+
+    def end(self) -> None:
+        """Wait no more for a node that is asked now."""
+        if self._renewal is not None and not self._renewal.done():
+            self.lock.interrupt()
+
+    def _renew(self, renewal: Future[None]) -> None:
+        try:
+            self.lock.renew()
+        except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
+            renewal.set_exception(error)
+        else:
+            renewal.set_result(None)
 
     def _why(self, error: NodeUnreachableError) -> SnapshotError:
         """Why a node can't be asked: of one that was silent, the session was ended here."""
@@ -71,4 +94,8 @@ def take_turn(fleet: Fleet, log: Callable[..., None]) -> Iterator[Turn]:
         open_sessions(fleet, fleet.primaries) as sessions,
         lock_fleet(sessions, watch_lock(fleet), own_label("watch")) as lock,
     ):
-        yield Turn(lock, log, time.monotonic())
+        turn = Turn(lock, log, time.monotonic())
+        try:
+            yield turn
+        finally:
+            turn.end()

@@ -21,22 +21,23 @@ from cli.watch.fleet_source import FleetSource, intervals_of
 from cli.watch.following import Following, chain_end_of
 from cli.watch.last_verdicts import adopt, newer_verdict
 from cli.watch.notices import Notices
+from cli.watch.running_command import stop_commands
 from cli.watch.schedule import (
     BESIDE,
     OF_CHAIN,
-    OF_SNAPSHOT,
     Task,
     TaskKind,
     clock_text,
     idle_texts,
     next_task,
+    retry_now,
     trouble_texts,
 )
 from cli.watch.tasks import Beside, TaskResult, with_finding
-from fleet.progress import Silent
+from cli.watch.told_failures import adopt_failures, state_of, told_failures
 from snapshots.activity.activity import Activity
-from snapshots.between_cuts.archive_ahead import archive_ahead
 from snapshots.records.cut_times import cut_time
+from snapshots.records.operation_records import WatchState
 from storage.errors import BusyError, ChainEnd, find_behind
 
 TICK_SECONDS = 1.0
@@ -62,6 +63,8 @@ class Watcher:
     following: Following = field(init=False)
     # Whether it works for the fleet, or stands by.
     is_active: bool = False
+    # Whether no other one had the turn since: its tasks are as it knows them.
+    had_turn: bool = False
     counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
     _beside: Beside | None = None
     _busy_texts: dict[TaskKind, str] = field(default_factory=dict)
@@ -80,6 +83,8 @@ class Watcher:
         self.following.find()
         self.plan()
         self.following.plan()
+        told = told_failures(self.source.open_store(), self.operation)
+        self.notices.adopt(adopt_failures(told, self.tasks))
         for task, finding in adopt(self.source.fleet, self.chain.name if self.chain else "", self.tasks):
             self._tell("failed", task, finding)
 
@@ -93,7 +98,7 @@ class Watcher:
         self.read_file()
         self.look_beside()
         now = datetime.now(UTC)
-        task, next_at = next_task(self._possible(), self.begun_at, now)
+        task, next_at = next_task(self.following.possible(BESIDE if self._beside else ()), self.begun_at, now)
         if task is None:
             self._say_idle(next_at)
             self.following.look_for_chain()
@@ -110,21 +115,9 @@ class Watcher:
         # At the start nothing is planned yet.
         if is_new and self.tasks:
             self.plan()
-            self._retry_now()
+            # The file may have been what was wrong.
+            retry_now(self.tasks, datetime.now(UTC))
             self.following.rules_changed()
-
-    def _retry_now(self) -> None:
-        """Try again what has failed: fleet.toml may have been what was wrong."""
-        now = datetime.now(UTC)
-        for kind, task in self.tasks.items():
-            if task.failures and task.retry_at is not None:
-                self.tasks[kind] = replace(task, retry_at=min(task.retry_at, now))
-
-    def _possible(self) -> dict[TaskKind, Task]:
-        left_out = set(BESIDE) if self._beside else set[TaskKind]()
-        if self.chain is None or self.chain.ended:
-            left_out |= {*OF_CHAIN, *(() if self.chain else OF_SNAPSHOT)}
-        return {kind: one for kind, one in self.tasks.items() if kind not in left_out}
 
     def look_beside(self) -> None:
         """See whether the check or the drill has ended."""
@@ -136,9 +129,8 @@ class Watcher:
             self._settle(self.tasks[beside.kind], lambda: work.verdict_of(beside.what, ended))
 
     def end(self) -> None:
-        """Stop the check or the drill that runs."""
-        if self._beside is not None:
-            self._beside.running.stop()
+        """Stop the commands that it has started, also one that it did not come to know."""
+        stop_commands()
 
     def _do(self, task: Task) -> None:
         name = self.chain.name if self.chain else ""
@@ -192,13 +184,11 @@ class Watcher:
         return work.prune(self.source)
 
     def _archive_ahead(self, name: str) -> TaskResult:
-        ahead = archive_ahead(self.source.fleet, name, Silent())
         increment = self.tasks[TaskKind.INCREMENT]
-        # One that fails has its own pauses.
-        if ahead.needs_increment and increment.retry_at is None:
+        needs_increment, result = work.archive(self.source.fleet, name, increment)
+        if needs_increment:
             self.tasks[TaskKind.INCREMENT] = increment.put_off(datetime.now(UTC), 0.0)
-            return TaskResult(f"tables of {name} have changed, so their WAL waits: an increment follows")
-        return TaskResult(f"archived {ahead.bytes:,} bytes of WAL of {name}" if ahead.bytes else "")
+        return result
 
     def _take_full(self) -> TaskResult:
         """Take a full snapshot, unless somebody has: also an attempt whose answer was lost."""
@@ -290,9 +280,21 @@ class Watcher:
 
     def say(self, phase: str) -> None:
         """Show what is done now, or what fails, in `status`."""
+        self.activity.watches(self.state())
         if phase != self._phase:
             self.activity.step(phase)
         self._phase = phase
+
+    def hand_over(self) -> None:
+        """Another watch has the turn: from now on that tells what fails."""
+        self.had_turn = False
+        for kind, task in self.tasks.items():
+            self.tasks[kind] = replace(task, failing_since=None, problem="")
+
+    def state(self) -> WatchState:
+        """What it has told, for the watch after it."""
+        tasks = [*self.notices.troubles, *(self.tasks.values() if self.had_turn else ())]
+        return state_of(tasks, had_turn=self.had_turn)
 
     def _tell(self, event: str, task: Task, failure: CommandFailure) -> None:
         self.notices.send(event, self.chain.name if self.chain else None, task, failure)

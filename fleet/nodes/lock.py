@@ -91,6 +91,8 @@ class FleetLock:
     label: str
     retaken: bool = False
     _taken_by: dict[str, int] = field(default_factory=dict)
+    # The nodes on which something is done now.
+    _pending: dict[str, Node] = field(default_factory=dict)
     _is_interrupted: bool = False
 
     @property
@@ -154,7 +156,7 @@ class FleetLock:
 
     def _on_all(self, work: Callable[[Node], None], nodes: Iterable[Node]) -> None:
         """Do `work` on all nodes at once; an interrupt ends our sessions on those that have not done it."""
-        pending = {node.id: node for node in nodes}
+        pending = self._pending = {node.id: node for node in nodes}
 
         def do(node: Node) -> None:
             try:
@@ -162,16 +164,17 @@ class FleetLock:
             finally:
                 del pending[node.id]
 
-        def end() -> None:
-            self._is_interrupted = True
-            ends = time.monotonic() + INTERRUPTED_SECONDS_MAX
-            # Repeated: a thread may just have begun to connect.
-            while pending and time.monotonic() < ends:
-                for node in list(pending.values()):
-                    shut_down_sessions(node)
-                time.sleep(RETRY_SECONDS)
+        in_parallel(do, list(pending.values()), self.interrupt)
 
-        in_parallel(do, list(pending.values()), end)
+    def interrupt(self) -> None:
+        """End our sessions on the nodes that are waited for, here or by another thread."""
+        self._is_interrupted = True
+        ends = time.monotonic() + INTERRUPTED_SECONDS_MAX
+        # Repeated: a thread may just have begun to connect.
+        while self._pending and time.monotonic() < ends:
+            for node in list(self._pending.values()):
+                shut_down_sessions(node)
+            time.sleep(RETRY_SECONDS)
 
 
 @contextmanager

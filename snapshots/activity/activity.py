@@ -18,7 +18,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from fleet.label import own_label
 from fleet.progress import Progress, Reading
@@ -27,10 +27,12 @@ from fleet.step_pace import StepPace
 from snapshots.activity.command import Command
 from snapshots.operations.operation import current_time
 from snapshots.operations.signs import clear_signs, next_number, request_numbers, sign_name, sign_numbers, store_sign
+from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import (
     CancelRequest,
     NodeSign,
     SignOfLife,
+    WatchState,
     operation_key,
     read_cancel_request,
     read_intent,
@@ -71,6 +73,7 @@ class Activity:
         self._step = StepPace("begin", None, "")
         self._left: tuple[float, float] | None = None
         self._is_rough = False
+        self._watch: WatchState | UnsetType = UNSET
         self._own = command.operation
         # Those that the command has worked on since the last look.
         self._operations: list[str] = []
@@ -119,6 +122,11 @@ class Activity:
         if reading.operation and self._begun is not None:
             self._begun(reading.operation)
         self._target.tell(reading)
+
+    def watches(self, state: WatchState) -> None:
+        """Let the signs of a watch say what it has told of its tasks."""
+        with self._lock:
+            self._watch = state
 
     def note(self, text: str) -> None:
         """Pass it on."""
@@ -196,13 +204,21 @@ class Activity:
         with self._lock:
             own, looked = self._own, list(self._operations)
         for operation in (*([own] if own else []), *looked):
-            number = self._requests.get(operation, 1)
-            if (request := read_cancel_request(store, operation, number)) is not None:
+            if (request := self._request_of(store, operation)) is not None:
                 self._obey(request)
                 break
         with self._lock:
             # The last one is asked again.
             self._operations = self._operations[max(len(looked) - 1, 0) :]
+
+    def _request_of(self, store: ObjectStore, operation: str) -> CancelRequest | None:
+        """The next request to stop; one that can't be read stands in nobody's way."""
+        number = self._requests.get(operation, 1)
+        try:
+            return read_cancel_request(store, operation, number)
+        except ManifestError:
+            self._requests[operation] = number + 1
+            return self._request_of(store, operation)
 
     def _obey(self, request: CancelRequest) -> None:
         with self._lock:
@@ -214,7 +230,7 @@ class Activity:
     def _sign(self, signs: _Signs) -> SignOfLife:
         now = time.monotonic()
         with self._lock:
-            step, left, is_rough = self._step, self._left, self._is_rough
+            step, left, is_rough, watch = self._step, self._left, self._is_rough, self._watch
             shown = step.least_advanced(SIGN_NODES_MAX)
             others = len(step.readings.keys() - {"", *shown})
             paces = {node: step.pace(node, now) for node in ("", *shown)}
@@ -233,6 +249,7 @@ class Activity:
             other_nodes=others or UNSET,
             seconds_left=_rounded(max(left[0] - (now - left[1]), 0.0) if left else whole.seconds_left),
             is_rough=is_rough or left is None,
+            watch=watch,
         )  # fmt: skip
 
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from msgspec import UNSET
+
 from fleet.config import Fleet
-from fleet.label import is_of_one_process, own_label
+from fleet.label import end_sessions_statement, is_of_one_process, own_label
 from fleet.nodes.lock_holders import ask_lock_holders
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
@@ -219,7 +221,7 @@ def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | Non
         if answer.watch is not None and is_of_one_process(answer.watch.label, one.label):
             text = (
                 f"{SILENT}, but still holds the watch lock: it stops when it resumes; otherwise end its process, or its"
-                f" session on node {answer.node}: SELECT pg_terminate_backend({answer.watch.session})"
+                f" sessions, on every primary: {end_sessions_statement(answer.watch.label)}"
             )
             return Cancelled(one, CancelResult.STILL_RUNNING, text)
     if all(answer.problem for answer in answers):
@@ -235,7 +237,9 @@ def forget(store: ObjectStore, one: UnderWay, progress: Progress) -> Cancelled:
     if found.result is not CancelResult.STILL_RUNNING or one.began_at is None:
         return found
     about = Command(one.kind, one.snapshot, one.id)
-    record_without_intent(store, about, one.began_at, one.label, Ending(FAILED, "no sign of life"))
+    # What a watch has told is there for the next one.
+    watch = one.sign.watch if one.sign else UNSET
+    record_without_intent(store, about, one.began_at, one.label, Ending(FAILED, "no sign of life", watch=watch))
     clear_signs(store, one.id)
     return Cancelled(one, CancelResult.SETTLED, f"{SILENT}; {one.left_text}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fleet.record import Time
@@ -21,6 +21,8 @@ from storage.store import ObjectStore
 READ_MAX = 256
 # And so many where a deletion depends on them: with a check every hour, those of a month.
 REMOVAL_READ_MAX = 1000
+# By how much the clocks of machines may differ.
+AHEAD_SECONDS_MAX = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class NewestChecks:
 
     A full check is one of all that the then newest restore point of a snapshot needs. `last` has the newest check,
     `full` the newest full one, and `valid` the newest full one that found all of it to be valid. `unread` are the
-    operations whose outcome can't be read; they may be checks.
+    operations whose outcome can't be read, which may be checks, and checks that end in the future: their clock was
+    ahead, so they may be older than others. Of these only conflicts count.
     """
 
     by_snapshot: dict[str, list[EndedCheck]] = field(default_factory=dict)
@@ -73,11 +76,16 @@ class NewestChecks:
             _keep_newest(self.valid, point.snapshot, check)
 
     def add_all(self, batch: Sequence[Ended]) -> list[str]:
-        """Add the checks among operations; return the ids of those that can't be read."""
+        """Add the checks among operations; return the ids of those that can't be read, or can't be trusted."""
+        latest = datetime.now(UTC) + timedelta(seconds=AHEAD_SECONDS_MAX)
+        unread = [ended.id for ended in batch if ended.problem]
         for ended in batch:
             for check in checks_of(ended):
-                self.add(check)
-        return [ended.id for ended in batch if ended.problem]
+                if check.moment <= latest or check.point.result == CONFLICTS:
+                    self.add(check)
+                elif ended.id not in unread:
+                    unread.append(ended.id)
+        return unread
 
     def standing_conflicts(self, snapshot: str, count: int) -> EndedCheck | None:
         """The check with conflicts that stands for its `count` restore points; None if another one stands, or none."""

@@ -80,8 +80,8 @@ class Ended:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, until its outcome was recorded."""
-        if self.ended_at is None or self.began_at is None:
+        """How long it took, until its outcome was recorded; None if others have found out how it ended."""
+        if self.ended_at is None or self.began_at is None or self.code is None:
             return None
         return max((self.ended_at - datetime.fromisoformat(self.began_at)).total_seconds(), 0.0)
 

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from fleet.record import Time
 from snapshots.activity.command import Command
 from snapshots.operations.operation import current_time
-from snapshots.records.operation_records import CheckedPoint, Outcome, write_operation_record
+from snapshots.records.operation_records import CheckedPoint, Outcome, WatchState, write_operation_record
 from storage.store import ObjectExistsError, ObjectStore
 
 
@@ -26,6 +26,7 @@ class Ending:
     volumes: Mapping[str, int] = field(default_factory=dict)
     checked: tuple[CheckedPoint, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
+    watch: WatchState | UnsetType = UNSET
 
 
 def record_without_intent(store: ObjectStore, command: Command, began_at: Time, by: str, ending: Ending) -> None:
@@ -44,6 +45,7 @@ def record_without_intent(store: ObjectStore, command: Command, began_at: Time, 
         volumes=dict(ending.volumes),
         checked=ending.checked or UNSET,
         phases=dict(ending.phases) or UNSET,
+        watch=ending.watch,
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)

@@ -83,6 +83,10 @@ REPLAY_LAG_SECONDS = Metric(
 )
 
 SNAPSHOTS = Metric("cutline_snapshots", "Snapshots in the store, by state as `list` has it.", ("state",))
+DAMAGED_MARKS = Metric(
+    "cutline_damaged_marks",
+    "Snapshots that can be restored, but get no more increments, as one of their marks can't be read.",
+)
 RESTORE_POINTS = Metric("cutline_restore_points", "Full snapshots and increments in the store, cuts without rows too.")
 COMMITTED_BYTES = Metric("cutline_committed_bytes", "Size of all that the commits in the store list.")
 SNAPSHOT_BYTES = Metric(

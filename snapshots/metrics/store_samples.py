@@ -72,6 +72,7 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
     states = Counter(one.state for one in facts.entries)
     for state in STATES:
         yield catalog.SNAPSHOTS.of(states[state], state)
+    yield catalog.DAMAGED_MARKS.of(sum(one.has_damaged_mark for one in facts.entries))
     sizes = {one.name: _size_bytes(one) for one in facts.entries if one.chain}
     yield catalog.RESTORE_POINTS.of(sum(1 + len(one.summaries) for one in facts.entries if one.chain))
     yield catalog.COMMITTED_BYTES.of(sum(sizes.values()))

@@ -112,6 +112,25 @@ class CheckedPoint(Record, frozen=True):
     figures: CheckFigures | UnsetType = UNSET
 
 
+class FailingTask(Record, frozen=True):
+    """A task of a watch that has failed and has been told; it has not been done since."""
+
+    task: str
+    since: Time
+    problem: str
+
+
+class WatchState(Record, frozen=True):
+    """What a watch has told of its tasks by `at`, so that the next one tells their end.
+
+    `had_turn`: no other watch had the turn since it had; otherwise only tasks of its own are among them.
+    """
+
+    at: Time
+    had_turn: bool
+    failing: tuple[FailingTask, ...]
+
+
 class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """How an operation ended. Early versions did not repeat kind, snapshot and increment of the intent.
 
@@ -136,6 +155,7 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     causes: tuple[str, ...] | UnsetType = UNSET
     checked: tuple[CheckedPoint, ...] | UnsetType = UNSET
     phases: dict[str, Seconds] | UnsetType = UNSET
+    watch: WatchState | UnsetType = UNSET
 
 
 class NodeSign(Record, frozen=True, kw_only=True):
@@ -174,6 +194,7 @@ class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORM
     other_nodes: Count | UnsetType = UNSET
     seconds_left: Seconds | None
     is_rough: bool
+    watch: WatchState | UnsetType = UNSET
 
 
 class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):

@@ -7,8 +7,8 @@ These records are always kept:
   put back;
 - of an operation that has left objects: its record proves that they are garbage;
 - of a create whose snapshot is being removed: its record proves whose the slots are that are still to be dropped;
-- of the check that stands for a snapshot which is still there, if a check has found conflicts in it: without that
-  record, prune would take it for a good one and delete an older one, or take it for a bad one again.
+- of the check that stands for a snapshot which is still there: without that record, prune would take a bad one for a
+  good one and delete an older one, or would not know any more which was the newest that was found valid.
 
 Signs of life are removed a day after their operation has ended, and those of a check, a gc or a prune that was killed a
 day after the last one. All others are removed once their outcome is
@@ -31,7 +31,7 @@ from snapshots.activity.checks import REMOVAL_READ_MAX, read_checks, standing_ch
 from snapshots.operations.recorded import document_names
 from snapshots.operations.signs import request_numbers, sign_numbers
 from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import CONFLICTS, DONE, read_outcome
+from snapshots.records.operation_records import DONE, read_outcome
 from snapshots.records.tombstones import is_deleted, is_only_full
 from snapshots.removal.garbage import GarbageReason, GarbageVerdict
 from storage.ids import OPERATION_ID
@@ -77,7 +77,7 @@ class RecordJudge:
     unfinished: Set[str]
     now: datetime
     _removed: dict[tuple[str, bool], bool] = field(default_factory=dict)
-    _with_conflicts: set[str] = field(default_factory=set)
+    _checked: set[str] = field(default_factory=set)
 
     def judge(self, listed: Iterable[Listed]) -> list[RecordFolder]:
         """Judge every listed folder of `operations`."""
@@ -87,7 +87,7 @@ class RecordJudge:
         with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
             found = list(chain.from_iterable(threads.map(lambda one: self._judge_folder(*one), folders)))
         old, needed = GarbageVerdict(GarbageReason.OLD_RECORD), GarbageVerdict(GarbageReason.NEEDED)
-        standing = self._standing_checks() if self._with_conflicts else set()
+        standing = self._standing_checks() if self._checked else set()
         return [replace(one, verdict=needed) if one.verdict == old and one.folder in standing else one for one in found]
 
     def _judge_folder(self, folder: str, listed: tuple[Listed, ...]) -> list[RecordFolder]:
@@ -124,20 +124,13 @@ class RecordJudge:
         if has_committed and not self._is_removed(outcome.snapshot, is_full=outcome.increment == 0):
             return GarbageVerdict(GarbageReason.NEEDED)
         checked = () if isinstance(outcome.checked, UnsetType) else outcome.checked
-        self._with_conflicts.update(
-            one.snapshot
-            for one in checked
-            if one.result == CONFLICTS and not self._is_removed(one.snapshot, is_full=True)
-        )
+        self._checked.update(one.snapshot for one in checked if not self._is_removed(one.snapshot, is_full=True))
         return GarbageVerdict(GarbageReason.OLD_RECORD)
 
     def _standing_checks(self) -> set[str]:
-        """The checks, of those that prune reads, that stand for snapshots of which an old record has conflicts.
-
-        If a later check has found such a snapshot valid, it stays until no record of the conflicts is left.
-        """
+        """The checks, of those that prune reads, that stand for snapshots of which an old record is a check."""
         checks = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX).by_snapshot
-        of_each = (checks[name] for name in self._with_conflicts if name in checks)
+        of_each = (checks[name] for name in self._checked if name in checks)
         # The increments may have been pruned since: then only what stands for the full snapshot counts.
         counts = ((found, {1, max(one.point.increment for one in found) + 1}) for found in of_each)
         standing = (standing_check(found, count) for found, some in counts for count in some)

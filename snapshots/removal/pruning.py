@@ -93,13 +93,14 @@ class PrunePlan:
             )
         elif self.kept_instead:
             warnings.append(
-                f"kept because checks found conflicts in {names}: {list_some(self.kept_instead, NAMES_SHOWN_MAX)};"
-                " until enough newer snapshots have none, only this frees the space: snapshot delete NAME"
+                f"kept as they are because checks found conflicts in {names}:"
+                f" {list_some(self.kept_instead, NAMES_SHOWN_MAX)}; once enough newer snapshots have none, prune"
+                " removes what the rules don't keep"
             )
         if self.unread:
             warnings.append(
-                f"can't read the records of {list_some(self.unread, NAMES_SHOWN_MAX)}: if these are checks that found"
-                " conflicts, the plan does not reckon with them; see: snapshot history"
+                f"can't read the records of {list_some(self.unread, NAMES_SHOWN_MAX)}, or they are from the future: if"
+                " these are checks, the plan does not reckon with them; see: snapshot history"
             )
         return warnings
 

@@ -13,7 +13,8 @@ from cli.watch.fleet_source import FleetSource
 from cli.watch.silent_watch import SilentWatch, SilentWatchError
 from cli.watch.turn import take_turn
 from embedded.fleet import EmbeddedFleet
-from fleet.label import own_label
+from fleet.label import end_sessions_statement, own_label
+from fleet.nodes.connections import connect
 from fleet.nodes.lock import FleetBusyError
 from fleet.progress import Silent
 from fleet.record import Time
@@ -63,8 +64,11 @@ def test_a_watch_that_hangs_is_told_by_the_one_that_waits_and_is_not_forgotten(
         found = SilentWatch().find(source, busy())
         assert isinstance(found, SilentWatchError)
         assert "holds the watch lock, but has shown no sign of life since" in found.message
-        ends = f"SELECT pg_terminate_backend({found.details['session']})"
+        ends = end_sessions_statement(own_label(WATCH))
         assert ends in found.hint
+        with connect(fleet.primaries[0]) as connection:
+            ended = connection.execute(ends.replace("pg_terminate_backend(pid)", "pid")).fetchall()
+        assert (found.details["session"],) in ended
         (first, *_) = read_nodes(fleet, store)
         assert any("watch lock held by watch by" in part for part in first.text.parts)
         assert first.to_json()["watch"]["session"] == found.details["session"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from fleet.record import Time
 from snapshots.records.operation_records import CheckedPoint, CheckResult, Outcome, write_operation_record
+from storage.ids import new_operation_id
 from storage.store import ObjectStore
 
 
@@ -14,7 +17,16 @@ def point(snapshot: str, increment: int, result: CheckResult = "valid", *, full:
 def ended(store: ObjectStore, minute: int, *points: CheckedPoint, kind: str = "check") -> str:
     """Store the outcome of a check that ended so many minutes after ten; return its id."""
     operation = f"20261124T10{minute:02}00Z-{minute:010x}"
-    at = Time(f"2026-11-24T10:{minute:02}:30.000Z")
+    return _store(store, operation, datetime(2026, 11, 24, 10, minute, 30, tzinfo=UTC), points, kind)
+
+
+def ended_at(store: ObjectStore, moment: datetime, *points: CheckedPoint) -> str:
+    """Store the outcome of a check that ended then; return its id."""
+    return _store(store, new_operation_id(moment), moment, points, "check")
+
+
+def _store(store: ObjectStore, operation: str, moment: datetime, points: tuple[CheckedPoint, ...], kind: str) -> str:
+    at = Time.of(moment)
     outcome = Outcome(operation=operation, kind=kind, snapshot="", state="done", reason="", ended_at=at)
     if points:
         outcome = Outcome(

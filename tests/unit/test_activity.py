@@ -176,8 +176,13 @@ def test_a_request_that_cannot_be_read_hides_no_sign() -> None:
     store = memory()
     intent = begun(store)
     store.create(operation_key(intent.id, "cancel-1"), b"{}")
-    with Activity(Silent(), Command("create", "daily", intent.id), lambda: store, never):
+    asked: list[CancelRequest] = []
+    with Activity(Silent(), Command("create", "daily", intent.id), lambda: store, asked.append):
         until(lambda: newest(store, intent))
+        # Nor the next one.
+        request = ask(store, intent)
+        until(lambda: asked)
+    assert asked == [request]
 
 
 def test_a_check_is_seen_as_soon_as_it_shows_itself_and_leaves_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ from snapshots.operations.recorded import document_names
 from snapshots.records.chain import summary_of
 from snapshots.records.operation_records import CheckedPoint, CheckResult, operation_key
 from storage.memory import InMemoryStore
-from tests.unit.made_checks import ended, point
+from tests.unit.made_checks import ended, ended_at, point
 from tests.unit.made_commits import increment_commit, unused_url
 
 
@@ -209,3 +211,19 @@ def test_a_record_whose_read_ends_early_is_read_again() -> None:
     assert [check.operation for check in found.last.values()] == [one]
     assert found.unread == []
     assert store.read_keys == [operation_key(one, "outcome")] * 2
+
+
+def test_of_checks_from_the_future_only_conflicts_count() -> None:
+    store = InMemoryStore(unused_url())
+    now = datetime.now(UTC)
+    ids = {}
+    for minutes, result in ((-1, "conflicts"), (4, "valid"), (10, "inconclusive"), (60, "valid")):
+        ids[minutes] = ended_at(store, now + timedelta(minutes=minutes), point("daily", 0, cast(CheckResult, result)))
+    checks = read_checks(store, document_names(store))
+    assert checks.full["daily"].operation == ids[4]
+    assert checks.standing_conflicts("daily", 1) is None
+    assert sorted(checks.unread) == sorted([ids[10], ids[60]])
+    ahead = ended_at(store, now + timedelta(days=1), point("daily", 0, "conflicts"))
+    standing = read_checks(store, document_names(store)).standing_conflicts("daily", 1)
+    assert standing is not None
+    assert standing.operation == ahead

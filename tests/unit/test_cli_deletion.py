@@ -169,8 +169,8 @@ def test_a_prune_says_if_it_can_not_read_what_a_check_has_found() -> None:
     store.create(operation_key(check, "outcome"), b"{" * 500)
     plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
     assert plan.warnings == [
-        f"can't read the records of {check}: if these are checks that found conflicts, the plan does not reckon with"
-        " them; see: snapshot history"
+        f"can't read the records of {check}, or they are from the future: if these are checks, the plan does not reckon"
+        " with them; see: snapshot history"
     ]
 
 

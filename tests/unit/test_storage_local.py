@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from storage.errors import SnapshotError
 from storage.local import INCOMING, LocalStore
+from storage.location import StoreLocation
 from storage.store import (
     AnswerLostError,
     ObjectExistsError,
@@ -239,3 +242,20 @@ def test_a_read_takes_no_more_memory_than_the_object(tmp_path: Path) -> None:
     store.create(KEY, BODY)
     assert store.read_range(KEY, 8, 1 << 50) == BODY[8:]
     assert store.read_range(KEY, len(BODY) + 8, 1 << 50) == b""
+
+
+def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    root = tmp_path / "mounted" / "store"
+    LocalStore(root).create("a", b"1")
+    reader = LocalStore(root)
+    assert reader.read("a") == b"1"
+    location = StoreLocation(f"file://{root}")
+    sent: StoreLocation = pickle.loads(pickle.dumps(location))
+    shutil.move(root.parent, tmp_path / "away")
+    for store in (reader, sent.open()):
+        with pytest.raises(StoreUnreachableError, match="its folder is gone"):
+            store.create("b", b"2")
+    assert not root.parent.exists()
+    shutil.move(tmp_path / "away", root.parent)
+    reader.create("b", b"2")
+    assert LocalStore(root).list("") == ["a", "b"]

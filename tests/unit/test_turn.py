@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from types import SimpleNamespace
 from typing import cast
 
@@ -28,6 +29,9 @@ def test_a_node_whose_session_was_ended_here_is_called_silent(*, is_silent: bool
     turn = Turn(cast(FleetLock, lock), lambda text, **_: said.append(text))
     for _ in range(2):
         turn._renewed_at = -RENEW_SECONDS
+        assert turn.keep()
+        assert turn._renewal is not None
+        wait([turn._renewal])
         assert turn.keep()
     why = "no answer for 30 s" if is_silent else "server closed the connection"
     assert said == [f"the lock of the watch: node a: {why}"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.watch.fleet_source import MISSING_TIMES, FleetSource, StoreGoneError
+from cli.watch.fleet_source import MISSING_TIMES, FleetSource
 from fleet.config import FleetFileError
-from snapshots.records.store_identity import StoreNotInitialisedError, ensure_identity
+from snapshots.records.store_identity import StoreGoneError, StoreNotInitialisedError, ensure_identity
 from storage.errors import UsageError
 from storage.local import LocalStore
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,3 +39,17 @@ def test_a_command_that_fails_does_not_read_or_is_not_there_is_named() -> None:
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.watch.notify, "NOTIFY_SECONDS_MAX", 0.5)
     assert "timed out" in notify(python("import time; time.sleep(60)"), EVENT)
+
+
+def test_a_command_that_hangs_ends_with_an_interrupted_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "process"
+
+    def communicate(process: subprocess.Popen[bytes], *_: object) -> None:
+        file.write_text(str(process.pid))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    with pytest.raises(KeyboardInterrupt):
+        notify(python("import time; time.sleep(60)"), EVENT)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)

@@ -59,9 +59,24 @@ def test_a_task_may_fail_for_months() -> None:
 
 def test_full_snapshots_follow_ever_more_slowly_while_chains_end_young() -> None:
     pauses = FullPauses()
-    assert [pauses.next_seconds(600) for _ in range(9)] == [0, 60, 120, 240, 480, 960, 1920, 3600, 3600]
-    assert [pauses.next_seconds(86400), pauses.next_seconds(600), pauses.next_seconds(600)] == [0, 0, 60]
-    assert pauses.next_seconds(None) == 0
+    assert [pauses.next_seconds(str(number), 600) for number in range(9)] == [
+        0,
+        60,
+        120,
+        240,
+        480,
+        960,
+        1920,
+        3600,
+        3600,
+    ]
+    assert [pauses.next_seconds("8", 600), pauses.next_seconds("9", 86400)] == [3600, 0]
+    assert [pauses.next_seconds("10", 600), pauses.next_seconds("11", 600), pauses.next_seconds("11", 600)] == [
+        0,
+        60,
+        60,
+    ]
+    assert pauses.next_seconds("", None) == 0
 
 
 def test_no_attempt_waits_longer_than_ten_minutes() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cli.watch.running_command
 from cli.output.failure import failure_of
 from cli.watch.fleet_source import FleetSource
-from cli.watch.running_command import CommandResult, run_command, start_command
+from cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command, stop_commands
 from cli.watch.tasks import CommandFailedError, prune, verdict_of
 from storage.errors import BusyError
 from tests.unit.made_fleets import new_fleet
@@ -90,3 +93,24 @@ def test_a_prune_says_what_is_gone_of_each_snapshot(tmp_path: Path, monkeypatch:
     found = prune(source)
     assert found.text == "deleted a, c; removed the increments of b"
     assert found.notes == ("every snapshot has conflicts",)
+
+
+def test_a_command_that_was_started_when_a_signal_came_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.watch.running_command, "PROGRAM", ("-c", "import time; time.sleep(600)"))
+    started: list[RunningCommand] = []
+    spawn = cli.watch.running_command._spawn
+
+    def spawn_and_signal(*arguments: Any) -> RunningCommand:
+        # The main thread is interrupted before it has come to know the command.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.2)
+        started.append(spawn(*arguments))
+        return started[0]
+
+    monkeypatch.setattr(cli.watch.running_command, "_spawn", spawn_and_signal)
+    with pytest.raises(KeyboardInterrupt):
+        start_command(tmp_path, ["check"])
+    stop_commands()
+    assert [one.process.returncode for one in started] == [-signal.SIGTERM]

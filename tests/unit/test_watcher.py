@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +12,7 @@ import pytest
 from cli.output.failure import CommandFailure
 from cli.watch import schedule
 from cli.watch.running_command import CommandResult, RunningCommand
-from cli.watch.schedule import TaskKind, idle_texts
+from cli.watch.schedule import TaskKind, idle_texts, retry_now
 from cli.watch.tasks import Beside, TaskResult
 from cli.watch.watcher import BUSY_SECONDS
 from fleet.durations import Interval
@@ -125,7 +126,7 @@ def test_what_has_failed_is_tried_again_once_the_file_has_changed(watched: Watch
     watched.does[TaskKind.PRUNE] = fails(BusyError("another operation is running"))
     for kind in (TaskKind.INCREMENT, TaskKind.PRUNE):
         watched.run(kind)
-    watched.watcher._retry_now()
+    retry_now(watched.watcher.tasks, datetime.now(UTC))
     assert watched.seconds_to(TaskKind.INCREMENT) <= 0
     assert watched.seconds_to(TaskKind.PRUNE) > 0
 

@@ -36,7 +36,7 @@ def test_a_chain_that_can_not_go_on_is_followed_by_a_full_snapshot_at_once(watch
     assert watched.watcher.chain is not None
     assert watched.watcher.chain.ended == "the slot is gone"
     assert watched.seconds_to(TaskKind.FULL) <= 0
-    assert TaskKind.INCREMENT not in watched.watcher._possible()
+    assert TaskKind.INCREMENT not in watched.watcher.following.possible(())
     assert watched.notices() == [("failed", "increment")]
 
 
@@ -95,7 +95,7 @@ def test_full_never_means_never(watched: Watched) -> None:
     watched.watcher.plan()
     watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.INCREMENT)
-    possible: dict[TaskKind, Any] = watched.watcher._possible()
+    possible: dict[TaskKind, Any] = watched.watcher.following.possible(())
     assert not any(one.interval_seconds for kind, one in possible.items() if kind is TaskKind.FULL)
     assert "[watch] full is never" in watched.said[-1]
 
@@ -140,11 +140,11 @@ def test_a_full_snapshot_is_due_once_the_rules_ask_for_one(watched: Watched) -> 
 def test_changed_tables_make_an_increment_due_unless_that_fails(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "archive_ahead", lambda *_: ArchivedAhead(needs_increment=True))
+    monkeypatch.setattr("cli.watch.tasks.archive_ahead", lambda *_: ArchivedAhead(needs_increment=True))
     watcher = watched.watcher
     watcher.tasks[TaskKind.INCREMENT] = watcher.tasks[TaskKind.INCREMENT].done(module.datetime.now(module.UTC))
     assert "have changed" in watcher._archive_ahead(NAME).text
-    found, _ = module.next_task(watcher._possible(), watcher.begun_at, module.datetime.now(module.UTC))
+    found, _ = module.next_task(watcher.following.possible(()), watcher.begun_at, module.datetime.now(module.UTC))
     assert found is not None
     assert found.kind is TaskKind.INCREMENT
     failed = watcher.tasks[TaskKind.INCREMENT].failed(module.datetime.now(module.UTC), "away")

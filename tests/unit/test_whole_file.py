@@ -84,3 +84,13 @@ def test_metrics_that_cannot_be_replaced_stay_and_leave_nothing(tmp_path: Path) 
         with pytest.raises(UsageError, match=f"{tmp_path / place}: {why}"):
             replace_metrics(tmp_path / place, b"new\n")
     assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_link_that_another_user_has_made_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, link = tmp_path / "ours", tmp_path / "metrics"
+    file.write_text("kept")
+    link.symlink_to(file)
+    monkeypatch.setattr(os, "geteuid", lambda: link.lstat().st_uid + 1)
+    with pytest.raises(UsageError, match="a symbolic link of another user"), replaced_file(link) as write:
+        write("lost")
+    assert file.read_text() == "kept"

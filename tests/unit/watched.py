@@ -22,6 +22,7 @@ from fleet.durations import Interval
 from fleet.fleet_file import NEVER, WatchTable
 from fleet.progress import Silent
 from snapshots.activity.activity import Activity
+from snapshots.records.operation_records import WatchState
 from storage.errors import ChainEnd, RefusedError, SnapshotError
 from tests.unit.made_fleets import new_fleet, store_chain
 
@@ -29,6 +30,13 @@ NAME = "watch-2026-11-24-010000"
 APPEND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + chr(10))"
 OWN = "20261124T000000Z-0000000000"
 SECONDS_MAX = 30
+
+
+class Unseen(Silent):
+    """An activity that nobody sees."""
+
+    def watches(self, state: WatchState) -> None:
+        """Pass it over."""
 
 
 @dataclass
@@ -67,7 +75,7 @@ def new_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
         said.append(text)
 
     source = FleetSource(tmp_path / "fleet.toml", fleet, b"", b"")
-    watcher = Watcher(source, cast(Activity, Silent()), OWN, say, Notices(source, say))
+    watcher = Watcher(source, cast(Activity, Unseen()), OWN, say, Notices(source, say))
     watcher.begin()
     found = Watched(watcher, said, tmp_path / "events")
 

@@ -1,0 +1,81 @@
+"""What earlier watches of the fleet have told of tasks that failed: this one tells once these work again.
+
+A watch says it in its signs of life, for the one that takes over when it was killed, and in its outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from msgspec import UnsetType
+
+from cli.watch.schedule import BESIDE, Task, TaskKind
+from fleet.record import Time
+from snapshots.activity.ended_operations import list_ended, read_batches
+from snapshots.activity.under_way import WATCH, ActivityState, UnderWay, read_under_way
+from snapshots.operations.recorded import document_names
+from snapshots.records.operation_records import FailingTask, Outcome, WatchState
+from storage.store import ObjectStore
+
+# Of operations without an intent, the newest; with a check every hour, those of a month.
+READ_MAX = 1000
+OF_WATCH = (TaskKind.WATCH, TaskKind.FILE)
+
+
+def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
+    """What a watch has told of `tasks` that fail."""
+    failing = ((one, one.failing_since) for one in tasks if one.failing_since)
+    told = tuple(FailingTask(one.kind.value, Time.of(at), one.problem) for one, at in failing)
+    return WatchState(Time.of(datetime.now(UTC)), had_turn, told)
+
+
+def told_failures(store: ObjectStore, own: str) -> list[FailingTask]:
+    """What the watches before `own` have told, and have not seen to work again; raises what reading the store raises.
+
+    Those count that are not at work any more, back to the last one that had the turn: this one has it now.
+    """
+    documents, now = document_names(store), datetime.now(UTC)
+    signs = (_of_sign(one, now) for one in read_under_way(store, documents) if one.kind == WATCH and one.id != own)
+    ended = list_ended(documents, has_intent=False)[:READ_MAX]
+    outcomes = (one.outcome for batch in read_batches(store, documents, ended) for one in batch)
+    states = [*(one for one in signs if one is not None), *_recorded(outcomes)]
+    found: list[FailingTask] = []
+    for state in sorted(states, key=lambda one: datetime.fromisoformat(one.at), reverse=True):
+        known = {one.task for one in found}
+        found += [one for one in state.failing if one.task not in known]
+        if state.had_turn:
+            break
+    return found
+
+
+def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> dict[TaskKind, Task]:
+    """Let the `tasks` fail that were told to; return those of the watch itself.
+
+    What checks and drills have found is in their own outcomes. What is never done here would never work again.
+    """
+    of_watch: dict[TaskKind, Task] = {}
+    for one in told:
+        if one.task not in set(TaskKind):
+            continue
+        kind, since = TaskKind(one.task), datetime.fromisoformat(one.since)
+        if kind in OF_WATCH:
+            of_watch[kind] = Task(kind, 0.0, failing_since=since, problem=one.problem, failures=1)
+        elif kind in tasks and kind not in BESIDE and not tasks[kind].problem and tasks[kind].interval_seconds > 0:
+            tasks[kind] = replace(tasks[kind], failing_since=since, problem=one.problem)
+    return of_watch
+
+
+def _of_sign(one: UnderWay, now: datetime) -> WatchState | None:
+    """What the sign of a watch says; None of one that stands by now."""
+    if one.sign is None or isinstance(one.sign.watch, UnsetType):
+        return None
+    stands_by = not one.sign.watch.had_turn and one.state(now) is not ActivityState.DEAD
+    return None if stands_by else one.sign.watch
+
+
+def _recorded(outcomes: Iterable[Outcome | None]) -> Iterator[WatchState]:
+    for one in outcomes:
+        if one is not None and not isinstance(one.watch, UnsetType):
+            yield one.watch

@@ -62,6 +62,7 @@ class WatchTable(Record, frozen=True):
     name: Text = "watch-{date}-{time}"
     check: Interval = DAILY
     drill: Interval = NEVER
+    accept_inconclusive: bool = False
 
 
 class NotifyTable(Record, frozen=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.watch.schedule import TaskKind
-from fleet.config import Fleet, load_fleet
+from fleet.config import Fleet, check_drill, load_fleet
 from fleet.fleet_file import WatchTable
 from snapshots.listing.name_templates import NUMBER, TIME, read_template
 from snapshots.records.store_identity import StoreNotInitialisedError, read_identity, store_gone_error
@@ -120,6 +120,8 @@ def _load(path: Path) -> Fleet:
     """Read the file; raises FleetFileError, and UsageError if a watch can't work by it."""
     fleet = load_fleet(path)
     rules_of(fleet)
+    # Long before one is due.
+    check_drill(fleet)
     if fleet.notify and shutil.which(fleet.notify[0]) is None:
         raise UsageError(
             f"{path}: [notify] command {fleet.notify[0]} is no program here", hint="nobody would be told of failures"

@@ -8,7 +8,7 @@ from check.report import EXIT_CODES
 from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
 from cli.output.failure import CommandFailure
 from cli.watch.schedule import Task, TaskKind, clock_text
-from cli.watch.tasks import TaskResult, finding_of, with_finding
+from cli.watch.tasks import TaskResult, accepting, finding_of, with_finding
 from fleet.config import Fleet
 from restore.drill import drill
 from snapshots.activity.checks import read_checks
@@ -60,7 +60,7 @@ def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
         return snapshot, None
     result = check.point.result
     text = f"check of {snapshot}: {result}"
-    return snapshot, finding_of(EXIT_CODES[result], result, text, done_at=check.moment)
+    return snapshot, accepting(finding_of(EXIT_CODES[result], result, text, done_at=check.moment), fleet)
 
 
 def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:
@@ -70,5 +70,6 @@ def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:
         if one.ended_at is not None and has_verdict and one.intent is not None and one.intent.is_drill:
             result = DRILL_RESULTS[one.code or DONE]
             text = f"drill of {one.snapshot}: {result}"
-            return one.snapshot, finding_of(one.code or DONE, result, text, done_at=one.ended_at)
+            found = finding_of(one.code or DONE, result, text, done_at=one.ended_at)
+            return one.snapshot, accepting(found, fleet)
     return "", None

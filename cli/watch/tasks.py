@@ -138,18 +138,27 @@ def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]
     return False, TaskResult(f"archived {ahead.bytes:,} bytes of WAL of {name}" if ahead.bytes else "")
 
 
-def verdict_of(what: str, ended: CommandResult) -> TaskResult:
-    """What a check or a drill has found; raise CommandFailedError if it has no verdict."""
+def verdict_of(what: str, ended: CommandResult, fleet: Fleet) -> TaskResult:
+    """What a check or a drill has found that the fleet's rules don't accept; raise CommandFailedError if nothing."""
     document = _document(ended, VERDICTS)
     result = str(document.get("result"))
     text = f"{what}: {result}"
-    return finding_of(ended.code, result, text, _found_in(document))
+    return accepting(finding_of(ended.code, result, text, _found_in(document)), fleet)
 
 
 def finding_of(code: int, result: str, text: str, hint: str = "", done_at: datetime | None = None) -> TaskResult:
     """What a check or a drill with this exit code has found."""
     finding = CommandFailure(code, result, text, hint) if code else None
     return TaskResult(text, finding=finding, done_at=done_at)
+
+
+def accepting(found: TaskResult, fleet: Fleet) -> TaskResult:
+    """What was found, without what the fleet's rules accept."""
+    if found.finding is None or found.finding.code != INCONCLUSIVE:
+        return found
+    accepts = fleet.watch is not None and fleet.watch.accept_inconclusive
+    notes = (found.finding.hint,) if found.finding.hint else ()
+    return replace(found, finding=None, notes=notes) if accepts else found
 
 
 def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> Task:

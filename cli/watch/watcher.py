@@ -89,7 +89,7 @@ class Watcher:
             self._tell("failed", task, finding)
 
     def plan(self) -> None:
-        """Take the intervals from the rules; what was done stays done."""
+        """Take the intervals from the rules."""
         for kind, seconds in intervals_of(self.source.fleet).items():
             self.tasks[kind] = replace(self.tasks.get(kind, Task(kind, seconds)), interval_seconds=seconds)
 
@@ -126,7 +126,7 @@ class Watcher:
         beside, ended = self._beside, self._beside.running.result()
         if ended is not None:
             self._beside = None
-            self._settle(self.tasks[beside.kind], lambda: work.verdict_of(beside.what, ended))
+            self._settle(self.tasks[beside.kind], lambda: work.verdict_of(beside.what, ended, self.source.fleet))
 
     def end(self) -> None:
         """Stop the commands that it has started, also one that it did not come to know."""

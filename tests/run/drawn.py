@@ -20,7 +20,18 @@ class Draw:
 
 
 DRAWS = (
-    Draw(2, ("tests/fuzz/test_database.py",)),
+    # Random databases and histories.
+    Draw(
+        3,
+        (
+            "tests/fuzz/test_database.py",
+            f"{TESTS}/exact/test_odd_tables.py::test_the_random_history_has_partial_images_and_truncates",
+        ),
+    ),
+    Draw(4, (f"{TESTS}/test_store_moved.py",)),
+    # How archives are read and listed.
+    Draw(3, (f"{TESTS}/test_held_archives.py", f"{TESTS}/test_object_lists.py", f"{TESTS}/test_drain_sizes.py")),
+    Draw(2, (f"{TESTS}/test_causal_chains.py",)),
     Draw(2, (f"{TESTS}/test_cancel_places.py",)),
     Draw(3, (f"{TESTS}/test_cancel_walk.py",)),
     Draw(7, (f"{TESTS}/test_fault_walk.py::test_after_a_fault_the_next_command_continues",)),

@@ -121,8 +121,8 @@ def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -
     check = ended(store, 7, point("newer", 0, "conflicts"), point("new", 0))
     plan = plan_prune(store, FLEET, rules, force=False)
     warning = (
-        "kept because checks found conflicts in newer: new; until enough newer snapshots have none, only this frees the"
-        " space: snapshot delete NAME"
+        "kept as they are because checks found conflicts in newer: new; once enough newer snapshots have none, prune"
+        " removes what the rules don't keep"
     )
     assert prune_plan_lines(plan)[:3] == [
         "newer: kept: keep_full 1: it is number 1 from the newest; the check that ended at 2026-11-24 10:07 UTC found"

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from cli.watch.last_verdicts import adopt, newer_verdict
 from cli.watch.running_command import CommandResult
-from cli.watch.schedule import Task, TaskKind
+from cli.watch.schedule import Task, TaskKind, clock_text
 from cli.watch.tasks import check_not_running, finding_of, verdict_of
 from fleet.config import Fleet
 from fleet.durations import Interval
@@ -96,12 +96,12 @@ def test_no_check_begins_while_another_one_of_the_snapshot_runs(watched: Watched
 def test_the_notice_of_a_check_says_what_it_has_found_first() -> None:
     conflict = {"detail": "it is damaged", "node": "s1", "object": "a/b"}
     document = {"result": "conflicts", "snapshots": [{"conflicts": [conflict, {"detail": "another"}]}]}
-    finding = verdict_of("check of a", CommandResult(1, document)).finding
+    finding = verdict_of("check of a", CommandResult(1, document), new_fleet()).finding
     assert finding is not None
     assert finding.hint == "2 conflicts, the first: it is damaged; node s1; object a/b"
     skipped = [{"what": "node s2", "why": "it has no standby"}]
     document = {"result": "inconclusive", "snapshots": [{"conflicts": [], "skipped": skipped}]}
-    finding = verdict_of("check of a", CommandResult(4, document)).finding
+    finding = verdict_of("check of a", CommandResult(4, document), new_fleet()).finding
     assert finding is not None
     assert finding.hint == "not compared: node s2: it has no standby"
 
@@ -123,10 +123,11 @@ def test_a_check_that_another_process_has_ended_is_taken_over_with_what_it_has_f
 def test_a_drill_of_another_snapshot_was_done_but_says_nothing_of_this_one(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = finding_of(1, "conflicts", "drill of b: conflicts", done_at=at(2))
+    found, clock = finding_of(1, "conflicts", "drill of b: conflicts", done_at=at(2)), clock_text(at(2))
     monkeypatch.setattr("cli.watch.last_verdicts.last_drill", lambda _: ("b", found))
     for snapshot, problem in (("a", ""), ("b", "drill of b: conflicts")):
         tasks = {kind: Task(kind, 86400.0, at(1)) for kind in (TaskKind.CHECK, TaskKind.DRILL)}
-        assert newer_verdict(fleet, snapshot, tasks[TaskKind.DRILL]) == (found if problem else None)
+        newer = newer_verdict(fleet, snapshot, tasks[TaskKind.DRILL])
+        assert (newer.text if newer else "") == (f"{problem}, by another one that ended at {clock}" if problem else "")
         adopt(fleet, snapshot, tasks)
         assert (tasks[TaskKind.DRILL].done_at, tasks[TaskKind.DRILL].problem) == (at(2), problem)

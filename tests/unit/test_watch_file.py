@@ -142,3 +142,9 @@ def test_a_store_that_is_gone_or_another_one_is_none_to_work_with(file: Path, tm
     folder.rename(tmp_path / "other")
     (tmp_path / "unmounted").rename(folder)
     source.open_store()
+
+
+def test_an_assertion_that_no_drill_could_ask_is_refused(file: Path) -> None:
+    write(file, f'{RULES}[[drill]]\nnode = "s9"\nsql = "SELECT 1"\nexpected = 1\n')
+    with pytest.raises(FleetFileError, match="drill 1: node names s9, which is not a primary"):
+        FleetSource.read(file)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from cli.output.failure import failure_of
 from cli.watch.fleet_source import FleetSource
 from cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command, stop_commands
 from cli.watch.tasks import CommandFailedError, prune, verdict_of
+from fleet.durations import Interval
+from fleet.fleet_file import WatchTable
 from storage.errors import BusyError
 from tests.unit.made_fleets import new_fleet
 
@@ -24,16 +27,16 @@ ERROR = {"error": "node-unreachable", "message": "node s1 is away", "hint": "sna
 
 
 def test_a_verdict_is_no_failure_whatever_it_is() -> None:
-    assert verdict_of("check of a", CommandResult(0, {"result": "valid"})).finding is None
+    assert verdict_of("check of a", CommandResult(0, {"result": "valid"}), new_fleet()).finding is None
     for code, result in ((1, "conflicts"), (4, "inconclusive")):
-        finding = verdict_of("check of a", CommandResult(code, {"result": result})).finding
+        finding = verdict_of("check of a", CommandResult(code, {"result": result}), new_fleet()).finding
         assert finding is not None
         assert (finding.code, finding.slug, finding.message) == (code, result, f"check of a: {result}")
 
 
 def test_a_command_without_a_verdict_has_failed_and_its_hint_names_no_copy_of_the_file() -> None:
     with pytest.raises(CommandFailedError) as raised:
-        verdict_of("check of a", CommandResult(6, dict(ERROR)))
+        verdict_of("check of a", CommandResult(6, dict(ERROR)), new_fleet())
     assert (raised.value.exit_code, raised.value.message) == (6, ERROR["message"])
     assert raised.value.hint == "snapshot init"
 
@@ -41,18 +44,18 @@ def test_a_command_without_a_verdict_has_failed_and_its_hint_names_no_copy_of_th
 def test_the_failure_of_a_command_has_the_slug_that_the_command_said() -> None:
     for document, slug in ((ERROR, "node-unreachable"), ({}, "command-failed")):
         with pytest.raises(CommandFailedError) as raised:
-            verdict_of("check of a", CommandResult(6, dict(document)))
+            verdict_of("check of a", CommandResult(6, dict(document)), new_fleet())
         assert failure_of(raised.value).slug == slug
 
 
 def test_a_command_that_was_in_anothers_way_has_not_failed() -> None:
     with pytest.raises(BusyError, match="node s1 is away"):
-        verdict_of("check of a", CommandResult(7, dict(ERROR)))
+        verdict_of("check of a", CommandResult(7, dict(ERROR)), new_fleet())
 
 
 def test_a_command_that_died_is_named_by_its_signal() -> None:
     with pytest.raises(CommandFailedError, match="ended by signal 11"):
-        verdict_of("check of a", CommandResult(-11, {}))
+        verdict_of("check of a", CommandResult(-11, {}), new_fleet())
 
 
 def test_the_document_and_the_code_of_a_real_command(tmp_path: Path) -> None:
@@ -114,3 +117,15 @@ def test_a_command_that_was_started_when_a_signal_came_is_stopped(
         start_command(tmp_path, ["check"])
     stop_commands()
     assert [one.process.returncode for one in started] == [-signal.SIGTERM]
+
+
+def test_what_the_rules_accept_is_no_finding() -> None:
+    fleet = new_fleet()
+    accepts = replace(fleet, watch=WatchTable(every=Interval(60), accept_inconclusive=True))
+    document = {"result": "inconclusive", "snapshots": [{"skipped": [{"what": "rows of shard s3", "why": "no copy"}]}]}
+    inconclusive, conflicts = CommandResult(4, document), CommandResult(1, {"result": "conflicts"})
+    assert verdict_of("check of a", inconclusive, fleet).finding is not None
+    accepted = verdict_of("check of a", inconclusive, accepts)
+    assert (accepted.finding, accepted.text) == (None, "check of a: inconclusive")
+    assert accepted.notes == ("not compared: rows of shard s3: no copy",)
+    assert verdict_of("check of a", conflicts, accepts).finding is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import wait
+from threading import Event
 from types import SimpleNamespace
 from typing import cast
 
@@ -35,3 +36,19 @@ def test_a_node_whose_session_was_ended_here_is_called_silent(*, is_silent: bool
         assert turn.keep()
     why = "no answer for 30 s" if is_silent else "server closed the connection"
     assert said == [f"the lock of the watch: node a: {why}"]
+
+
+def test_a_node_that_does_not_answer_holds_up_neither_the_tasks_nor_the_end() -> None:
+    answered = Event()
+    lock = SimpleNamespace(renew=answered.wait, interrupt=answered.set)
+    turn = Turn(cast(FleetLock, lock), lambda *_, **__: None)
+    turn.end()
+    assert not answered.is_set()
+    for _ in range(2):
+        assert turn.keep()
+    assert turn._renewal is not None
+    assert not turn._renewal.done()
+    turn.end()
+    wait([turn._renewal])
+    assert turn.keep()
+    assert turn._renewal is None

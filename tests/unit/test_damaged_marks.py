@@ -11,8 +11,11 @@ from cli.commands.prune import plan_lines
 from cli.views.flat_list import flat_rows
 from fleet.config import Fleet, Retention
 from fleet.progress import Silent
+from snapshots.activity.ended_operations import EndedReader
 from snapshots.listing.figures import figures_of, gaps_of
 from snapshots.listing.listing import Listing, read_entry, show_snapshot
+from snapshots.metrics import catalog
+from snapshots.metrics.store_samples import read_facts, samples_of_store
 from snapshots.operations.leases import hold_lease
 from snapshots.operations.operation import current_time, new_operation
 from snapshots.records.chains import read_chain
@@ -25,6 +28,7 @@ from snapshots.removal.deletion_plan import plan_deletion
 from snapshots.removal.pruning import plan_prune
 from tests.unit.made_chains import FLEET
 from tests.unit.made_fleets import new_fleet, store_chain
+from tests.unit.metric_values import of, read
 from wal.slots.retained import RetainedAnswers
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -134,3 +138,13 @@ def test_of_two_damaged_marks_both_are_named(fleet: Fleet) -> None:
     assert PRUNED in problem
     assert LOST in problem
     assert "a newer version of Cutline may have written it" in problem
+
+
+@MARKS
+def test_they_are_counted_and_snapshots_that_are_broken_are_counted_apart(fleet: Fleet, key: str) -> None:
+    for damaged in (False, True):
+        if damaged:
+            fleet.store.open().create(key, b"{")
+        found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
+        assert of(catalog.DAMAGED_MARKS, found) == {"": damaged}
+        assert of(catalog.SNAPSHOTS, found)["broken"] == 0

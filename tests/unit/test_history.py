@@ -30,6 +30,8 @@ def test_history_has_the_newest_first_with_what_is_known() -> None:
     assert [one.id for one in read_history(store, 9)] == [other, second.id, first.id]
     assert [one.id for one in read_history(store, 2)] == [other, second.id]
     assert [one.id for one in read_history(store, 9, "daily")] == [second.id, first.id]
+    # Others have recorded how they ended, and nobody knows when.
+    assert [one.seconds is None for one in read_history(store, 9)] == [False, True, True]
     newest = read_history(store, 1)[0].to_json()
     assert {name: newest[name] for name in ("kind", "snapshot", "state", "reason", "code", "who", "volumes")} == {
         "kind": "check", "snapshot": "weekly", "state": "done", "reason": "conflicts", "code": 1, "who": "ops@db7",

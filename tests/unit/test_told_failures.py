@@ -78,11 +78,15 @@ def test_one_that_was_killed_says_it_in_its_sign_and_in_its_record_once_it_is_fo
     assert tasks_told(store) == ["increment"]
     one = read_one(store, killed)
     assert one is not None
-    stopped(store, state(3, PRUNE))
     forget(store, one, Silent())
     assert read_one(store, killed) is None
-    # It had told it before the other one, although it was forgotten later.
-    assert tasks_told(store) == ["prune"]
+    assert tasks_told(store) == ["increment"]
+    # One that is forgotten later has not told it later.
+    earlier = signed(store, state(0, PRUNE))
+    one = read_one(store, earlier)
+    assert one is not None
+    forget(store, one, Silent())
+    assert tasks_told(store) == ["increment"]
 
 
 def test_one_that_stands_by_tells_the_end_itself() -> None:
@@ -139,6 +143,8 @@ def test_what_kept_an_earlier_watch_from_working_is_over_once_one_works(watched:
 def test_whoever_hands_over_has_nothing_failing_any_more(watched: Watched) -> None:
     watched.does[INCREMENT] = fails(UnreachableError("node a is away"))
     watched.run(INCREMENT)
+    # As it knows it from when it had the turn.
+    assert watched.watcher.state().failing == ()
     watched.watcher.had_turn = True
     assert [one.task for one in watched.watcher.state().failing] == ["increment"]
     watched.watcher.hand_over()

@@ -21,14 +21,14 @@ SAMPLED := $(addprefix tests/integration/,damage drill exact parts recovering re
   $(addprefix tests/spark/,test_changed_definitions.py test_folding.py test_killed_executors.py \
   test_kubernetes_executors.py test_long_lines.py test_protection.py test_session.py test_session_files.py) \
   $(addprefix tests/integration/,test_background.py test_cancel.py test_cancel_places.py test_cancel_walk.py \
-  test_cluster_pack.py test_ddl_again.py test_definitions.py test_delete.py test_demo.py test_drain.py \
+  test_cluster_pack.py test_ddl_again.py test_definitions.py test_delete.py test_demo.py test_drain.py test_drain_sizes.py \
   test_embedded_fleet.py test_embedded_privacy.py test_encryption.py test_executors.py test_few_connections.py \
   test_gc.py test_held_archives.py test_lost_commits.py test_main_job.py test_many_tables.py test_money.py \
   test_no_jvm.py test_object_lists.py test_own_archiving.py test_passwords.py test_pgbench.py test_points.py \
   test_policies.py test_refusals_nodes.py test_refusals_store.py test_restore_points.py test_restoring_role.py \
   test_retained.py test_roles.py test_rules_since.py test_schema_attempts.py test_secrets.py test_speculation.py \
   test_storage_s3_credentials.py test_storage_s3_faults.py test_storage_s3_parts.py test_storage_s3_reads.py \
-  test_storage_s3_tls.py test_storage_versions.py test_tls_clients.py test_unnamed_user.py test_watch.py)
+  test_storage_s3_tls.py test_storage_versions.py test_store_moved.py test_tls_clients.py test_unnamed_user.py test_watch.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test quick stores soak watching fuzz lint format bench writers scale hot growth wheel schemas lock clean

@@ -50,6 +50,8 @@ SCALE = 10 if SOAK_SECONDS else 1
 def drain_in_subprocess(follower: Follower, finish: int) -> dict[str, int]:
     """Drain in a subprocess; return its peak memory, and the number of segments and changes that it stored."""
     task = replace(follower.task, finish=Lsn(finish))
+    # A task makes no folder: `init` has made it.
+    Path(task.store.url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
     worker = subprocess.run(
         [sys.executable, "-c", WORKER],
         input=base64.b64encode(pickle.dumps(task)).decode(),

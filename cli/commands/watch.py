@@ -18,6 +18,7 @@ from cli.watch.dead_watches import DeadWatches
 from cli.watch.fleet_source import FleetSource
 from cli.watch.log import log
 from cli.watch.notices import Notices
+from cli.watch.running_command import stop_commands
 from cli.watch.silent_watch import SilentWatch
 from cli.watch.turn import take_turn
 from cli.watch.watch_metrics import metrics_of
@@ -52,7 +53,7 @@ def watch(context: typer.Context) -> None:
                 run_watch(watcher)
         except BaseException as error:
             activity.ending()
-            watcher.end()
+            stop_commands()
             _record(watcher, command, activity, error)
             if not _is_terminated(error):
                 raise

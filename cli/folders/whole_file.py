@@ -21,8 +21,7 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
     written first has a hidden name with another ending.
     """
     with _naming_file(path):
-        _refuse_link_of_others(path)
-        target = path.resolve()
+        target = _target_of(path)
         kept = _mode_of(target)
         handle, partial = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
     try:
@@ -45,12 +44,15 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
         raise
 
 
-def _refuse_link_of_others(path: Path) -> None:
-    """Whoever may make a link in the folder could choose a file of this user's that is replaced."""
+def _target_of(path: Path) -> Path:
+    """The file that is replaced: whoever else may make a link in the folder does not choose one of this user's."""
     with suppress(FileNotFoundError):
         found = path.lstat()
-        if stat.S_ISLNK(found.st_mode) and found.st_uid != os.geteuid():
-            raise OSError(0, "it is a symbolic link of another user")
+        if stat.S_ISLNK(found.st_mode):
+            if found.st_uid != os.geteuid():
+                raise OSError(0, "it is a symbolic link of another user")
+            return path.resolve()
+    return path.parent.resolve() / path.name
 
 
 def _mode_of(target: Path) -> int:

@@ -139,7 +139,7 @@ def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]
 
 
 def verdict_of(what: str, ended: CommandResult, fleet: Fleet) -> TaskResult:
-    """What a check or a drill has found that the fleet's rules don't accept; raise CommandFailedError if nothing."""
+    """What a check or a drill has found, without what the rules accept; raise CommandFailedError without a verdict."""
     document = _document(ended, VERDICTS)
     result = str(document.get("result"))
     text = f"{what}: {result}"

@@ -31,16 +31,17 @@ def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
     return WatchState(Time.of(datetime.now(UTC)), had_turn, told)
 
 
-def told_failures(store: ObjectStore, own: str) -> list[FailingTask]:
-    """What the watches before `own` have told, and have not seen to work again; raises what reading the store raises.
+def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) -> list[FailingTask]:
+    """What other watches than `own` have told, and have not seen to work again; raises what reading the store raises.
 
-    Those count that are not at work any more, back to the last one that had the turn: this one has it now.
+    Those count that are not at work any more, back to the last one that had the turn: this one has it now. It had it
+    itself if `own_state` is the newest: what it had told when it lost it.
     """
     documents, now = document_names(store), datetime.now(UTC)
     signs = (_of_sign(one, now) for one in read_under_way(store, documents) if one.kind == WATCH and one.id != own)
     ended = list_ended(documents, has_intent=False)[:READ_MAX]
     outcomes = (one.outcome for batch in read_batches(store, documents, ended) for one in batch)
-    states = [*(one for one in signs if one is not None), *_recorded(outcomes)]
+    states = [one for one in (own_state, *signs, *_recorded(outcomes)) if one is not None]
     found: list[FailingTask] = []
     for state in sorted(states, key=lambda one: datetime.fromisoformat(one.at), reverse=True):
         known = {one.task for one in found}

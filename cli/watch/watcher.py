@@ -21,7 +21,6 @@ from cli.watch.fleet_source import FleetSource, intervals_of
 from cli.watch.following import Following, chain_end_of
 from cli.watch.last_verdicts import adopt, newer_verdict
 from cli.watch.notices import Notices
-from cli.watch.running_command import stop_commands
 from cli.watch.schedule import (
     BESIDE,
     OF_CHAIN,
@@ -65,6 +64,7 @@ class Watcher:
     is_active: bool = False
     # Whether no other one had the turn since: its tasks are as it knows them.
     had_turn: bool = False
+    _told: WatchState | None = None
     counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
     _beside: Beside | None = None
     _busy_texts: dict[TaskKind, str] = field(default_factory=dict)
@@ -83,13 +83,14 @@ class Watcher:
         self.following.find()
         self.plan()
         self.following.plan()
-        told = told_failures(self.source.open_store(), self.operation)
-        self.notices.adopt(adopt_failures(told, self.tasks))
+        if not self.had_turn:
+            told = told_failures(self.source.open_store(), self.operation, self._told)
+            self.notices.adopt(adopt_failures(told, self.tasks))
         for task, finding in adopt(self.source.fleet, self.chain.name if self.chain else "", self.tasks):
             self._tell("failed", task, finding)
 
     def plan(self) -> None:
-        """Take the intervals from the rules."""
+        """Take the intervals from the rules; what was done stays done."""
         for kind, seconds in intervals_of(self.source.fleet).items():
             self.tasks[kind] = replace(self.tasks.get(kind, Task(kind, seconds)), interval_seconds=seconds)
 
@@ -127,10 +128,6 @@ class Watcher:
         if ended is not None:
             self._beside = None
             self._settle(self.tasks[beside.kind], lambda: work.verdict_of(beside.what, ended, self.source.fleet))
-
-    def end(self) -> None:
-        """Stop the commands that it has started, also one that it did not come to know."""
-        stop_commands()
 
     def _do(self, task: Task) -> None:
         name = self.chain.name if self.chain else ""
@@ -287,7 +284,7 @@ class Watcher:
 
     def hand_over(self) -> None:
         """Another watch has the turn: from now on that tells what fails."""
-        self.had_turn = False
+        self._told, self.had_turn = self.state(), False
         for kind, task in self.tasks.items():
             self.tasks[kind] = replace(task, failing_since=None, problem="")
 

@@ -122,7 +122,11 @@ class FleetLock:
             return
         if self._is_interrupted:
             raise _lock_lost_error(node, "an interrupt has ended its session")
-        self.sessions.renew(node)
+        connection = self.sessions.renew(node)
+        if self._is_interrupted:
+            # The one who waited for it has released the locks meanwhile.
+            connection.close()
+            raise _lock_lost_error(node, "an interrupt has ended its session")
         self.take(node)
         self.retaken = True
 

@@ -213,12 +213,12 @@ class Activity:
 
     def _request_of(self, store: ObjectStore, operation: str) -> CancelRequest | None:
         """The next request to stop; one that can't be read stands in nobody's way."""
-        number = self._requests.get(operation, 1)
-        try:
-            return read_cancel_request(store, operation, number)
-        except ManifestError:
-            self._requests[operation] = number + 1
-            return self._request_of(store, operation)
+        while True:
+            number = self._requests.get(operation, 1)
+            try:
+                return read_cancel_request(store, operation, number)
+            except ManifestError:
+                self._requests[operation] = number + 1
 
     def _obey(self, request: CancelRequest) -> None:
         with self._lock:

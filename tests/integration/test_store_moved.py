@@ -68,6 +68,24 @@ def test_a_folder_that_is_gone_is_not_made_again_and_the_chain_continues(
     check_goes_on(runs)
 
 
+@pytest.mark.parametrize("point", [CrashPoint.INTENT_STORED, CrashPoint.FINISHES_WRITTEN])
+def test_an_empty_mount_point_gets_nothing_and_the_chain_continues(
+    runs: Runs, tmp_path: Path, point: CrashPoint
+) -> None:
+    store, away = tmp_path / "store", tmp_path / "away"
+
+    def unmount() -> None:
+        store.rename(away)
+        store.mkdir()
+
+    insert(runs, 1)
+    with pytest.raises(StoreUnreachableError, match="another folder is in its place"):
+        create(runs, NAME, Moving(point, unmount))
+    store.rmdir()
+    away.rename(store)
+    check_goes_on(runs)
+
+
 def test_what_is_committed_is_not_in_the_store_of_another_fleet(runs: Runs, tmp_path: Path) -> None:
     store, away = tmp_path / "store", tmp_path / "away"
 

@@ -55,7 +55,7 @@ def signed(store: InMemoryStore, told: WatchState, *, seen_at: datetime = NOW) -
 
 
 def tasks_told(store: InMemoryStore) -> list[str]:
-    return [one.task for one in told_failures(store, OWN)]
+    return [one.task for one in told_failures(store, OWN, None)]
 
 
 def test_the_last_watch_that_had_the_turn_counts_and_what_others_told_since() -> None:
@@ -119,12 +119,44 @@ def test_the_next_watch_tells_that_it_works_again(watched: Watched) -> None:
     stopped(store, watcher.state())
     for kind, one in watcher.tasks.items():
         watcher.tasks[kind] = Task(one.kind, one.interval_seconds)
+    watcher.had_turn = False
     watcher.begin()
     assert watcher.tasks[INCREMENT].problem == "node a is away"
     watched.run(INCREMENT)
     watched.does[INCREMENT] = works
     for _ in range(2):
         watched.run(INCREMENT)
+    assert watched.notices() == [("failed", "increment"), ("recovered", "increment")]
+
+
+def test_a_watch_that_begins_anew_adopts_nothing_twice(watched: Watched) -> None:
+    watcher = watched.watcher
+    store = watcher.source.open_store()
+    assert isinstance(store, InMemoryStore)
+    stopped(store, state(1, INCREMENT))
+    watcher.begin()
+    watcher.had_turn = True
+    watched.does[INCREMENT] = works
+    watched.run(INCREMENT)
+    # The nodes of the file have changed, or its session was lost.
+    watcher.begin()
+    watched.run(INCREMENT)
+    # Its own former session was in its way: nobody else has told anything since.
+    watcher.hand_over()
+    watcher.begin()
+    watched.run(INCREMENT)
+    assert watched.notices() == [("recovered", "increment")]
+
+
+def test_a_watch_that_has_its_turn_again_knows_what_it_had_told(watched: Watched) -> None:
+    watcher = watched.watcher
+    watcher.had_turn = True
+    watched.does[INCREMENT] = fails(UnreachableError("node a is away"))
+    watched.run(INCREMENT)
+    watcher.hand_over()
+    watcher.begin()
+    watched.does[INCREMENT] = works
+    watched.run(INCREMENT)
     assert watched.notices() == [("failed", "increment"), ("recovered", "increment")]
 
 

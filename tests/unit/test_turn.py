@@ -5,13 +5,15 @@ from __future__ import annotations
 from concurrent.futures import wait
 from threading import Event
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
+import psycopg
 import pytest
 
 from cli.watch.turn import RENEW_SECONDS, Turn
+from fleet.config import Node
 from fleet.nodes.connections import NodeUnreachableError
-from fleet.nodes.lock import FleetLock
+from fleet.nodes.lock import FleetLock, FleetLockLostError
 from fleet.nodes.watch import SilentNodeError
 
 
@@ -52,3 +54,28 @@ def test_a_node_that_does_not_answer_holds_up_neither_the_tasks_nor_the_end() ->
     wait([turn._renewal])
     assert turn.keep()
     assert turn._renewal is None
+
+
+def test_a_renewal_that_ends_after_the_turn_takes_no_lock() -> None:
+    closed: list[str] = []
+
+    class Sessions:
+        """A session that is lost; while it is replaced, the turn ends."""
+
+        connections = cast(Any, {"a": SimpleNamespace(execute=lost)})
+        nodes = (Node("a", "postgresql:///shop"),)
+
+        def renew(self, node: Node) -> object:
+            lock._pending = {}
+            lock.interrupt()
+            return SimpleNamespace(close=lambda: closed.append(node.id))
+
+    lock = FleetLock(cast(Any, Sessions()), 1, "label")
+    with pytest.raises(FleetLockLostError, match="an interrupt has ended its session"):
+        lock.renew()
+    assert closed == ["a"]
+    assert lock.granted == []
+
+
+def lost(*_: object) -> None:
+    raise psycopg.OperationalError("server closed the connection")

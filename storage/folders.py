@@ -12,14 +12,11 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from storage.store import StoreUnreachableError, is_key
+from storage.store import is_key
 
-# Device and inode.
-Place: TypeAlias = tuple[int, int]
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a named pipe would wait for a writer.
@@ -39,46 +36,6 @@ class NameInFolder(NamedTuple):
     name: str
     is_file: bool
     is_folder: bool
-
-
-@dataclass(slots=True)
-class SeenRoot:
-    """Whether the folder was there, and where it was when something was last read from it, or first created in it."""
-
-    was_there: bool = False
-    place: Place | None = None
-
-    def was_read(self, place: Place | None) -> None:
-        """An object was found in the folder at `place`: that is the one that counts."""
-        self.was_there, self.place = True, place
-
-    def require(self, root: Path, url: str) -> None:
-        """Make the folder if it was never there; raise StoreUnreachableError if it was, and is not.
-
-        So does another folder in its place: the empty one where its file system was mounted.
-        """
-        # First: another thread may be making it.
-        was_there, seen = self.was_there, self.place
-        place = place_of(root)
-        if place is None and not was_there:
-            make_root(root)
-            place = place_of(root)
-        elif place is None or seen not in (None, place):
-            reason = "its folder is gone" if place is None else "another folder is in its place"
-            hint = "mount its file system again, or put the folder back; then repeat the command"
-            raise StoreUnreachableError(url=url, reason=reason, hint=hint)
-        self.was_there = True
-        if seen is None:
-            self.place = place
-
-
-def place_of(root: Path) -> Place | None:
-    """Where the folder is; None if it is missing."""
-    try:
-        found = root.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def make_root(root: Path) -> None:

@@ -16,17 +16,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 from typing import BinaryIO
 
 from storage.digest import digest_of, read_pieces
 from storage.folders import (
     LinkedFolderError,
-    SeenRoot,
     drop_empty,
     entries,
+    make_root,
     open_object,
     opened,
-    place_of,
     remove,
     status_of,
     sync_names,
@@ -62,12 +62,11 @@ LINK_ATTEMPTS_MAX = 100
 class LocalStore:
     """An ObjectStore in the folder `root`, which the first create makes. A missing folder is an empty store.
 
-    If the folder was there and is gone, or another one is in its place, nothing is created: its file system may have
-    been unmounted. Another one counts once something was read from it.
+    A folder that was there, and is gone, is not made again: its file system may have been unmounted.
     """
 
     root: Path
-    _seen: SeenRoot = field(default_factory=SeenRoot, init=False, repr=False, compare=False)
+    _was_there: Event = field(default_factory=Event, init=False, repr=False, compare=False)
 
     @property
     def url(self) -> str:
@@ -80,7 +79,7 @@ class LocalStore:
         incoming = uuid.uuid4().hex
         with ExitStack() as stack:
             with self._translate_errors(), self._translate_refused_writes():
-                self._seen.require(self.root, self.url)
+                self._require_root()
                 hidden = stack.enter_context(opened(self.root, [INCOMING], make=True))[-1]
                 try:
                     write_durably(incoming, body, hidden)
@@ -206,17 +205,25 @@ class LocalStore:
 
     def expect_root(self) -> None:
         """Never make the folder: it is known that it was there."""
-        self._seen.was_there = True
+        self._was_there.set()
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[BinaryIO]:
-        """Open the object for reading; its root is the one that counts from now on."""
-        with self._translate_errors(key):
-            # First: of an object that is then found, the root is at least as new.
-            place = place_of(self.root)
-            with os.fdopen(open_object(self.root, check_key(key)), "rb") as file:
-                self._seen.was_read(place)
-                yield file
+        """Open the object for reading."""
+        with self._translate_errors(key), os.fdopen(open_object(self.root, check_key(key)), "rb") as file:
+            self._was_there.set()
+            yield file
+
+    def _require_root(self) -> None:
+        """Make the folder if it was never there; raise StoreUnreachableError if it was, and is gone."""
+        # First: another thread may be making it.
+        was_there = self._was_there.is_set()
+        if not self.root.exists():
+            if was_there:
+                hint = "mount its file system again, or put the folder back; then repeat the command"
+                raise StoreUnreachableError(url=self.url, reason="its folder is gone", hint=hint)
+            make_root(self.root)
+        self._was_there.set()
 
     @contextmanager
     def _translate_refused_deletions(self, key: str) -> Iterator[None]:

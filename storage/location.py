@@ -42,7 +42,7 @@ class StoreLocation:
     url: str
     options: Mapping[str, object] = field(default_factory=dict)
     encryption: StoreEncryption | None = None
-    # A task's process did not see that the folder was there.
+    # In a task: the driver has seen the folder, so it is never made.
     is_made: bool = field(default=False, compare=False)
 
     def open(self) -> ObjectStore:

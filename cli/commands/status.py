@@ -20,6 +20,7 @@ from cli.views.node_status import NodeStatus, read_nodes
 from fleet.config import Fleet
 from fleet.progress import Reading
 from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
+from snapshots.records.documents import shortened
 from snapshots.records.store_identity import open_own_store
 from storage.errors import UnreachableError, UsageError
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = "cutline/status/1"
-# A watch says in it what fails, in the words of libpq.
-PHASE_CHARACTERS_MAX = 400
 TITLES = ("operation", "what", "state", "who", "begun", "phase", "done", "left", "last sign")
 # Rows of nodes have values in the first of these alone.
 IMPORTANT = ("operation", "done", "left", "what", "state", "phase", "last sign", "begun")
@@ -118,7 +117,7 @@ def _table(found: list[UnderWay], now: datetime) -> FittingTable:
         rows.append((
             one.id, what_text(one), state.value, owner_text(one.label) if one.label else "",
             age_text(datetime.fromisoformat(one.began_at), now=now) if one.began_at else "",
-            _cut_off(sign.phase) if sign else "",
+            shortened(sign.phase) if sign else "",
             _done_text(Reading(sign.done, sign.total, sign.unit)) if sign else "",
             _left_text(one) if state is not ActivityState.DEAD else "",
             f"{seconds_text(_silent_seconds(one, now))} ago" if one.seen_at else "",
@@ -138,11 +137,6 @@ def _done_text(reading: Reading) -> str:
     part = f" ({reading.done * 100 // reading.total} %)" if reading.total else ""
     done = quantity_text(reading.done, reading.unit if reading.unit == "bytes" else "")
     return f"{done} of {quantity_text(reading.total, reading.unit)}{part}"
-
-
-def _cut_off(phase: str) -> str:
-    """The phase, as far as a table has room for it; JSON has all of it."""
-    return phase if len(phase) <= PHASE_CHARACTERS_MAX else f"{phase[: PHASE_CHARACTERS_MAX - 1]}…"
 
 
 def _left_text(one: UnderWay) -> str:

@@ -76,7 +76,10 @@ def run_watch(watcher: Watcher) -> NoReturn:
                     watcher.log("it is this watch's turn")
                 said, seconds = "", STAND_BY_SECONDS
                 nodes, dead = watcher.source.fleet.nodes, DeadWatches()
-                while turn.keep() and watcher.source.fleet.nodes == nodes:
+                while watcher.source.fleet.nodes == nodes:
+                    if not turn.keep():
+                        watcher.hand_over()
+                        break
                     watcher.step()
                     dead.forget_when_due(watcher.source, watcher.log)
         except SnapshotError as error:

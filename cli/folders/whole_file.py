@@ -49,7 +49,7 @@ def _target_of(path: Path) -> Path:
     with suppress(FileNotFoundError):
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):
-            if found.st_uid != os.geteuid():
+            if found.st_uid not in (0, os.geteuid()):
                 raise OSError(0, "it is a symbolic link of another user")
             return path.resolve()
     return path.parent.resolve() / path.name

@@ -5,5 +5,6 @@ snapshots, checks, drills and prunings run as commands of their own, each in a p
 
 Imports `check`, `cli.background`, `cli.folders`, `cli.monitoring`, `cli.output`, `cli.spark`, `fleet`, `fleet.nodes`,
 `restore.drill`, `snapshots.activity`, `snapshots.between_cuts`, `snapshots.create`, `snapshots.listing`,
-`snapshots.metrics`, `snapshots.operations`, `snapshots.records` and `storage`.
+`snapshots.metrics`, `snapshots.operations`, `snapshots.records`, `storage` and
+`wal.segments`.
 """

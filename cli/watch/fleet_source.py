@@ -12,9 +12,10 @@ from cli.watch.schedule import TaskKind
 from fleet.config import Fleet, check_drill, load_fleet
 from fleet.fleet_file import WatchTable
 from snapshots.listing.name_templates import NUMBER, TIME, read_template
-from snapshots.records.store_identity import StoreNotInitialisedError, read_identity, store_gone_error
+from snapshots.records.store_identity import StoreNotInitialisedError, read_identity
 from storage.errors import SnapshotError, UsageError
 from storage.store import ObjectStore
+from wal.segments.own_store import store_gone_error
 
 # Between increments that are further apart; and without a key of its own, pruning.
 ARCHIVE_SECONDS, PRUNE_SECONDS = 60.0, 86400.0

@@ -25,7 +25,7 @@ DRILL_RESULTS = {code: result for result, code in drill.EXIT_CODES.items()}
 def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tuple[Task, CommandFailure]]:
     """Plan the `tasks` by what is in the store, and let those fail that have found something; return what to tell.
 
-    What the watch before has told is not known. Conflicts are told rather twice than never. A drill of any snapshot
+    Conflicts are told rather twice than never. A drill of any snapshot
     counts as one that was done; what it has found only if it was of this one.
     """
     told: list[tuple[Task, CommandFailure]] = []
@@ -49,7 +49,7 @@ def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
         return None
     if task.done_at is not None and found.done_at <= task.done_at:
         return None
-    return replace(found, text=f"{found.text}, by another one that ended at {clock_text(found.done_at)}")
+    return replace(found, text=f"{found.text}, by another process at {clock_text(found.done_at)}")
 
 
 def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:

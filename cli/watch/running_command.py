@@ -6,6 +6,7 @@ Its process ends with its memory and its JVM, and it is the command that a user 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -92,7 +93,10 @@ def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     start: Future[RunningCommand] = Future()
     # First: if this thread is interrupted, stop_commands finds it.
     _starts.append(start)
-    Thread(target=_start, args=(start, fleet_file, words), name="start command", daemon=True).start()
+    try:
+        Thread(target=_start, args=(start, fleet_file, words), name="start command", daemon=True).start()
+    except RuntimeError as error:  # as when there may be no more processes
+        raise OSError(errno.EAGAIN, str(error)) from error
     return start.result()
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from msgspec import UnsetType
 
-from cli.watch.schedule import BESIDE, Task, TaskKind
+from cli.watch.schedule import Task, TaskKind
 from fleet.record import Time
 from snapshots.activity.ended_operations import list_ended, read_batches
 from snapshots.activity.under_way import WATCH, ActivityState, UnderWay, read_under_way
@@ -19,8 +19,8 @@ from snapshots.operations.recorded import document_names
 from snapshots.records.operation_records import FailingTask, Outcome, WatchState
 from storage.store import ObjectStore
 
-# Of operations without an intent, the newest; with a check every hour, those of a month.
-READ_MAX = 1000
+# Of operations without an intent. They are in the order in which they began, and a watch may work for months.
+READ_MAX = 5000
 OF_WATCH = (TaskKind.WATCH, TaskKind.FILE)
 
 
@@ -54,7 +54,7 @@ def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) ->
 def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> dict[TaskKind, Task]:
     """Let the `tasks` fail that were told to; return those of the watch itself.
 
-    What checks and drills have found is in their own outcomes. What is never done here would never work again.
+    Checks and drills whose last outcome was bad fail already. What is never done here would never work again.
     """
     of_watch: dict[TaskKind, Task] = {}
     for one in told:
@@ -63,7 +63,7 @@ def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> 
         kind, since = TaskKind(one.task), datetime.fromisoformat(one.since)
         if kind in OF_WATCH:
             of_watch[kind] = Task(kind, 0.0, failing_since=since, problem=one.problem, failures=1)
-        elif kind in tasks and kind not in BESIDE and not tasks[kind].problem and tasks[kind].interval_seconds > 0:
+        elif kind in tasks and not tasks[kind].problem and tasks[kind].interval_seconds > 0:
             tasks[kind] = replace(tasks[kind], failing_since=since, problem=one.problem)
     return of_watch
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
@@ -21,7 +21,7 @@ from fleet.nodes.sessions import open_sessions
 from fleet.nodes.watch import SilentNodeError
 from storage.errors import SnapshotError
 
-RENEW_SECONDS = 30.0
+RENEW_SECONDS, ANSWER_SECONDS = 30.0, 1.0
 LOST_HINT = "see the server's log for what ended the session; a connection pooler must keep sessions"
 
 
@@ -38,12 +38,12 @@ class Turn:
 
     def keep(self) -> bool:
         """Whether this process still has its turn, as far as that is known. A node that is away does not end it."""
-        if self._renewal is None:
-            if time.monotonic() >= self._renewed_at + RENEW_SECONDS:
-                self._renewal = Future()
-                Thread(target=self._renew, args=(self._renewal,), name="watch lock", daemon=True).start()
-            return True
-        if not self._renewal.done():
+        if self._renewal is None and time.monotonic() >= self._renewed_at + RENEW_SECONDS:
+            self._renewal = Future()
+            Thread(target=self._renew, args=(self._renewal,), name="watch lock", daemon=True).start()
+            # Nodes that answer say now whether another watch may have begun.
+            wait([self._renewal], ANSWER_SECONDS)
+        if self._renewal is None or not self._renewal.done():
             return True
         renewal, self._renewal, self._renewed_at = self._renewal, None, time.monotonic()
         try:

@@ -83,11 +83,11 @@ class Watcher:
         self.following.find()
         self.plan()
         self.following.plan()
+        for task, finding in adopt(self.source.fleet, self.chain.name if self.chain else "", self.tasks):
+            self._tell("failed", task, finding)
         if not self.had_turn:
             told = told_failures(self.source.open_store(), self.operation, self._told)
             self.notices.adopt(adopt_failures(told, self.tasks))
-        for task, finding in adopt(self.source.fleet, self.chain.name if self.chain else "", self.tasks):
-            self._tell("failed", task, finding)
 
     def plan(self) -> None:
         """Take the intervals from the rules; what was done stays done."""
@@ -286,7 +286,9 @@ class Watcher:
         """Another watch has the turn: from now on that tells what fails."""
         self._told, self.had_turn = self.state(), False
         for kind, task in self.tasks.items():
-            self.tasks[kind] = replace(task, failing_since=None, problem="")
+            # What a check or a drill has found is in the store.
+            if kind not in BESIDE:
+                self.tasks[kind] = replace(task, failing_since=None, problem="")
 
     def state(self) -> WatchState:
         """What it has told, for the watch after it."""

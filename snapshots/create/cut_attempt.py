@@ -135,6 +135,7 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
             last=state.segments[node.id][-1] if state.segments.get(node.id) else None,
             finish=ORIGIN,
             store=context.fleet.store,
+            fleet_id=state.selection.fleet_id,
         )
         for node in context.sessions.nodes
     }

@@ -52,11 +52,11 @@ from snapshots.operations.operation import commit_operation
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.keys import ddl_prefix
 from snapshots.records.large_objects import with_large_object_counts
-from snapshots.records.store_identity import check_same_store
 from snapshots.records.stored_object import NamedObject, StoredObject
 from snapshots.tasks.dealing import LANE_BYTES, Dealing, limited_sessions
 from snapshots.tasks.node_shares import NodeShares
 from snapshots.tasks.spark_jobs import SparkSource, raise_first, run_tasks
+from wal.segments.own_store import check_own_store
 from wal.slots.slots import ExportedSlot, slot_name
 
 
@@ -90,7 +90,7 @@ def take_full(
     commit = _build_commit(context, base, cut, time.monotonic() - began)
     commit = structs.replace(commit, left_out=(*with_large_object_counts(commit.left_out or (), commit), *unknown))
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
-    check_same_store(store, plan.selection.fleet_id)
+    check_own_store(store, plan.selection.fleet_id)
     check_commit_stored(store, commit)
     commit = counted_full(replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)

@@ -33,8 +33,8 @@ from snapshots.operations.operation import commit_operation
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Increment, Previous
 from snapshots.records.large_objects import with_large_object_counts
-from snapshots.records.store_identity import check_same_store
 from snapshots.tasks.spark_jobs import SparkSource, start_session
+from wal.segments.own_store import check_own_store
 
 
 def take_increment(
@@ -84,7 +84,7 @@ def take_increment(
         definition_changes=cut.definition_changes,
         databases=sessions.ask_primaries(read_facts),
     )
-    check_same_store(store, chain.full.fleet_id)
+    check_own_store(store, chain.full.fleet_id)
     check_commit_stored(store, commit)
     commit = counted_increment(chain, replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)

@@ -33,6 +33,7 @@ from snapshots.records.restore_figures import RestoreFigures
 from storage.errors import IndeterminateError, SnapshotError, StoppedError, UnreachableError, find_behind
 from storage.ids import new_operation_id
 from storage.store import ObjectExistsError, ObjectStore
+from wal.segments.own_store import StoreGoneError
 
 # The exit codes of what is no SnapshotError (cli/output/exit_codes.py).
 CANCELLED, BUG, INTERRUPTED = 8, 70, 130
@@ -110,10 +111,10 @@ def record_operation(
 ) -> Iterator[None]:
     """Store the intent, and at the end the outcome.
 
-    After an error `undo` removes what the operation made elsewhere, unless it has already committed (an interrupt may
-    come that late: then StoppedError says so). If that is not known, or `undo` returns False because something is left,
-    no outcome is written, and the next command settles the operation. An outcome that can't be stored does not fail an
-    operation that is done.
+    After an error `undo` removes what the operation made elsewhere, unless it has already committed (an interrupt
+    may come that late: then StoppedError says so). If that is not known, or `undo` returns False because something
+    is left, no outcome is written, and the next command settles the operation. If the store is gone, none is
+    written either. An outcome that can't be stored does not fail an operation that is done.
     """
     intent, progress = operation.intent, progress or Silent()
     begin(store, intent)
@@ -130,7 +131,7 @@ def record_operation(
             if operation.is_committing and decide(store, intent):
                 is_committed = True
                 record_outcome(store, intent, DONE, reason, details)
-            elif undo is None or undo():
+            elif (undo is None or undo()) and not isinstance(error, StoreGoneError):
                 record_outcome(store, intent, FAILED, reason, details)
         if is_committed and isinstance(error, KeyboardInterrupt):
             label = increment_label(intent.snapshot, intent.increment)

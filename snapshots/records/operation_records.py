@@ -123,7 +123,7 @@ class FailingTask(Record, frozen=True):
 class WatchState(Record, frozen=True):
     """What a watch has told of its tasks by `at`, so that the next one tells their end.
 
-    `had_turn`: no other watch had the turn since it had; otherwise only tasks of its own are among them.
+    `had_turn`: it was the last watch to work. If not, only `watch` and `fleet-file` are among them.
     """
 
     at: Time

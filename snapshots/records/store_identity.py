@@ -16,8 +16,9 @@ from snapshots.records.documents import read_document, seal
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
+from wal.segments import own_store
 
-FLEET_KEY = "fleet.json"
+FLEET_KEY = own_store.FLEET_KEY
 FOLDER_URL = "file://"
 MISSING_HINT = "if the store has snapshots, mount its file system; if it is new, run: snapshot init"
 
@@ -32,10 +33,6 @@ class StoreOfAnotherFleetError(RefusedError):
 
 class ForeignSnapshotError(RefusedError):
     """The store holds a snapshot of another fleet."""
-
-
-class StoreGoneError(RefusedError):
-    """The store with which this process began is not there any more."""
 
 
 class StoreIdentity(Record, frozen=True, tag_field="schema", tag="cutline/fleet/1"):
@@ -88,21 +85,6 @@ def read_fleet_id(store: ObjectStore) -> str | None:
     except ObjectMissingError:
         return None
     return identity.fleet_id
-
-
-def check_same_store(store: ObjectStore, fleet_id: str) -> None:
-    """Raise StoreGoneError unless the store still belongs to this fleet: a file system may have been unmounted."""
-    found = read_fleet_id(store)
-    if found != fleet_id:
-        raise store_gone_error(store, found, "put it back, or mount its file system; then repeat the command")
-
-
-def store_gone_error(store: ObjectStore, found: str | None, hint: str) -> StoreGoneError:
-    """The error for a store in whose place that of the fleet with the id `found` is; None: nothing."""
-    place = "nothing is in its place" if found is None else f"in its place is a store of fleet {found}"
-    return StoreGoneError(
-        f"the store that was at {store.url} is gone: {place}", hint=hint, details={"store": store.url}
-    )
 
 
 def check_of_fleet(chain: Chain, identity: StoreIdentity) -> None:

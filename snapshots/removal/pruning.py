@@ -93,14 +93,14 @@ class PrunePlan:
             )
         elif self.kept_instead:
             warnings.append(
-                f"kept as they are because checks found conflicts in {names}:"
+                f"kept in place of {names}, in which checks found conflicts:"
                 f" {list_some(self.kept_instead, NAMES_SHOWN_MAX)}; once enough newer snapshots have none, prune"
                 " removes what the rules don't keep"
             )
         if self.unread:
             warnings.append(
-                f"can't read the records of {list_some(self.unread, NAMES_SHOWN_MAX)}, or they are from the future: if"
-                " these are checks, the plan does not reckon with them; see: snapshot history"
+                f"records that can't be read, or end in the future (of these only conflicts count):"
+                f" {list_some(self.unread, NAMES_SHOWN_MAX)}; see: snapshot history"
             )
         return warnings
 

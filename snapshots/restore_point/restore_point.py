@@ -32,10 +32,11 @@ from snapshots.operations.slot_guard import preview_guard
 from snapshots.operations.stored_objects import check_stored
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.commits import check_name, free_turn
-from snapshots.records.store_identity import check_same_store, read_identity
+from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import check_not_deleted
 from storage.store import ObjectStore
 from wal.drain.drain_task import DrainTask
+from wal.segments.own_store import check_own_store
 from wal.slots.slots import slot_name
 
 
@@ -101,7 +102,7 @@ def _take(context: CreateContext, plan: RestorePointPlan, progress: Progress, be
     drop_copy_slots(sessions.nodes, slot, progress)
     progress.step("commit")
     commit = _build_commit(context, plan, base, cut, time.monotonic() - began)
-    check_same_store(context.store, plan.fleet_id)
+    check_own_store(context.store, plan.fleet_id)
     check_stored(context.store, commit.object_sizes)
     check_exclusive(context.lock, context.store, operation)
     commit_operation(context.store, operation, commit)
@@ -129,6 +130,7 @@ def _plan_cut(context: CreateContext, plan: RestorePointPlan, base: dict[str, Ls
             last=None,
             finish=ORIGIN,
             store=context.fleet.store,
+            fleet_id=plan.fleet_id,
         )
         for node in context.sessions.nodes
     }

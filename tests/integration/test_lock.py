@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 import fleet.nodes.lock
-from cli.watch.turn import LOST_HINT, RENEW_SECONDS, Turn, take_turn
+from cli.watch.turn import LOST_HINT, RENEW_SECONDS, take_turn
 from embedded.fleet import EmbeddedFleet
 from embedded.server import EmbeddedNode, running_pid
 from fleet.label import own_label
@@ -139,11 +139,11 @@ def test_a_watch_whose_lock_is_lost_says_that_it_is_the_watchs_lock(chain: Runs)
     said: list[tuple[str, str]] = []
     with take_turn(chain.fleet, lambda text, *, hint: said.append((text, hint))) as turn:
         turn._renewed_at = -RENEW_SECONDS
-        assert keeps(turn)
+        assert turn.keep()
         for name in ("s1", "s2"):
             turn.lock.sessions.connections[name].execute("SELECT pg_advisory_unlock_all()")
         turn._renewed_at = -RENEW_SECONDS
-        assert not keeps(turn)
+        assert not turn.keep()
     assert said == [
         (
             "node s1: the watch's lock was lost; another watch may have begun, so this one begins anew: it takes the"
@@ -151,14 +151,6 @@ def test_a_watch_whose_lock_is_lost_says_that_it_is_the_watchs_lock(chain: Runs)
             LOST_HINT,
         )
     ]
-
-
-def keeps(turn: Turn) -> bool:
-    """Whether it keeps its turn, once the nodes have answered."""
-    assert turn.keep()
-    assert turn._renewal is not None
-    wait([turn._renewal])
-    return turn.keep()
 
 
 @contextmanager

@@ -17,11 +17,12 @@ from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.documents import seal
-from snapshots.records.store_identity import FLEET_KEY, StoreGoneError, StoreIdentity
+from snapshots.records.store_identity import StoreIdentity
 from storage.local import LocalStore
 from storage.store import StoreUnreachableError
 from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on
 from tests.integration.refusing import execute
+from wal.segments.own_store import FLEET_KEY, StoreGoneError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,35 +69,29 @@ def test_a_folder_that_is_gone_is_not_made_again_and_the_chain_continues(
     check_goes_on(runs)
 
 
-@pytest.mark.parametrize("point", [CrashPoint.INTENT_STORED, CrashPoint.FINISHES_WRITTEN])
-def test_an_empty_mount_point_gets_nothing_and_the_chain_continues(
-    runs: Runs, tmp_path: Path, point: CrashPoint
+@pytest.mark.parametrize("other", [False, True], ids=["nothing", "another store"])
+@pytest.mark.parametrize("in_workers", [False, True], ids=["driver", "workers"])
+@pytest.mark.parametrize("point", [CrashPoint.FINISHES_WRITTEN, CrashPoint.SEQUENCES_READ])
+def test_what_is_in_its_place_is_not_taken_for_it(
+    runs: Runs, tmp_path: Path, point: CrashPoint, monkeypatch: pytest.MonkeyPatch, *, in_workers: bool, other: bool
 ) -> None:
+    """No slot is advanced past what is stored there, and nothing is committed."""
     store, away = tmp_path / "store", tmp_path / "away"
-
-    def unmount() -> None:
-        store.rename(away)
-        store.mkdir()
-
-    insert(runs, 1)
-    with pytest.raises(StoreUnreachableError, match="another folder is in its place"):
-        create(runs, NAME, Moving(point, unmount))
-    store.rmdir()
-    away.rename(store)
-    check_goes_on(runs)
-
-
-def test_what_is_committed_is_not_in_the_store_of_another_fleet(runs: Runs, tmp_path: Path) -> None:
-    store, away = tmp_path / "store", tmp_path / "away"
+    if in_workers:
+        monkeypatch.setattr("wal.slots.retained.LITTLE_BYTES", -1)
 
     def replace() -> None:
         store.rename(away)
-        LocalStore(store).create(FLEET_KEY, seal(StoreIdentity("eeeeeeee", runs.fleet.name)))
+        store.mkdir()
+        if other:
+            LocalStore(store).create(FLEET_KEY, seal(StoreIdentity("eeeeeeee", runs.fleet.name)))
 
     insert(runs, 1)
-    with pytest.raises(StoreGoneError, match="in its place is a store of fleet eeeeeeee"):
-        create(runs, NAME, Moving(CrashPoint.SEQUENCES_READ, replace))
-    assert not [one for one in LocalStore(store).list("") if one.startswith("snapshots/")]
+    place = "a store of fleet eeeeeeee" if other else "nothing is in its place"
+    with pytest.raises(StoreGoneError, match=place):
+        create(runs, NAME, Moving(point, replace))
+    assert not list(store.glob("operations/*/outcome.json"))
+    assert not list(store.glob("snapshots/*/increments/*"))
     shutil.rmtree(store)
     away.rename(store)
     check_goes_on(runs)

@@ -121,7 +121,7 @@ def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -
     check = ended(store, 7, point("newer", 0, "conflicts"), point("new", 0))
     plan = plan_prune(store, FLEET, rules, force=False)
     warning = (
-        "kept as they are because checks found conflicts in newer: new; once enough newer snapshots have none, prune"
+        "kept in place of newer, in which checks found conflicts: new; once enough newer snapshots have none, prune"
         " removes what the rules don't keep"
     )
     assert prune_plan_lines(plan)[:3] == [
@@ -169,8 +169,8 @@ def test_a_prune_says_if_it_can_not_read_what_a_check_has_found() -> None:
     store.create(operation_key(check, "outcome"), b"{" * 500)
     plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
     assert plan.warnings == [
-        f"can't read the records of {check}, or they are from the future: if these are checks, the plan does not reckon"
-        " with them; see: snapshot history"
+        f"records that can't be read, or end in the future (of these only conflicts count): {check}; see: snapshot"
+        " history"
     ]
 
 

@@ -128,6 +128,6 @@ def test_a_drill_of_another_snapshot_was_done_but_says_nothing_of_this_one(
     for snapshot, problem in (("a", ""), ("b", "drill of b: conflicts")):
         tasks = {kind: Task(kind, 86400.0, at(1)) for kind in (TaskKind.CHECK, TaskKind.DRILL)}
         newer = newer_verdict(fleet, snapshot, tasks[TaskKind.DRILL])
-        assert (newer.text if newer else "") == (f"{problem}, by another one that ended at {clock}" if problem else "")
+        assert (newer.text if newer else "") == (f"{problem}, by another process at {clock}" if problem else "")
         adopt(fleet, snapshot, tasks)
         assert (tasks[TaskKind.DRILL].done_at, tasks[TaskKind.DRILL].problem) == (at(2), problem)

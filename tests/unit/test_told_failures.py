@@ -101,10 +101,12 @@ def test_one_that_stands_by_tells_the_end_itself() -> None:
 
 
 def test_tasks_that_are_never_done_here_and_unknown_ones_are_passed_over() -> None:
-    told = state(1, INCREMENT, PRUNE, TaskKind.CHECK, TaskKind.FILE).failing
+    told = state(1, INCREMENT, PRUNE, TaskKind.CHECK, TaskKind.DRILL, TaskKind.FILE).failing
     tasks = {kind: Task(kind, 60.0) for kind in (INCREMENT, TaskKind.CHECK)} | {PRUNE: Task(PRUNE, 0.0)}
+    # By its last outcome.
+    tasks[TaskKind.DRILL] = Task(TaskKind.DRILL, 60.0, problem="the drill failed")
     of_watch = adopt_failures([*told, structs.replace(told[0], task="\x1b[2J")], tasks)
-    assert {kind for kind, one in tasks.items() if one.failing_since} == {INCREMENT}
+    assert {kind for kind, one in tasks.items() if one.failing_since} == {INCREMENT, TaskKind.CHECK}
     assert list(of_watch) == [TaskKind.FILE]
     assert tasks[INCREMENT].due_at(NOW, NOW) == NOW
 

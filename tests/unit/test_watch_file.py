@@ -9,9 +9,10 @@ import pytest
 
 from cli.watch.fleet_source import MISSING_TIMES, FleetSource
 from fleet.config import FleetFileError
-from snapshots.records.store_identity import StoreGoneError, StoreNotInitialisedError, ensure_identity
+from snapshots.records.store_identity import StoreNotInitialisedError, ensure_identity
 from storage.errors import UsageError
 from storage.local import LocalStore
+from wal.segments.own_store import StoreGoneError
 
 FILE = """
 name = "shop"

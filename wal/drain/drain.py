@@ -1,10 +1,10 @@
 """Drain a node's slot into its archive: a task of the drain job, run in an executor.
 
-For each chunk the order is: peek, decode, create its segments, advance the slot; within a chunk the first three
-overlap. A drain that dies in between leaves WAL that is decoded again, or a segment after which the next drain
-continues. So nothing is lost, and nothing is archived twice. If Spark repeats a task while its first attempt still
-runs, the segments of the first count, and the second continues after them. A transaction that is too large for one
-segment is stored in several; the slot is advanced after the last one.
+For each chunk the order is: peek, decode, create its segments, see whose store it is, advance the slot; within a
+chunk the first three overlap. A drain that dies in between leaves WAL that is decoded again, or a segment after which
+the next drain continues. So nothing is lost, and nothing is archived twice. If Spark repeats a task while its first
+attempt still runs, the segments of the first count, and the second continues after them. A transaction that is too
+large for one segment is stored in several; the slot is advanced after the last one.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from wal.segments.archive import (
     archive_prefix,
     check_contiguous,
 )
+from wal.segments.own_store import check_own_store
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import create_segment, list_unlisted
 from wal.slots.slots import SlotLostError, advance_slot, check_slot, slot_state
@@ -154,7 +155,7 @@ def _drain(task: DrainTask, archive: _Archive) -> None:
         if task.node.backup_of is not None:
             await_replay(connection, task.node, task.finish)
         if state.confirmed < archive.through:
-            _advance(connection, task, archive.through)
+            _advance(connection, task, archive)
         _fill(connection, task, archive)
 
 
@@ -172,11 +173,15 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
             if rolled_back.before > archive.through:
                 _fill(connection, replace(task, finish=rolled_back.before), archive)
             chunk.skip(task, rolled_back)
-        _advance(connection, task, archive.through)
+        _advance(connection, task, archive)
         messages = chunk.next_messages
 
 
-def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: Lsn) -> None:
+def _advance(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> None:
+    through = archive.through
+    # What was stored in the place of a store that is gone is not archived.
+    if task.fleet_id is not None:
+        check_own_store(archive.store, task.fleet_id)
     # PostgreSQL refuses if another process has advanced the slot further, or dropped it.
     try:
         with suppress(psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.UndefinedObject):

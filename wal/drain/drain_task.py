@@ -19,7 +19,8 @@ class DrainTask:
     `base` is where the archive begins, `last` its last segment that a commit lists; later ones are found in the store.
     `definitions` are those of the tables, for each table in the order in which they began; `unlisted_numbers` are the
     numbers of those that no commit lists yet. `planned` is the number of the last segment that existed when the task
-    was planned: later ones must have been written under the same definitions.
+    was planned: later ones must have been written under the same definitions. The slot is advanced only while the store
+    is that of the fleet with `fleet_id`, if that is known.
     """
 
     node: Node
@@ -36,6 +37,7 @@ class DrainTask:
     store: StoreLocation
     unlisted_numbers: frozenset[int] = frozenset()
     planned: int = 0
+    fleet_id: str | None = None
 
     @property
     def wal_bytes(self) -> int:

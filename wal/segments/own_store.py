@@ -1,0 +1,43 @@
+"""Whether a store is still that of the fleet: where its file system was unmounted, another one may be in its place."""
+
+from __future__ import annotations
+
+import json
+
+from storage.errors import RefusedError
+from storage.store import ObjectMissingError, ObjectStore
+
+FLEET_KEY = "fleet.json"
+FLEET_BYTES_MAX = 1 << 16
+HINT = "put it back, or mount its file system; then repeat the command"
+
+
+class StoreGoneError(RefusedError):
+    """The store with which this command began is not there any more."""
+
+
+def check_own_store(store: ObjectStore, fleet_id: str) -> None:
+    """Raise StoreGoneError unless the store's fleet.json has this id; whether it is whole is not looked at."""
+    try:
+        body = store.read_range(FLEET_KEY, 0, FLEET_BYTES_MAX)
+    except ObjectMissingError as error:
+        raise store_gone_error(store, None, HINT) from error
+    found = _id_in(body)
+    if found != fleet_id:
+        raise store_gone_error(store, found, HINT)
+
+
+def store_gone_error(store: ObjectStore, found: str | None, hint: str) -> StoreGoneError:
+    """The error for a store in whose place that of the fleet with the id `found` is; None: nothing."""
+    place = "nothing is in its place" if found is None else f"in its place is a store of fleet {found}"
+    return StoreGoneError(
+        f"the store that was at {store.url} is gone: {place}", hint=hint, details={"store": store.url}
+    )
+
+
+def _id_in(body: bytes) -> str:
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return "?"
+    return str(content.get("fleet", "?"))[:16] if isinstance(content, dict) else "?"

@@ -23,11 +23,11 @@ from fleet.hints import NEW_CHAIN
 from fleet.lsn import ORIGIN, Lsn
 from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.encodings import Texts, texts_of
-from storage.errors import BusyError, ChainEnd, SnapshotError, UnreachableError, report_of
+from storage.errors import ChainEnd, SnapshotError, UnreachableError, report_of
 from storage.store import ObjectExistsError, ObjectStore
 from wal.decoding.decoder import Decoded, Decoder
 from wal.decoding.pgoutput import DecodingError
-from wal.drain.drain_task import DrainReport, DrainTask
+from wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive_busy_error
 from wal.drain.overlap import AHEAD_BYTES, BackgroundCalls, read_ahead
 from wal.drain.peek import SlotInUseError, peek, slot_in_use
 from wal.drain.replay import await_replay
@@ -54,10 +54,6 @@ SEGMENT_BYTES_MAX = 40 << 20
 LARGE_BYTES = SEGMENT_BYTES_MAX + AHEAD_BYTES
 SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
-
-
-class DrainBusyError(BusyError):
-    """Another process is writing to the archive."""
 
 
 @dataclass(slots=True)
@@ -114,15 +110,6 @@ class _Archive:
         except ObjectExistsError as error:
             raise archive_busy_error(self.task) from error
         self.grown_at = time.monotonic()
-
-
-def archive_busy_error(task: DrainTask) -> DrainBusyError:
-    """The error for an archive to which another process is writing."""
-    return DrainBusyError(
-        f"node {task.node.id}: another process is archiving WAL of snapshot {task.snapshot}",
-        hint="wait until it has ended, then repeat the command",
-        details={"node": task.node.id},
-    )
 
 
 def drain(task: DrainTask) -> DrainReport:

@@ -1,4 +1,4 @@
-"""The task and the report of a drain: plain values that the driver and its executors exchange."""
+"""The task, the report and an error of a drain: plain values that the driver and its executors exchange."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 from fleet.config import Node
 from fleet.lsn import Lsn
-from storage.errors import ErrorReport
+from storage.errors import BusyError, ErrorReport
 from storage.location import StoreLocation
 from wal.segments.archive import ArchivedSegment, Segment
 from wal.segments.definitions import Definition
+
+
+class DrainBusyError(BusyError):
+    """Another process is writing to the archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +66,12 @@ class DrainReport:
     ignored: int = 0
     seconds: float = 0.0
     problem: ErrorReport | None = None
+
+
+def archive_busy_error(task: DrainTask) -> DrainBusyError:
+    """The error for an archive to which another process is writing."""
+    return DrainBusyError(
+        f"node {task.node.id}: another process is archiving WAL of snapshot {task.snapshot}",
+        hint="wait until it has ended, then repeat the command",
+        details={"node": task.node.id},
+    )

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from typing import Any, TypeVar
 
 from msgspec import UnsetType
@@ -181,7 +181,13 @@ def read_history(store: ObjectStore, count: int, snapshot: str | None = None) ->
     """The last `count` operations that have ended, of one snapshot or of all, the newest first."""
     documents = document_names(store)
     read = chain.from_iterable(read_batches(store, documents, list_ended(documents)))
-    return list(islice((one for one in read if snapshot in (None, one.snapshot)), count))
+    return list(islice((one for one in _newest_first(read) if snapshot in (None, one.snapshot)), count))
+
+
+def _newest_first(read: Iterable[Ended]) -> Iterator[Ended]:
+    """Operations in the order of their ids; those whose ids are of one second, by when they ended."""
+    for _, same_second in groupby(read, key=lambda one: one.id.partition("-")[0]):
+        yield from sorted(same_second, key=lambda one: one.outcome.ended_at if one.outcome else "", reverse=True)
 
 
 @dataclass(frozen=True, slots=True)

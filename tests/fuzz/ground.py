@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -55,8 +56,8 @@ class Ground:
 
     def run(self, case: Case) -> None:
         """Run one case; raise FoundError if a restored state differs from the source, or a command fails."""
-        store = self.directory / "store"
-        shutil.rmtree(store, ignore_errors=True)
+        # Not one that is emptied: a process that knew a store's folder does not make it again.
+        store = Path(mkdtemp(prefix="store-", dir=self.directory))
         rules = structs.replace(self.fleet.groups, append_only=(APPEND_ONLY_PATTERN,))
         source = in_database(replace(self.fleet, store=StoreLocation(f"file://{store}"), groups=rules), SOURCE)
         with self.figures.timed("databases"):
@@ -73,6 +74,7 @@ class Ground:
             ):
                 Run(case, Runs(source, Ready(self.spark)), in_database(self.fleet, TARGET), self.figures).run()
         finally:
+            shutil.rmtree(store)
             self.figures.cases += count_cases(case)
             with self.figures.timed("databases"):
                 self.clear()

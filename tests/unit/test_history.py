@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from fleet.record import Time
 from snapshots.activity.command import Command
 from snapshots.activity.ended_operations import read_history
@@ -37,6 +39,17 @@ def test_history_has_the_newest_first_with_what_is_known() -> None:
         "kind": "check", "snapshot": "weekly", "state": "done", "reason": "conflicts", "code": 1, "who": "ops@db7",
         "volumes": {"rows": 7},
     }  # fmt: skip
+
+
+def test_of_operations_that_began_in_one_second_the_last_one_to_end_comes_first() -> None:
+    store = memory()
+    intents = [begun(store, ago=0.0) for _ in range(6)]
+    for intent in intents:
+        record_outcome(store, intent, "done")
+        # Documents have milliseconds.
+        time.sleep(0.002)
+    for count in (1, 6):
+        assert [one.id for one in read_history(store, count)] == [one.id for one in [*reversed(intents)][:count]]
 
 
 def test_an_unreadable_outcome_is_named_in_history() -> None:

@@ -25,6 +25,7 @@ from fleet.fleet_file import (
     WalTable,
     WatchTable,
     decode_fleet_file,
+    toml_hint,
     toml_problem,
 )
 from fleet.fleet_rules import check_global_id, check_spark_master, check_spark_settings, check_watch
@@ -158,10 +159,8 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
     try:
         return _fleet(path, decode_fleet_file(text))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-        is_syntax = isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError)
-        hint = "correct the TOML syntax; texts are quoted" if is_syntax else "docs/fleet-file.md lists every key"
-        if isinstance(error, VariableMissingError):
-            hint = "set the variable, or name the right one"
+        is_missing = isinstance(error, VariableMissingError)
+        hint = "set the variable, or name the right one" if is_missing else toml_hint(error)
         raise FleetFileError(f"{path}: {toml_problem(error)}", hint=hint) from error
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, DecodeError, Meta, UnsetType, ValidationError
 
 from fleet.durations import Duration, Interval
 from fleet.record import END, Record
@@ -139,6 +139,16 @@ class FleetFile(Record, frozen=True):
 def decode_fleet_file(text: str) -> FleetFile:
     """Decode the text of fleet.toml; raise msgspec.DecodeError, of which `toml_problem` says what is wrong."""
     return msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode)
+
+
+def toml_hint(error: Exception) -> str:
+    """What to do about an error of `decode_fleet_file`."""
+    if isinstance(error, DecodeError) and not isinstance(error, ValidationError):
+        return "correct the TOML syntax; texts are quoted"
+    # Below a table they are that table's, and of [spark] and [store_options] any key may be one.
+    if re.search(r"(unknown|required) field `(name|store)`(?! - at `\$\.node)", str(error)):
+        return "name and store stand above the first table; docs/fleet-file.md lists every key"
+    return "docs/fleet-file.md lists every key"
 
 
 def toml_problem(error: Exception) -> str:

@@ -23,10 +23,14 @@ from cli.output.results import emit
 from cli.spark.on_demand import SparkOnDemand
 from fleet.config import Fleet
 from snapshots.listing.name_templates import newest_name
-from snapshots.records.operation_records import CheckedPoint
+from snapshots.records.operation_records import CONFLICTS, CheckedPoint
 from storage.errors import UsageError
 
 CONFLICTS_SHOWN_MAX = 20
+WHAT_TO_DO = (
+    "a restore refuses damaged objects, and says what it can restore instead; for a snapshot without conflicts,"
+    " mend their cause and take a new full one: snapshot create NAME"
+)
 
 
 @or_in_background
@@ -88,6 +92,8 @@ def lines_of(report: CheckReport) -> list[str]:
     lines = [line for one in report.snapshots for line in _snapshot_lines(one)]
     if not report.snapshots:
         lines.append("the store has no snapshot: nothing was compared")
+    if report.result == CONFLICTS:
+        lines.append(WHAT_TO_DO)
     lines += [one.text for one in report.open_operations]
     return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
 

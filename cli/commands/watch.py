@@ -28,6 +28,7 @@ from fleet.progress import Silent
 from snapshots.activity.activity import Activity
 from snapshots.activity.command import Command
 from snapshots.activity.recording import Ending, record_without_intent
+from snapshots.activity.under_way import read_under_way, working_watch
 from snapshots.operations.operation import code_of, reason_of
 from storage.errors import BusyError, SnapshotError, UnreachableError, find_behind
 from storage.ids import new_operation_id
@@ -95,17 +96,31 @@ def run_watch(watcher: Watcher) -> NoReturn:
             is_start = False
             text = f"standing by: {error.message}" if is_busy else f"waiting: {error.message}"
             # Whoever works is no obstacle.
-            problem = silent.find(watcher.source, error) if isinstance(error, BusyError) else error
+            problem: SnapshotError | None = error
+            if isinstance(error, BusyError):
+                problem = silent.find(watcher.source, error)
+            elif isinstance(error, UnreachableError) and is_another_at_work(watcher):
+                # That one tells it.
+                problem = None
             if is_busy and problem is not None:
                 text = f"standing by: {problem.message}"
             if text != said:
                 watcher.log(text, hint=problem.hint if problem else "")
-            watcher.notices.waits(problem, "another watch works" if is_busy else "the watch works again")
+            watcher.notices.waits(problem, "another watch works")
             watcher.say(text)
             watcher.look_beside()
             said = text
             time.sleep(seconds)
             seconds = STAND_BY_SECONDS if is_busy else min(seconds * 2, RETRY_SECONDS_MAX)
+
+
+def is_another_at_work(watcher: Watcher) -> bool:
+    """Whether another watch has the turn, as its signs of life say; not if the store does not answer."""
+    try:
+        found = read_under_way(watcher.source.open_store())
+    except SnapshotError:
+        return False
+    return working_watch(found, watcher.operation, datetime.now(UTC)) is not None
 
 
 def _is_terminated(error: BaseException) -> bool:

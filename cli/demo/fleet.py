@@ -16,6 +16,7 @@ from embedded.bank import BankInvariants, read_invariants
 from embedded.bank_workload import BankWorkload
 from embedded.fleet import EmbeddedFleet, is_fleet, open_fleet, start_fleet, stop_fleet
 from fleet.progress import Progress
+from wal.segments.own_store import FLEET_KEY
 
 NEW_FLEET_SHARDS = 3
 NEW_FLEET_BACKUPS = 1
@@ -60,7 +61,11 @@ def up(context: typer.Context, directory: FleetFolder, shards: Shards = None, ba
         lines.append(f"{started} servers started in {seconds:.1f} s")
     else:
         lines.append("the fleet was already running; nothing was changed")
-    emit(context, document, [*lines, f"next: snapshot --fleet {fleet.fleet_toml} init"])
+    if (fleet.store / FLEET_KEY).exists():
+        lines.append(f"next: snapshot --fleet {fleet.fleet_toml} list")
+    else:
+        lines.append(f"next: snapshot --fleet {fleet.fleet_toml} init")
+    emit(context, document, lines)
 
 
 def load(

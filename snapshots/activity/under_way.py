@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from fleet.label import is_of_one_process, read_label
 from fleet.record import Time, fields_of
@@ -24,9 +24,7 @@ from storage.store import ObjectStore
 # How late a sign may be. A store that does not answer, and clocks that differ, take their time.
 DEAD_SECONDS = 60.0
 WATCH = "watch"
-HANGING_WATCH = (
-    "if its process hangs, it still holds the watch lock, and no other watch takes over (see: snapshot status --nodes)"
-)
+HANGING_WATCH = "if no other watch works, its process may hang and hold the watch lock (see: snapshot status --nodes)"
 Found = TypeVar("Found")
 
 
@@ -193,6 +191,16 @@ def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | Non
         # It has ended since it was listed.
         return None
     return UnderWay(operation, opened, sign, request, is_decided, tuple(problems))
+
+
+def working_watch(operations: Iterable[UnderWay], own: str, now: datetime) -> UnderWay | None:
+    """The watch that has the turn, and shows signs of life; None if that is the operation `own`, or none has."""
+    for one in operations:
+        state = one.sign.watch if one.kind == WATCH and one.sign else UNSET
+        has_turn = not isinstance(state, UnsetType) and state.had_turn
+        if has_turn and one.id != own and one.state(now) is not ActivityState.DEAD:
+            return one
+    return None
 
 
 def hanging_watch(operations: Iterable[UnderWay], label: str, now: datetime) -> UnderWay | None:

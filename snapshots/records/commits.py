@@ -184,7 +184,7 @@ def increments_pruned_error(name: str) -> SnapshotMissingError:
     """The error for a snapshot whose increments were pruned."""
     return SnapshotMissingError(
         f"the increments of snapshot {name} were pruned; only its full snapshot remains",
-        hint=f"restore the full snapshot: snapshot restore {name}   or {NEW_CHAIN}",
+        hint=f"the full snapshot can be restored: snapshot restore {name}   to take increments again, {NEW_CHAIN}",
         ends_chain=ChainEnd.PERHAPS,
         details={"snapshot": name},
     )

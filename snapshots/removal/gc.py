@@ -117,7 +117,7 @@ class _GarbageSearch:
         """Search everything. One snapshot at a time, so that only one snapshot's listing is in memory."""
         leftovers = self._store.unfinished()
         names = self._store.list_children(SNAPSHOTS)
-        self._progress.step("look for garbage", total=len(names), unit="snapshots")
+        self._progress.step("look for garbage", total=len(names), unit="names")
         for name in names:
             if NAME.fullmatch(name):
                 self._search_snapshot(name)

@@ -228,6 +228,18 @@ def test_every_mistake_is_named(fleet_file: Path, text: str, message: str) -> No
     assert error.value.hint
 
 
+@pytest.mark.parametrize("text", [
+    'name = "shop"\n[cut]\nstore = "/x"\n' + NODE,
+    'name = "shop"\n[store_options]\nanon = true\nstore = "/x"\n' + NODE,
+    '[spark]\nmaster = "local"\nname = "shop"\nstore = "/x"\n' + NODE,
+])  # fmt: skip
+def test_keys_of_the_fleet_below_a_table_are_told_where_they_belong(fleet_file: Path, text: str) -> None:
+    fleet_file.write_text(text)
+    with pytest.raises(FleetFileError) as error:
+        load_fleet(fleet_file)
+    assert "name and store stand above the first table" in error.value.hint
+
+
 def test_the_error_for_a_missing_file_says_how_to_name_one(fleet_file: Path) -> None:
     with pytest.raises(FleetFileError) as error:
         load_fleet(fleet_file)

@@ -1,15 +1,28 @@
-"""The watch that hangs is the same one, whichever of its sessions is met."""
+"""What a watch that stands by tells of the one that works."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec import structs
 
+import cli.commands.watch as command
 from cli.watch import silent_watch
 from cli.watch.fleet_source import FleetSource
 from cli.watch.silent_watch import SilentWatch, SilentWatchError
-from storage.errors import BusyError
+from cli.watch.turn import Turn
+from fleet.record import Time
+from snapshots.operations.signs import store_sign
+from snapshots.records.operation_records import WatchState
+from storage.errors import BusyError, UnreachableError
+from storage.ids import new_operation_id
+from tests.unit.document_kinds import SIGN
+from tests.unit.watched import OWN, new_watched
 
 
 def busy(node: str, process: int) -> BusyError:
@@ -33,3 +46,42 @@ def test_only_another_process_makes_it_another_watch(monkeypatch: pytest.MonkeyP
     # It is not looked at again so soon.
     assert looks.find(source, busy("s2", 8)) is None
     assert asked == 1
+
+
+@pytest.mark.parametrize(
+    ("has_turn", "ago_seconds", "is_own", "told"),
+    [
+        (True, 0, False, []),
+        # Nobody else tells it.
+        (False, 0, False, [("failed", "watch")]),
+        (True, 3600, False, [("failed", "watch")]),
+        (True, 0, True, [("failed", "watch")]),
+    ],
+)
+def test_a_node_that_is_away_is_told_by_the_watch_that_works(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_turn: bool,  # noqa: FBT001  # of a table
+    ago_seconds: int,
+    is_own: bool,  # noqa: FBT001  # of a table
+    told: list[tuple[str, str]],
+) -> None:
+    watched, now = new_watched(tmp_path, monkeypatch), datetime.now(UTC)
+    seen_at = Time.of(now - timedelta(seconds=ago_seconds))
+    operation = OWN if is_own else new_operation_id(now)
+    sign = structs.replace(SIGN, operation=operation, kind="watch", seen_at=seen_at)
+    store = watched.watcher.source.fleet.store.open()
+    store_sign(store, structs.replace(sign, watch=WatchState(seen_at, has_turn, ())), 1)
+    answers: list[BaseException] = [UnreachableError("node a is away"), KeyboardInterrupt()]
+
+    @contextmanager
+    def take_turn(*_: object) -> Iterator[Turn]:
+        raise answers.pop(0)
+        yield
+
+    monkeypatch.setattr(command, "take_turn", take_turn)
+    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_watch(watched.watcher)
+    assert watched.notices() == told
+    assert "waiting: node a is away" in watched.said

@@ -39,8 +39,9 @@ def not_drawn(tests: Sequence[str], arguments: Sequence[str], seed: int) -> set[
     dropped: set[str] = set()
     for draw in DRAWS:
         every = [test for place in draw.places for test in found.get(place, [])]
-        chosen = random.Random(f"{seed} {draw.places[0]}").sample(every, -(-len(every) // draw.of))
-        dropped |= set(every) - set(chosen)
+        kinds = sorted({one.partition("::")[0] for one in every}) if draw.whole_modules else every
+        chosen = set(random.Random(f"{seed} {draw.places[0]}").sample(kinds, -(-len(kinds) // draw.of)))
+        dropped |= {one for one in every if chosen.isdisjoint((one, one.partition("::")[0]))}
     return dropped
 
 

@@ -23,12 +23,18 @@ def named(module: Path) -> str:
 def in_a_long_form(module: Path) -> bool:
     """Whether `make soak` or `make fuzz` runs the module, by its name or by that of its folder."""
     words = set(re.split(r"[\s,)]+", "".join(LONG_FORMS)))
-    return any({one.name, str(one.relative_to(ROOT))} & words for one in (module, module.parent))
+    places = (module, *(one for one in module.parents if one.is_relative_to(ROOT / "tests")))
+    if f"--ignore={named(module)}" in words:
+        # It has a line of its own.
+        places = (module,)
+    return any({one.name, named(one)} & words for one in places)
 
 
 def collected(draw: Draw) -> list[str]:
     """Names of tests as in a collection: so many of every place."""
     ends = {True: "[{}]", False: "::test_{}"}
+    if draw.whole_modules:
+        return [f"{place}/test_{number}.py::test_one" for place in draw.places for number in range(VARIANTS)]
     files = [place if "::" in place or place.endswith(".py") else f"{place}/test_any.py" for place in draw.places]
     return [file + ends["::" in file].format(number) for file in files for number in range(VARIANTS)]
 
@@ -52,6 +58,13 @@ def test_a_run_by_the_name_of_a_module_or_of_its_folder_has_all_of_it(draw: Draw
         assert not_drawn(of_place, [module, f"{module}::test_one"], 1) == set()
     folder = "tests/integration/restoring"
     assert not_drawn([f"{folder}/test_restore_walk.py::test_{number}" for number in range(9)], [folder], 1) == set()
+
+
+def test_a_module_is_drawn_as_a_whole() -> None:
+    tests = [f"tests/integration/test_{number}.py::test_{each}" for number in range(9) for each in range(4)]
+    left = [test for test in tests if test not in not_drawn(tests, ["tests"], 1)]
+    assert len({test.partition("::")[0] for test in left}) == 3
+    assert len(left) == 12
 
 
 def test_every_place_is_there() -> None:

@@ -71,7 +71,10 @@ def test_the_last_watch_that_had_the_turn_counts_and_what_others_told_since() ->
     assert tasks_told(store) == []
 
 
-def test_one_that_was_killed_says_it_in_its_sign_and_in_its_record_once_it_is_forgotten() -> None:
+def test_one_that_was_killed_says_it_in_its_sign_and_in_its_record_once_it_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
     store = memory()
     stopped(store, state(1, PRUNE))
     killed = signed(store, state(2, INCREMENT))

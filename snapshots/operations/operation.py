@@ -25,6 +25,7 @@ from snapshots.records.commits import increment_label
 from snapshots.records.operation_records import (
     DONE,
     FAILED,
+    Failure,
     Intent,
     Outcome,
     write_operation_record,
@@ -113,8 +114,8 @@ def record_operation(
 
     After an error `undo` removes what the operation made elsewhere, unless it has already committed (an interrupt
     may come that late: then StoppedError says so). If that is not known, or `undo` returns False because something
-    is left, no outcome is written, and the next command settles the operation. If the store is gone, none is
-    written either. An outcome that can't be stored does not fail an operation that is done.
+    is left, no outcome is written, and the next command settles the operation; why it failed is recorded for that. If
+    the store is gone, nothing is written. An outcome that can't be stored does not fail an operation that is done.
     """
     intent, progress = operation.intent, progress or Silent()
     begin(store, intent)
@@ -131,8 +132,14 @@ def record_operation(
             if operation.is_committing and decide(store, intent):
                 is_committed = True
                 record_outcome(store, intent, DONE, reason, details)
-            elif (undo is None or undo()) and not isinstance(error, StoreGoneError):
-                record_outcome(store, intent, FAILED, reason, details)
+            else:
+                is_undone = undo is None or undo()
+                if isinstance(error, StoreGoneError):
+                    pass
+                elif is_undone:
+                    record_outcome(store, intent, FAILED, reason, details)
+                else:
+                    write_operation_record(store, "failure", Failure(intent.id, reason, current_time()))
         if is_committed and isinstance(error, KeyboardInterrupt):
             label = increment_label(intent.snapshot, intent.increment)
             raise StoppedError(f"{label} is committed", hint=f"see it: snapshot show {intent.snapshot}") from error

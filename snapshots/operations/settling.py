@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from fleet.config import Fleet, Node
 from fleet.nodes.sessions import Sessions
@@ -16,7 +17,7 @@ from snapshots.operations.signs import clear_signs
 from snapshots.operations.slot_owners import is_foreign, read_slot_owners
 from snapshots.records.commits import increment_label
 from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import Intent, read_intent, read_outcome
+from snapshots.records.operation_records import Intent, read_failure, read_intent, read_outcome
 from snapshots.records.tombstones import only_full_key, tombstone_key
 from storage.store import ObjectMissingError, ObjectStore
 from wal.slots.slots import copy_slot_name, drop_slots, slot_name
@@ -75,9 +76,17 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
         nodes = [fleet_nodes[node] for node in operation.nodes if node in fleet_nodes]
         is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
         if is_writable and _drop_slots(store, operation, nodes, progress):
-            record_outcome(store, operation, "failed", "found without a commit")
+            record_outcome(store, operation, "failed", _cause(store, operation))
             clear_signs(store, operation.id)
     return restores
+
+
+def _cause(store: ObjectStore, operation: Intent) -> str:
+    """Why the operation has no commit, if its command could say it."""
+    failure = None
+    with suppress(ManifestError):
+        failure = read_failure(store, operation.id)
+    return f"{failure.reason}, settled later" if failure else "found without a commit"
 
 
 def note_restores(restores: Iterable[Intent], sessions: Sessions, progress: Progress) -> None:

@@ -17,7 +17,15 @@ from fleet.record import json_schema
 from snapshots.records.baseline_record import BaselineRecord
 from snapshots.records.commit import FullSnapshot, Increment, Void
 from snapshots.records.lost_chains import LostChain
-from snapshots.records.operation_records import CancelRequest, Decision, Intent, LeaseRenewal, Outcome, SignOfLife
+from snapshots.records.operation_records import (
+    CancelRequest,
+    Decision,
+    Failure,
+    Intent,
+    LeaseRenewal,
+    Outcome,
+    SignOfLife,
+)
 from snapshots.records.store_identity import StoreIdentity
 from snapshots.records.stored_object import ListedObjects
 from snapshots.records.tombstones import Mark
@@ -52,6 +60,7 @@ KINDS = (
     DocumentKind("deleted", re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"), (Mark,)),
     DocumentKind("intent", re.compile(r"operations/[^/]+/intent\.json"), (Intent,), is_always_sealed=False),
     DocumentKind("outcome", re.compile(r"operations/[^/]+/outcome\.json"), (Outcome,), is_always_sealed=False),
+    DocumentKind("failure", re.compile(r"operations/[^/]+/failure\.json"), (Failure,)),
     DocumentKind("decision", re.compile(r"operations/[^/]+/decision\.json"), (Decision,)),
     DocumentKind("sign", re.compile(r"operations/[^/]+/sign-\d+\.json"), (SignOfLife,)),
     DocumentKind("cancel", re.compile(r"operations/[^/]+/cancel-\d+\.json"), (CancelRequest,)),

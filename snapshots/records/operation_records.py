@@ -205,6 +205,14 @@ class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):
     asked_at: Time
 
 
+class Failure(Record, frozen=True, tag_field="schema", tag=FORMAT):
+    """Why a create has failed, while something that it made is left on a node: whoever removes that says it."""
+
+    operation: str
+    reason: str
+    failed_at: Time
+
+
 class Decision(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """What becomes of a restore's databases: all get their real names (`publish`), or all are dropped (`abandon`).
 
@@ -224,8 +232,8 @@ class LeaseRenewal(Record, frozen=True, tag_field="schema", tag=FORMAT):
     expires_at: Time
 
 
-Found = TypeVar("Found", Outcome, Decision, LeaseRenewal, SignOfLife, CancelRequest)
-OperationRecord: TypeAlias = Intent | Outcome | Decision | LeaseRenewal | SignOfLife | CancelRequest
+Found = TypeVar("Found", Outcome, Failure, Decision, LeaseRenewal, SignOfLife, CancelRequest)
+OperationRecord: TypeAlias = Intent | Outcome | Failure | Decision | LeaseRenewal | SignOfLife | CancelRequest
 
 
 def operation_key(operation_id: str, name: str) -> str:
@@ -252,6 +260,11 @@ def read_intent(store: ObjectStore, operation_id: str) -> Intent:
 def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
     """Read an outcome, None if there is none; raise ManifestError."""
     return _read(store, operation_id, "outcome", Outcome)
+
+
+def read_failure(store: ObjectStore, operation_id: str) -> Failure | None:
+    """Read why an operation has failed, None if that is not recorded; raise ManifestError."""
+    return _read(store, operation_id, "failure", Failure)
 
 
 def read_decision(store: ObjectStore, operation_id: str) -> Decision | None:

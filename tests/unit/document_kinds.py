@@ -29,6 +29,7 @@ from snapshots.records.operation_records import (
     CancelRequest,
     CheckedPoint,
     CheckFigures,
+    Failure,
     Intent,
     LeaseRenewal,
     NodeSign,
@@ -36,6 +37,7 @@ from snapshots.records.operation_records import (
     SkippedPart,
     operation_key,
     read_cancel_request,
+    read_failure,
     read_intent,
     read_outcome,
     read_sign,
@@ -99,6 +101,7 @@ SIGN = SignOfLife(
     rate=0.5, nodes=(NodeSign(node="a", done=1, total=3, unit="tasks", rate=0.5, seconds_left=4.0),), seconds_left=4.0,
     is_rough=False,
 )  # fmt: skip
+FAILURE = Failure(OPERATION.id, "node-unreachable", "2026-11-20T00:01:00Z")
 CANCEL = CancelRequest(OPERATION.id, "cutline cancel weekly ops@db7:2", "2026-11-20T00:01:00Z")
 
 
@@ -137,6 +140,11 @@ KINDS: dict[str, Kind] = {
     "lease": (write_lease, LEASE, lambda store: open_leases(store)),
     "outcome": (write_outcome, OUTCOME, read_recorded_commits),
     "check": (write_check, OUTCOME, lambda store: read_outcome(store, OPERATION.id)),
+    "failure": (
+        lambda store: write_operation_record(store, "failure", FAILURE),
+        operation_key(OPERATION.id, "failure"),
+        lambda store: read_failure(store, OPERATION.id),
+    ),
     "sign": (
         lambda store: store_sign(store, SIGN, 1),
         operation_key(OPERATION.id, "sign-1"),

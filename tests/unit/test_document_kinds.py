@@ -27,6 +27,7 @@ KEYS = {
     "deleted": (tombstone_key("daily"), only_full_key("daily")),
     "intent": (operation_key("20261120T000000Z-0000000001", "intent"),),
     "outcome": (operation_key("20261120T000000Z-0000000001", "outcome"),),
+    "failure": (operation_key("20261120T000000Z-0000000001", "failure"),),
     "decision": (operation_key("20261120T000000Z-0000000001", "decision"),),
     "sign": (operation_key("20261120T000000Z-0000000001", "sign-1"),),
     "cancel": (operation_key("20261120T000000Z-0000000001", "cancel-1"),),

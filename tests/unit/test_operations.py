@@ -7,14 +7,18 @@ from itertools import count
 import pytest
 from msgspec import structs
 
-from snapshots.operations.operation import Operation, new_operation, record_operation
+from fleet.progress import Silent
+from snapshots.operations.operation import Operation, begin, new_operation, record_operation
 from snapshots.operations.recorded import read_open_intents, read_recorded_commits
+from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import commit_key
 from snapshots.records.documents import seal
+from snapshots.records.operation_records import Failure, read_failure, read_outcome, write_operation_record
 from storage.errors import IndeterminateError, StoppedError
 from storage.memory import InMemoryStore
 from storage.open import open_store
 from storage.store import ObjectStore, StoreUnreachableError
+from tests.unit.made_chains import FLEET
 from tests.unit.made_commits import commit, named
 
 NUMBERS = count(1)
@@ -61,6 +65,22 @@ def test_an_operation_that_could_not_be_undone_stays_open_for_the_next_command(s
     with pytest.raises(KeyboardInterrupt), record_operation(store, operation, lambda: False):
         raise KeyboardInterrupt
     assert read_open_intents(store) == [operation.intent]
+    failure = read_failure(store, operation.id)
+    assert failure is not None
+    assert failure.reason == "stopped by Ctrl-C"
+
+
+@pytest.mark.parametrize("reason", ["", "node-unreachable"])
+def test_whoever_settles_a_create_says_why_it_has_failed_if_that_is_known(store: ObjectStore, reason: str) -> None:
+    intent = structs.replace(new_full().intent, nodes=())
+    begin(store, intent)
+    if reason:
+        write_operation_record(store, "failure", Failure(intent.id, reason, intent.began_at))
+    settle_operations(store, FLEET, Silent())
+    outcome = read_outcome(store, intent.id)
+    assert outcome is not None
+    assert outcome.state == "failed"
+    assert outcome.reason == (f"{reason}, settled later" if reason else "found without a commit")
 
 
 def test_an_indeterminate_operation_is_neither_undone_nor_closed(store: ObjectStore) -> None:

@@ -155,7 +155,7 @@ def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
     for one in found:
         lines += [f"operation {one.id}: {problem}" for problem in one.problems]
         if remedy := one.settled_by(now):
-            lines.append(f"operation {one.id} shows no sign of life; {remedy}")
+            lines.append(f"operation {one.id} {one.dead_text}; {remedy}")
         if one.request is not None:
             lines.append(f"operation {one.id}: {owner_text(one.request.by)} asked it to stop at {one.request.asked_at}")
     return lines

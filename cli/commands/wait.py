@@ -18,8 +18,9 @@ from fleet.config import Fleet
 from fleet.progress import Progress, Reading
 from snapshots.activity.ended_operations import Ended, read_ended
 from snapshots.activity.under_way import ActivityState, UnderWay, read_one
+from snapshots.records.operation_records import Failure
 from snapshots.records.store_identity import open_own_store
-from storage.errors import BusyError, RefusedError
+from storage.errors import BusyError, RefusedError, SnapshotError
 
 POLL_SECONDS = 1.0
 
@@ -30,6 +31,14 @@ class NoSuchOperationError(RefusedError):
 
 class OperationDeadError(RefusedError):
     """The operation shows no sign of life, and will not end by itself."""
+
+
+class OperationFailedError(SnapshotError):
+    """The operation's command has failed with `failure`, and left something; the error has its exit code."""
+
+    def __init__(self, found: UnderWay, failure: Failure) -> None:
+        super().__init__(f"operation {found.id} {found.dead_text}", hint="see what settles it: snapshot status")
+        self.exit_code = failure.code
 
 
 class StillRunningError(BusyError):
@@ -69,7 +78,8 @@ def line_of(one: Ended) -> str:
 def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Progress) -> Ended:
     """Wait until the operation has an outcome, and return it.
 
-    Raises NoSuchOperationError, OperationDeadError, StillRunningError, ManifestError, StoreUnreachableError.
+    Raises NoSuchOperationError, OperationFailedError, OperationDeadError, StillRunningError, ManifestError, and
+    StoreUnreachableError.
     """
     store, deadline, phase = open_own_store(fleet), None if seconds is None else time.monotonic() + seconds, ""
     while True:
@@ -85,9 +95,11 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
                 f"no operation {operation} is in the store",
                 hint="see which there are: snapshot status   or: snapshot history",
             )
+        if found.failure is not None:
+            raise OperationFailedError(found, found.failure)
         if found.state(datetime.now(UTC)) is ActivityState.DEAD:
             raise OperationDeadError(
-                f"operation {operation} shows no sign of life" + (f" since {found.seen_at}" if found.seen_at else ""),
+                f"operation {operation} {found.dead_text}" + (f" since {found.seen_at}" if found.seen_at else ""),
                 hint="see what settles it: snapshot status",
             )
         phase = _show(found, phase, progress)

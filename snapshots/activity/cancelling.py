@@ -254,10 +254,10 @@ def _settled(
     if outcome is not None:
         clear_signs(store, one.id)
         if outcome.state == FAILED:
-            return Cancelled(one, CancelResult.SETTLED, f"{SILENT}; what it had begun is undone")
-        return Cancelled(one, CancelResult.TOO_LATE, f"{SILENT}, but it had committed")
+            return Cancelled(one, CancelResult.SETTLED, f"it {one.dead_text}; what it had begun is undone")
+        return Cancelled(one, CancelResult.TOO_LATE, f"it {one.dead_text}, but it had committed")
     if problem is None:
-        return Cancelled(one, CancelResult.REFUSED, f"{SILENT}, and it can't be undone; {one.remedy}")
+        return Cancelled(one, CancelResult.REFUSED, f"it {one.dead_text}, and it can't be undone; {one.remedy}")
     result = {BusyError: CancelResult.BUSY, UnreachableError: CancelResult.UNREACHABLE}
     kind = next((found for base, found in result.items() if isinstance(problem, base)), CancelResult.REFUSED)
-    return Cancelled(one, kind, f"{SILENT}, and it can't be settled now: {problem.message}")
+    return Cancelled(one, kind, f"it {one.dead_text}, and it can't be settled now: {problem.message}")

@@ -17,7 +17,7 @@ from snapshots.operations.recorded import document_names, is_open, seems_open
 from snapshots.operations.restore_decisions import is_publishing
 from snapshots.operations.signs import newest_request, newest_sign, sign_numbers
 from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife
+from snapshots.records.operation_records import CancelRequest, Failure, Intent, SignOfLife, read_failure
 from storage.ids import OPERATION_ID
 from storage.store import ObjectStore
 
@@ -41,6 +41,7 @@ class UnderWay:
     """An operation without an outcome. `opened` is None for what has no intent, `sign` if it has stored none.
 
     `is_decided`: a restore has decided to publish. `problems` say which of its documents can't be read, and why.
+    `failure`: its command has ended, and left something on a node.
     """
 
     id: str
@@ -49,6 +50,7 @@ class UnderWay:
     request: CancelRequest | None
     is_decided: bool
     problems: tuple[str, ...] = ()
+    failure: Failure | None = None
 
     @property
     def is_known(self) -> bool:
@@ -107,12 +109,21 @@ class UnderWay:
 
     def state(self, now: datetime) -> ActivityState:
         """Whether its process shows signs of life."""
+        if self.failure is not None:
+            return ActivityState.DEAD
         late_seconds = DEAD_SECONDS + (self.sign.next_seconds if self.sign else 0.0)
         silent = now - datetime.fromisoformat(self.seen_at) if self.seen_at else timedelta.max
         # Of a sign from the future nobody knows when it was stored.
         if not timedelta(seconds=-DEAD_SECONDS) < silent <= timedelta(seconds=late_seconds):
             return ActivityState.DEAD
         return ActivityState.PUBLISHING if self.is_decided else ActivityState.RUNNING
+
+    @property
+    def dead_text(self) -> str:
+        """What has become of it if it is dead."""
+        if self.failure is not None:
+            return f"has failed ({self.failure.reason}), and left something on a node"
+        return "shows no sign of life"
 
     def settled_by(self, now: datetime) -> str:
         """What to do about it if it is dead, for people; "" if it is not, or if it is not known what it does."""
@@ -148,6 +159,7 @@ class UnderWay:
             "seconds_left_is_rough": sign.is_rough if sign else None,
             "cancel_asked_at": self.request.asked_at if self.request else None,
             "committed": self.opened.to_json()["committed"] if self.opened else None,
+            "failure": self.failure.reason if self.failure else None,
             "remedy": self.settled_by(now) or None,
             "problem": "; ".join(self.problems) or None,
         }
@@ -186,11 +198,12 @@ def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | Non
 
     sign = read(lambda: newest_sign(store, operation, names), None)
     request = read(lambda: newest_request(store, operation, names), None)
+    failure = read(lambda: read_failure(store, operation) if "failure.json" in names else None, None)
     is_decided = read(lambda: is_publishing(store, operation), missing=False)
     if opened is None and sign is None and not problems:
         # It has ended since it was listed.
         return None
-    return UnderWay(operation, opened, sign, request, is_decided, tuple(problems))
+    return UnderWay(operation, opened, sign, request, is_decided, tuple(problems), failure)
 
 
 def working_watch(operations: Iterable[UnderWay], own: str, now: datetime) -> UnderWay | None:

@@ -139,7 +139,7 @@ def record_operation(
                 elif is_undone:
                     record_outcome(store, intent, FAILED, reason, details)
                 else:
-                    write_operation_record(store, "failure", Failure(intent.id, reason, current_time()))
+                    write_operation_record(store, "failure", Failure(intent.id, reason, code_of(error), current_time()))
         if is_committed and isinstance(error, KeyboardInterrupt):
             label = increment_label(intent.snapshot, intent.increment)
             raise StoppedError(f"{label} is committed", hint=f"see it: snapshot show {intent.snapshot}") from error

@@ -206,10 +206,11 @@ class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):
 
 
 class Failure(Record, frozen=True, tag_field="schema", tag=FORMAT):
-    """Why a create has failed, while something that it made is left on a node: whoever removes that says it."""
+    """Why a create has failed, and its exit code: it left something on a node, and whoever removes that records it."""
 
     operation: str
     reason: str
+    code: ExitCode
     failed_at: Time
 
 

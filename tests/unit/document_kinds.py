@@ -101,7 +101,7 @@ SIGN = SignOfLife(
     rate=0.5, nodes=(NodeSign(node="a", done=1, total=3, unit="tasks", rate=0.5, seconds_left=4.0),), seconds_left=4.0,
     is_rough=False,
 )  # fmt: skip
-FAILURE = Failure(OPERATION.id, "node-unreachable", "2026-11-20T00:01:00Z")
+FAILURE = Failure(OPERATION.id, "node-unreachable", 6, "2026-11-20T00:01:00Z")
 CANCEL = CancelRequest(OPERATION.id, "cutline cancel weekly ops@db7:2", "2026-11-20T00:01:00Z")
 
 

@@ -67,7 +67,7 @@ def test_an_operation_that_could_not_be_undone_stays_open_for_the_next_command(s
     assert read_open_intents(store) == [operation.intent]
     failure = read_failure(store, operation.id)
     assert failure is not None
-    assert failure.reason == "stopped by Ctrl-C"
+    assert (failure.reason, failure.code) == ("stopped by Ctrl-C", 130)
 
 
 @pytest.mark.parametrize("reason", ["", "node-unreachable"])
@@ -75,7 +75,7 @@ def test_whoever_settles_a_create_says_why_it_has_failed_if_that_is_known(store:
     intent = structs.replace(new_full().intent, nodes=())
     begin(store, intent)
     if reason:
-        write_operation_record(store, "failure", Failure(intent.id, reason, intent.began_at))
+        write_operation_record(store, "failure", Failure(intent.id, reason, 6, intent.began_at))
     settle_operations(store, FLEET, Silent())
     outcome = read_outcome(store, intent.id)
     assert outcome is not None

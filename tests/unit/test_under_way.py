@@ -9,7 +9,9 @@ import pytest
 from msgspec import structs
 
 from cli.commands.status import StatusReport, document_of, lines_of, read_status, watch_status
+from cli.commands.wait import OperationFailedError, await_end
 from cli.output.tables import FittingTable
+from fleet.progress import Silent
 from fleet.record import Time
 from snapshots.activity.command import Command
 from snapshots.activity.recording import Ending, record_without_intent
@@ -17,7 +19,7 @@ from snapshots.activity.under_way import DEAD_SECONDS, ActivityState, read_one, 
 from snapshots.operations.operation import record_outcome
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.signs import store_sign
-from snapshots.records.operation_records import NodeSign, operation_key
+from snapshots.records.operation_records import Failure, NodeSign, operation_key, write_operation_record
 from snapshots.records.store_identity import ensure_identity
 from storage.ids import new_operation_id
 from storage.memory import InMemoryStore
@@ -102,6 +104,25 @@ def test_json_says_what_settles_a_dead_operation_as_the_table_does(kind: str, re
     assert [one["remedy"] for (one,) in documents] == [None, remedy.format(found[0].id)]
     *_, line = lines_of(StatusReport(found, [], late), "f.toml")
     assert line == f"operation {found[0].id} shows no sign of life; {remedy.format(found[0].id)}"
+
+
+def test_a_create_that_has_failed_and_left_something_is_dead_at_once() -> None:
+    store = memory()
+    intent = begun(store)
+    sign(store, intent, ago=1.0)
+    write_operation_record(store, "failure", Failure(intent.id, "node-unreachable", 6, Time.of(NOW)))
+    (found,) = read_under_way(store)
+    assert found.state(NOW) is ActivityState.DEAD
+    assert found.to_json(NOW)["failure"] == "node-unreachable"
+    (line,) = [one for one in lines_of(StatusReport([found], [], NOW)) if isinstance(one, str)]
+    assert line.startswith(
+        f"operation {intent.id} has failed (node-unreachable), and left something on a node; the next create"
+    )
+    ensure_identity(store, FLEET)
+    with pytest.raises(OperationFailedError) as error:
+        await_end(fleet_of(store), intent.id, None, Silent())
+    assert error.value.exit_code == 6
+    assert "has failed (node-unreachable)" in error.value.message
 
 
 def test_watching_goes_on_while_the_store_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

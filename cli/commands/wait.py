@@ -38,7 +38,7 @@ class OperationFailedError(SnapshotError):
 
     def __init__(self, found: UnderWay, failure: Failure) -> None:
         super().__init__(f"operation {found.id} {found.dead_text}", hint="see what settles it: snapshot status")
-        self.exit_code = failure.code
+        self.exit_code = failure.code or REFUSED
 
 
 class StillRunningError(BusyError):

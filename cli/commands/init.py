@@ -23,7 +23,8 @@ def init(
     forget_nodes: Annotated[
         bool,
         typer.Option(
-            "--forget-nodes", help="The fleet was made smaller: count the majority among the remaining primaries."
+            "--forget-nodes",
+            help="The fleet was made smaller, or its servers were replaced: count the majority among its primaries.",
         ),
     ] = False,
 ) -> None:
@@ -80,5 +81,7 @@ def lines_of(report: InitReport) -> list[str]:
             f"without a standby: {', '.join(alone)}; check compares no second copy of them, and ends with exit code 4"
         )
     if report.forgotten:
-        lines.append(f"no longer counted for the majority: {', '.join(report.forgotten)}")
+        kept = {node.node for node in report.nodes}
+        names = [f"the earlier server of {node}" if node in kept else node for node in report.forgotten]
+        lines.append(f"no longer counted for the majority: {', '.join(names)}")
     return [*lines, *optional_lines(report.lacking), "next: snapshot create NAME"]

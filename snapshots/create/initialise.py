@@ -20,7 +20,7 @@ from fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
 from fleet.tables.privileges import find_large_object_problems, find_table_problems
 from fleet.tables.publications import check_admissible, ensure_publications
 from snapshots.ddl.attempts import DDL_RACE_ERRORS
-from snapshots.operations.majority import forget_nodes
+from snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
 from snapshots.operations.slot_guard import note_unknown_slots
 from snapshots.records.store_identity import StoreIdentity, ensure_identity, read_identity
 from storage.encryption.key_documents import ensure_data_key
@@ -79,6 +79,8 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         if key:
             ensure_data_key(raw, key)
         identity, created = ensure_identity(store, fleet)
+        if not forgets_nodes:
+            check_servers(read_recorded_primaries(store), sessions.identities)
         progress.step("update publications")
         published = {
             node: _update_publications(sessions, node, identity.fleet_id, tables[node]) for node in sessions.primaries

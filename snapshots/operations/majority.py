@@ -2,15 +2,18 @@
 
 Two commands that each see only a part of the fleet can't both hold more than half of it. Records are numbered and
 created once, so if two commands begin with an empty store, the second one is measured against the record of the
-first. Each record has more primaries than the previous one, except a record that an operator requested (forget_nodes).
-The newest record counts.
+first. Each record has more primaries than the previous one, or other servers in the place of a few of them, except a
+record that an operator requested (forget_nodes). The newest record counts.
+
+A lock on another server excludes nobody. So a fleet of other servers, whose nodes only have the same ids, is refused:
+any two commands have a server in common.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from fleet.nodes.baseline import NodeIdentity
@@ -29,12 +32,25 @@ class MajorityMissingError(RefusedError):
     """The locked nodes are not more than half of the recorded primaries."""
 
 
+class OtherServersError(RefusedError):
+    """Too many nodes are other servers than those that are recorded under their ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedPrimaries:
-    """The node ids of the primaries in a record; `number` is 0 if none is stored yet."""
+    """The node ids of the primaries in a record, and their system identifiers; `number` is 0 if none is stored yet."""
 
     number: int
     primaries: tuple[str, ...]
+    identifiers: Mapping[str, str] = field(default_factory=dict)
+
+    def others(self, nodes: Mapping[str, NodeIdentity]) -> list[str]:
+        """Those of the nodes that are recorded with another system identifier."""
+        return [
+            node
+            for node in self.primaries
+            if node in nodes and self.identifiers.get(node) not in (None, nodes[node].system_identifier)
+        ]
 
 
 def read_recorded_primaries(store: ObjectStore) -> RecordedPrimaries:
@@ -46,16 +62,21 @@ def read_recorded_primaries(store: ObjectStore) -> RecordedPrimaries:
         number += 1
     if number:
         record: BaselineRecord = read_document(store, baseline_key(number), BaselineRecord)
-        return RecordedPrimaries(number, tuple(entry.node for entry in record.primaries))
+        identifiers = {entry.node: entry.system_identifier for entry in record.primaries}
+        return RecordedPrimaries(number, tuple(identifiers), identifiers)
     primaries = [read_full(store, name).primaries for name in snapshot_names(store)]
     return RecordedPrimaries(0, max(primaries, key=len, default=()))
 
 
 def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdentity]) -> None:
-    """Raise MajorityMissingError unless more than half of the recorded primaries granted their lock."""
+    """Raise MajorityMissingError unless more than half of the recorded primaries granted their lock.
+
+    Raises OtherServersError if they are other servers.
+    """
     primaries = set(recorded.primaries)
     held, needed = primaries & granted.keys(), len(primaries) // 2 + 1
     if not primaries or len(held) >= needed:
+        check_servers(recorded, granted)
         return
     missing = sorted(primaries - held)
     raise MajorityMissingError(
@@ -67,35 +88,63 @@ def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdenti
     )
 
 
+def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]) -> None:
+    """Raise OtherServersError if so many nodes are other servers that a command could have none of the recorded ones.
+
+    `nodes` are those whose lock was granted, or all that were asked.
+    """
+    others = recorded.others(nodes)
+    known = len([node for node in recorded.primaries if node in nodes]) - len(others)
+    # More than half of the recorded servers, as another command may hold, have one of these then.
+    needed = len(recorded.primaries) - len(recorded.primaries) // 2
+    if not others or known >= needed:
+        return
+    places = [f"{node} (system identifier {nodes[node].system_identifier})" for node in others]
+    raise OtherServersError(
+        f"the store has snapshots of other servers with the same node ids: {', '.join(places)}",
+        hint="if this is another fleet, give it a store of its own; if these servers have replaced those of the fleet,"
+        " and nothing else takes snapshots of the earlier ones: snapshot init --forget-nodes",
+        details={"nodes": others, "recorded": {node: recorded.identifiers[node] for node in others}},
+    )
+
+
 def claim_majority(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> None:
     """Check the majority, and record the primaries whose lock was granted if they are more than ever before.
 
-    The caller holds their locks. Raises MajorityMissingError.
+    Record also those that are other servers now. The caller holds their locks. Raises MajorityMissingError and
+    OtherServersError.
     """
     while True:
         recorded = read_recorded_primaries(store)
         check_majority(recorded, granted)
+        identifiers = _identifiers_of(granted)
         if recorded.number and len(granted) <= len(recorded.primaries):
-            return
-        if _record(store, recorded.number + 1, granted, forgotten=()):
+            if not recorded.others(granted):
+                return
+            identifiers = {node: identifiers.get(node, known) for node, known in recorded.identifiers.items()}
+        if _record(store, recorded.number + 1, identifiers, forgotten=()):
             return
 
 
 def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> list[str]:
-    """Record these primaries if the newest record has others too; return the node ids that this drops.
+    """Record these primaries if the newest record has others too; return the node ids whose servers this drops.
 
-    No other command makes the record smaller. The caller holds the locks of `granted`.
+    No other command makes the record smaller, or replaces all of its servers. The caller holds the locks of `granted`.
     """
     while True:
         recorded = read_recorded_primaries(store)
-        forgotten = sorted(set(recorded.primaries) - granted.keys())
-        if not forgotten or _record(store, recorded.number + 1, granted, tuple(forgotten)):
+        forgotten = sorted({*(set(recorded.primaries) - granted.keys()), *recorded.others(granted)})
+        if not forgotten or _record(store, recorded.number + 1, _identifiers_of(granted), tuple(forgotten)):
             return forgotten
 
 
-def _record(store: ObjectStore, number: int, granted: Mapping[str, NodeIdentity], forgotten: tuple[str, ...]) -> bool:
+def _identifiers_of(nodes: Mapping[str, NodeIdentity]) -> dict[str, str]:
+    return {node: identity.system_identifier for node, identity in nodes.items()}
+
+
+def _record(store: ObjectStore, number: int, identifiers: Mapping[str, str], forgotten: tuple[str, ...]) -> bool:
     """Create the record; return False if its number is taken."""
-    primaries = tuple(RecordedPrimary(node, identity.system_identifier) for node, identity in granted.items())
+    primaries = tuple(RecordedPrimary(node, identifier) for node, identifier in identifiers.items())
     record = BaselineRecord(new_operation_id(datetime.now(UTC)), primaries, forgotten)
     try:
         # The record is correct even if the put arrives after this command has failed: the locks were granted.

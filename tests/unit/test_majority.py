@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import combinations
 
 import pytest
+from msgspec import structs
 
 from fleet.nodes.baseline import NodeIdentity
 from snapshots.operations.majority import (
     MajorityMissingError,
+    OtherServersError,
     RecordedPrimaries,
     check_majority,
     claim_majority,
@@ -114,3 +117,63 @@ def test_forgetting_nothing_records_nothing() -> None:
     claim_majority(store, identities("s1", "s2"))
     assert forget_nodes(store, identities(*FOUR)) == []
     assert read_records(store) == [{"s1", "s2"}]
+
+
+def replaced(nodes: dict[str, NodeIdentity], *others: str) -> dict[str, NodeIdentity]:
+    """The nodes, with other servers in the place of some."""
+    return {
+        node: structs.replace(identity, system_identifier=f"9{node}") if node in others else identity
+        for node, identity in nodes.items()
+    }
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_any_two_commands_hold_a_server_in_common(size: int) -> None:
+    nodes = [f"s{number}" for number in range(1, size + 1)]
+    recorded = RecordedPrimaries(
+        1, tuple(nodes), {node: one.system_identifier for node, one in identities(*nodes).items()}
+    )
+    allowed: list[set[str]] = []
+    for count in range(size + 1):
+        for part in combinations(nodes, count):
+            for number in range(count + 1):
+                for others in combinations(part, number):
+                    granted = replaced(identities(*part), *others)
+                    with suppress(MajorityMissingError, OtherServersError):
+                        check_majority(recorded, granted)
+                        allowed.append({one.system_identifier for one in granted.values()})
+    of_the_recorded = [one for one in allowed if not any(identifier.startswith("9") for identifier in one)]
+    assert of_the_recorded
+    assert all(one & other for one in allowed for other in of_the_recorded)
+    # One of several may be replaced without a word.
+    assert any(len([each for each in one if each.startswith("9")]) == 1 for one in allowed) == (size > 1)
+
+
+def test_another_fleet_with_the_same_node_ids_is_refused_until_an_operator_says_that_it_is_the_fleet_now() -> None:
+    store, nodes = InMemoryStore("memory://baselines"), ("s1", "s2", "s3")
+    claim_majority(store, identities(*nodes))
+    foreign = replaced(identities(*nodes), *nodes)
+    with pytest.raises(OtherServersError) as raised:
+        claim_majority(store, foreign)
+    error = raised.value
+    assert "s1 (system identifier 9s1), s2 (system identifier 9s2)" in error.message
+    assert "a store of its own" in error.hint
+    assert "snapshot init --forget-nodes" in error.hint
+    assert (error.exit_code, error.slug) == (3, "other-servers")
+    assert len(read_records(store)) == 1
+    assert forget_nodes(store, foreign) == [*nodes]
+    claim_majority(store, foreign)
+    with pytest.raises(OtherServersError):
+        claim_majority(store, identities(*nodes))
+
+
+def test_servers_that_are_replaced_one_by_one_are_recorded() -> None:
+    store = InMemoryStore("memory://baselines")
+    claim_majority(store, identities(*FOUR))
+    # A node that is away stays recorded.
+    for present, others in ((FOUR[:3], FOUR[:1]), (FOUR, FOUR[:2]), (FOUR[1:], FOUR[:3]), (FOUR, FOUR)):
+        claim_majority(store, replaced(identities(*present), *others))
+        assert read_recorded_primaries(store).primaries == FOUR
+    assert len(read_records(store)) == 5
+    with pytest.raises(OtherServersError):
+        claim_majority(store, identities(*FOUR))

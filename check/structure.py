@@ -33,11 +33,8 @@ OBJECTS_AT_ONCE = 100_000
 
 
 def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Every snapshot that exists, and every recorded one that left objects behind although its commit is missing."""
-    left = [
-        name for name in recorded if store.list_children(f"snapshots/{name}") and not _is_known_deleted(store, name)
-    ]
-    return sorted({*snapshot_names(store), *left})
+    """Every snapshot that exists, and every recorded one that was not deleted."""
+    return sorted({*snapshot_names(store), *(name for name in recorded if not _is_known_deleted(store, name))})
 
 
 def _is_known_deleted(store: ObjectStore, name: str) -> bool:
@@ -112,7 +109,7 @@ def _was_there(store: ObjectStore, name: str, missing: SnapshotMissingError, rec
     number = int(str(missing.details["increment"]))
     if number < max(increment_numbers(store, name), default=-1):
         return True
-    return number in recorded.values() and bool(store.list_children(f"snapshots/{name}"))
+    return number in recorded.values()
 
 
 def _text(error: SnapshotError, name: str) -> str | None:

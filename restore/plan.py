@@ -23,10 +23,12 @@ from restore.topology.same_sources import check_large_objects_routed, compare_so
 from restore.topology.topology import Topology, plan_topology
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
+from snapshots.listing.doubts import find_doubts
 from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.operations.object_lists import read_chain_lists
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
+from snapshots.operations.recorded import document_names
 from snapshots.records.chain import Chain
 from snapshots.records.chains import check_has_rows, read_chain
 from snapshots.records.commit import Sequence
@@ -37,6 +39,7 @@ from snapshots.records.store_identity import check_of_fleet, read_identity
 from snapshots.records.tombstones import SnapshotDeletedError
 from storage.errors import UsageError
 from storage.location import StoreLocation
+from storage.store import ObjectStore
 from wal.segments.damage import ObjectDamagedError
 
 
@@ -45,7 +48,7 @@ class RestorePlan:
     """A restore before it begins: what is restored, from which store, into which targets, as which operation.
 
     `damage`: the store lacks objects that are needed, as a listing shows; so it is refused with all other obstacles.
-    `next_cut`: when the first cut after the moment asked for was made.
+    `next_cut`: when the first cut after the moment asked for was made. `doubts`: what records say against it.
     """
 
     request: RestoreRequest
@@ -59,6 +62,7 @@ class RestorePlan:
     damage: ObjectDamagedError | None = None
     topology: Topology | None = None
     next_cut: datetime | None = None
+    doubts: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> Wanted:
@@ -131,7 +135,7 @@ class RestorePlan:
             in_doubt=find_in_doubt(self.chain.last),
             borrowed=self.borrowed_rows,
             damaged=self.copies.damaged,
-            warnings=warn_of_nodes(self.request.scope.nodes, self.chain.full.primaries),
+            warnings=[*self.doubts, *warn_of_nodes(self.request.scope.nodes, self.chain.full.primaries)],
             moved=[f"{one.node.id}: {move.label}" for one in self.targets for move in self.moves(one)],
             routes=self.topology.shown(self.groups[self.targets[0].shard]) if self.topology else [],
             scope=self.request.scope,
@@ -204,7 +208,9 @@ def plan_restore(
     store = source.store.open()
     identity = read_identity(store, source)
     own = resumed.operation if resumed else None
-    open_operations = tuple(one for one in read_open_operations(store, request.name) if one.id != own)
+    documents = document_names(store)
+    found = read_open_operations(store, request.name, documents=documents)
+    open_operations = tuple(one for one in found if one.id != own)
     with naming_open_operations(open_operations):
         whole = read_chain(store, request.name, request.increment)
         whole = read_chain_lists(store, whole, allow_damage=True)
@@ -230,21 +236,32 @@ def plan_restore(
         if request.is_with_all_rows:
             check_large_objects_routed(chain, shards)
     wanted = request.wanted(is_routed=topology is not None)
-    # One that goes on takes its rows from the same copies as before.
-    copies, damage = CopyChoice(), None
-    if resumed:
-        copies = CopyChoice({node: frozenset(numbers) for node, numbers in resumed.borrowed.items()})
-        check_chosen(chain, wanted, copies)
-    else:
-        try:
-            copies = settle_copies(store, chain, wanted, find_listed_damage(store, chain))
-        except ObjectDamagedError as error:
-            damage = error
+    copies, damage = _choose_copies(store, chain, wanted, resumed)
     if topology:
         damage = compare_sources(store, chain, shards, wanted) or damage
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
-    return replace(plan, next_cut=next_cut_time(whole, chain) if request.at else None)
+    if request.at:
+        plan = replace(plan, next_cut=next_cut_time(whole, chain))
+    if resumed:
+        return plan
+    is_newest = chain is whole and request.increment is None
+    return replace(plan, doubts=find_doubts(store, documents, chain, is_newest=is_newest))
+
+
+def _choose_copies(
+    store: ObjectStore, chain: Chain, wanted: Wanted, resumed: DatabaseRecord | None
+) -> tuple[CopyChoice, ObjectDamagedError | None]:
+    """From which copies rows are taken, and what a listing shows that these lack."""
+    if resumed is None:
+        try:
+            return settle_copies(store, chain, wanted, find_listed_damage(store, chain)), None
+        except ObjectDamagedError as error:
+            return CopyChoice(), error
+    # One that goes on takes its rows from the same copies as before.
+    copies = CopyChoice({node: frozenset(numbers) for node, numbers in resumed.borrowed.items()})
+    check_chosen(chain, wanted, copies)
+    return copies, None
 
 
 def _check_tables(plan: RestorePlan) -> None:

@@ -19,7 +19,8 @@ from cli.views.sparkline import sparkline, stdout_levels
 from fleet.record import to_builtins
 from fleet.tables.left_out import select_warnings
 from snapshots.activity.checks import EndedCheck, NewestChecks
-from snapshots.listing.listing import Entry, Listing, list_store
+from snapshots.listing.entry import Entry
+from snapshots.listing.listing import Listing, list_store
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import CommitSummary
 from snapshots.records.cut_times import cut_time, safe_time

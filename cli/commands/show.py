@@ -19,9 +19,10 @@ from cli.report.document import figures_document
 from cli.report.terminal import timeline_levels, timeline_of
 from cli.views.recovery import plan_lines, transaction_lines
 from fleet.record import to_builtins
+from snapshots.listing.entry import Entry
 from snapshots.listing.figures import read_figures_of
 from snapshots.listing.in_doubt import in_doubt_transactions
-from snapshots.listing.listing import Entry, show_snapshot
+from snapshots.listing.listing import show_snapshot
 from snapshots.listing.name_templates import newest_name
 from snapshots.listing.recovery_plan import plan_recovery
 from snapshots.records.chain import Chain

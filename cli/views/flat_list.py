@@ -22,7 +22,8 @@ from cli.output.format import (
 )
 from cli.output.tables import Cell, FittingTable, Shorter
 from snapshots.activity.checks import EndedCheck, newest_covering
-from snapshots.listing.listing import Entry, Listing
+from snapshots.listing.entry import Entry
+from snapshots.listing.listing import Listing
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.commit import Commit, FullSnapshot
 from snapshots.records.cut_times import cut_time, safe_time

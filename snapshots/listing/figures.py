@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from fleet.config import Fleet
+from snapshots.listing.entry import BROKEN, ENDED, LOST, Entry
 from snapshots.listing.gaps import Gaps, RestorePlace, find_gaps
-from snapshots.listing.listing import BROKEN, ENDED, LOST, Entry, SnapshotDetails, read_entry
+from snapshots.listing.listing import SnapshotDetails, read_entry
 from snapshots.listing.operation_figures import OperationFigures, read_operation_figures
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain

@@ -7,79 +7,42 @@ from dataclasses import dataclass, field, replace
 
 from fleet.config import Fleet
 from snapshots.activity.checks import NewestChecks, read_checks
+from snapshots.listing.entry import Entry
+from snapshots.listing.missing_points import MissingPoint, read_missing
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.recorded import document_names
 from snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain, read_newest_part, read_summaries
-from snapshots.records.commit import CommitSummary
 from snapshots.records.commits import SnapshotMissingError, read_full, snapshot_names
 from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import LostChain, read_marks
+from snapshots.records.lost_chains import read_marks
 from snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
 from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted
 from storage.errors import RefusedError
 from storage.store import ObjectStore
-from wal.slots.retained import Retained, RetainedAnswers, RetainedQuery
+from wal.slots.retained import RetainedAnswers, RetainedQuery
 from wal.slots.slots import slot_name
-
-COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended", "only-full"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One snapshot. If its chain can't be read, `problem` says why and `chain` is the readable part, if any.
-
-    `has_damaged_mark`: all of the chain can be read, and `problem` is that of a mark.
-    `lost` is set if the chain was given up and can't be continued; `retained` is the WAL that the nodes keep for it.
-    `is_only_full`: its increments were pruned. `summaries` are of the increments.
-    """
-
-    name: str
-    chain: Chain | None
-    problem: str | None = None
-    has_damaged_mark: bool = False
-    lost: LostChain | None = None
-    retained: tuple[Retained, ...] = ()
-    is_only_full: bool = False
-    summaries: tuple[CommitSummary, ...] = ()
-
-    @property
-    def state(self) -> str:
-        """Broken: a commit is missing, or one that was read is damaged. Lost, ended, only-full: no increment follows.
-
-        Because a node kept too much WAL for it, a command ended it, or its increments were pruned. Ended is also one
-        whose mark is damaged. The objects that the commits list are read by `check` alone.
-        """
-        if self.problem and not self.has_damaged_mark:
-            return BROKEN
-        if self.is_only_full:
-            return ONLY_FULL
-        if self.lost:
-            return ENDED if self.lost.is_planned else LOST
-        return ENDED if self.has_damaged_mark else COMPLETE
-
-    @property
-    def remark(self) -> str:
-        """The explanation of the state for people, "" if it needs none."""
-        pruned = "its increments were pruned, and no others can be added" if self.is_only_full else ""
-        return self.problem or pruned or (self.lost.text if self.lost else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The snapshots of a store by name, the WAL that the nodes keep, operations without an outcome, and checks."""
+    """The snapshots of a store by name, the WAL that the nodes keep, operations without an outcome, and checks.
+
+    `missing` were committed, and their commit files are gone.
+    """
 
     entries: tuple[Entry, ...]
     answers: RetainedAnswers
     open_operations: tuple[OpenOperation, ...] = ()
     checks: NewestChecks = field(default_factory=NewestChecks)
+    missing: tuple[MissingPoint, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
-        """A line for every chain past half of a node's limit."""
+        """A line for every restore point that is missing, and for every chain past half of a node's limit."""
         entries_by_slot = {slot_name(one.chain.full.chain): one for one in self.entries if one.chain}
-        warnings: list[str] = []
+        warnings = [one.text for one in self.missing]
         for slot in sorted({one.slot for one in self.answers.retained}):
             entry = entries_by_slot.get(slot)
             kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)
@@ -105,8 +68,9 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     read = (read_entry(store, identity, name) for name in snapshot_names(store))
     entries = [entry for entry in read if entry is not None]
     checks = read_checks(store, documents, None if all_checks else {entry.name for entry in entries})
-    answers = query.answers()
-    return Listing(tuple(_with_retained(entry, answers) for entry in entries), answers, open_operations, checks)
+    missing, answers = tuple(read_missing(store, documents, entries)), query.answers()
+    listed = tuple(_with_retained(entry, answers) for entry in entries)
+    return Listing(listed, answers, open_operations, checks, missing)
 
 
 def read_entry(

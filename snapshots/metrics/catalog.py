@@ -87,6 +87,14 @@ DAMAGED_MARKS = Metric(
     "cutline_damaged_marks",
     "Snapshots that can be restored, but get no more increments, as one of their marks can't be read.",
 )
+MISSING_POINTS = Metric(
+    "cutline_missing_restore_points",
+    "Full snapshots and increments that were committed, and whose commit files are gone from the store.",
+)
+STANDING_CONFLICTS = Metric(
+    "cutline_snapshots_with_conflicts",
+    "Snapshots in which a check has found conflicts, and no later full one has found the same restore points valid.",
+)
 RESTORE_POINTS = Metric("cutline_restore_points", "Full snapshots and increments in the store, cuts without rows too.")
 COMMITTED_BYTES = Metric("cutline_committed_bytes", "Size of all that the commits in the store list.")
 SNAPSHOT_BYTES = Metric(

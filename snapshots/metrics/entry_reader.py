@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from fleet.config import Fleet
-from snapshots.listing.listing import Entry, read_entry
+from snapshots.listing.entry import Entry
+from snapshots.listing.listing import read_entry
 from snapshots.records.commits import ASKING_THREADS_MAX, NAME, is_committed
 from snapshots.records.cut_times import cut_time
 from snapshots.records.store_identity import StoreIdentity, read_identity

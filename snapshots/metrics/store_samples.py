@@ -11,10 +11,12 @@ from msgspec import UnsetType
 
 from fleet.config import Fleet
 from fleet.lsn import Lsn
+from snapshots.activity.checks import NewestChecks
 from snapshots.activity.ended_operations import EndedOperations, EndedReader
 from snapshots.activity.kinds import FULL, INCREMENT, ONLY_CUT
 from snapshots.activity.under_way import UnderWay, read_under_way
-from snapshots.listing.listing import BROKEN, COMPLETE, ENDED, LOST, ONLY_FULL, Entry
+from snapshots.listing.entry import BROKEN, COMPLETE, ENDED, LOST, ONLY_FULL, Entry
+from snapshots.listing.missing_points import MissingPoint, committed_by, find_missing
 from snapshots.metrics import catalog
 from snapshots.metrics.catalog import Sample
 from snapshots.metrics.command_samples import KindEnd, end_of_commit, moment_of, samples_of_ends, samples_of_open
@@ -35,6 +37,7 @@ class StoreFacts:
     entries: tuple[Entry, ...]
     open_operations: tuple[UnderWay, ...]
     ended: EndedOperations
+    missing: tuple[MissingPoint, ...] = ()
 
     @property
     def chains(self) -> list[Chain]:
@@ -45,11 +48,12 @@ class StoreFacts:
 def read_facts(fleet: Fleet, ended: EndedReader, reader: EntryReader | None = None) -> StoreFacts:
     """Read the fleet's store, with a `reader` only what has changed since it read last; raises as EntryReader.read."""
     store = fleet.store.open()
-    entries = (reader or EntryReader()).read(store, fleet)
-    committed = {one.chain.full.operation for one in entries if one.chain}
-    committed |= {summary.operation for one in entries for summary in one.summaries}
+    # First: what is recorded as committed then is there.
     documents = document_names(store)
-    return StoreFacts(entries, tuple(read_under_way(store, documents)), ended.read(store, committed, documents))
+    entries = (reader or EntryReader()).read(store, fleet)
+    operations = ended.read(store, committed_by(entries), documents)
+    missing = tuple(find_missing(store, operations.found, entries))
+    return StoreFacts(entries, tuple(read_under_way(store, documents)), operations, missing)
 
 
 def chains_by_cut(entries: Iterable[Entry]) -> list[Chain]:
@@ -73,6 +77,11 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
     for state in STATES:
         yield catalog.SNAPSHOTS.of(states[state], state)
     yield catalog.DAMAGED_MARKS.of(sum(one.has_damaged_mark for one in facts.entries))
+    yield catalog.MISSING_POINTS.of(len(facts.missing))
+    checks = NewestChecks()
+    checks.add_all(facts.ended.found)
+    conflicts = [one.name for one in facts.entries if checks.standing_conflicts(one.name, 1 + len(one.summaries))]
+    yield catalog.STANDING_CONFLICTS.of(len(conflicts))
     sizes = {one.name: _size_bytes(one) for one in facts.entries if one.chain}
     yield catalog.RESTORE_POINTS.of(sum(1 + len(one.summaries) for one in facts.entries if one.chain))
     yield catalog.COMMITTED_BYTES.of(sum(sizes.values()))

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from snapshots.activity.command import Command
 from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.listing.listing import Entry, read_entry
+from snapshots.listing.entry import Entry
+from snapshots.listing.listing import read_entry
 from snapshots.operations.leases import hold_lease
 from snapshots.operations.open_operations import read_open_operations
 from snapshots.operations.operation import current_time, new_operation

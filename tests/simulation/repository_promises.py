@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
-from snapshots.listing.listing import Entry
+from snapshots.listing.entry import Entry
 from snapshots.operations.open_operations import OpenOperation
 from snapshots.operations.recorded import read_open_intents
 from snapshots.records.chain import Chain

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from msgspec import structs
 
 from fleet.record import Time
+from snapshots.listing.entry import Entry
 from snapshots.listing.figures import SnapshotFigures, StoreFigures, figures_of, gaps_of
-from snapshots.listing.listing import Entry
 from snapshots.listing.operation_figures import OperationFigures
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit, FullSnapshot, Increment

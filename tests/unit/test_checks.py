@@ -15,7 +15,7 @@ import snapshots.activity.ended_operations as ended_operations
 from cli.commands.list import checks_document
 from fleet.record import Time
 from snapshots.activity.checks import EndedCheck, NewestChecks, newest_covering, read_checks, standing_check
-from snapshots.listing.listing import Entry
+from snapshots.listing.entry import Entry
 from snapshots.operations.operation import begin, new_operation, record_outcome
 from snapshots.operations.recorded import document_names
 from snapshots.records.chain import summary_of

@@ -17,7 +17,8 @@ from cli.output.tables import FittingTable
 from cli.views.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
 from fleet.record import Time, from_builtins
 from snapshots.activity.checks import EndedCheck, NewestChecks
-from snapshots.listing.listing import Entry, Listing
+from snapshots.listing.entry import Entry
+from snapshots.listing.listing import Listing
 from snapshots.records.chain import Chain, summary_of
 from snapshots.records.operation_records import CheckedPoint
 from tests.chains.redefined_chain import STATES, build_chain

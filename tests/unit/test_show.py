@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cli.commands.show import lines_of
 from cli.output.tables import FittingTable
-from snapshots.listing.listing import Entry
+from snapshots.listing.entry import Entry
 from tests.chains.redefined_chain import BASE, COPIED, build_chain
 from tests.unit.made_commits import memory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from cli.commands.show import lines_of
-from snapshots.listing.listing import Entry
+from snapshots.listing.entry import Entry
 from snapshots.records.chain import Chain
 from tests.unit.made_commits import full_commit, increment_commit
 

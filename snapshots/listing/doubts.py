@@ -1,0 +1,28 @@
+"""What the records of operations say against a restore point that can be read: whoever restores it should know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from snapshots.activity.checks import read_checks
+from snapshots.listing.listing import entry_of
+from snapshots.listing.missing_points import read_missing_after
+from snapshots.records.chain import Chain
+from storage.store import ObjectStore
+
+
+def find_doubts(
+    store: ObjectStore, documents: Mapping[str, Set[str]], chain: Chain, *, is_newest: bool
+) -> tuple[str, ...]:
+    """Conflicts that a check has found; and, if the chain `is_newest`, later increments whose commit files are gone.
+
+    `documents` are those of document_names, listed before the chain was read. Raises what read_summaries raises.
+    """
+    found = [one.text for one in read_missing_after(store, documents, entry_of(store, chain))] if is_newest else []
+    checks = read_checks(store, documents, {chain.name})
+    if standing := checks.standing_conflicts(chain.name, chain.last.increment + 1):
+        found.append(
+            f"a check that ended at {standing.ended_at} has found conflicts in what this needs; to see them:"
+            f" snapshot check {chain.name}"
+        )
+    return tuple(found)

@@ -1,0 +1,105 @@
+"""Restore points that operations have recorded as committed, and whose commit files are gone.
+
+Nothing else shows that somebody has removed the newest increments of a chain, or a whole snapshot, without Cutline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+
+from snapshots.activity.ended_operations import Ended, list_ended, read_batches
+from snapshots.listing.entry import Entry
+from snapshots.records.commits import commit_key, increment_label
+from snapshots.records.documents import ManifestError
+from snapshots.records.operation_records import DONE
+from snapshots.records.tombstones import is_deleted
+from storage.store import ObjectStore
+
+# Operations that have committed nothing, or whose commit is gone, are few, unless snapshots were deleted.
+READ_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPoint:
+    """A full snapshot (increment 0) or an increment whose commit file is gone."""
+
+    snapshot: str
+    increment: int
+    operation: str
+
+    @property
+    def text(self) -> str:
+        """What is missing, and what to do."""
+        label, key = increment_label(self.snapshot, self.increment), commit_key(self.snapshot, self.increment)
+        return (
+            f"{label} was committed, but its commit file is gone from the store: put it back from a copy of the store:"
+            f" {key}"
+        )
+
+
+def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries: Iterable[Entry]) -> list[MissingPoint]:
+    """What is missing beside these entries, all of the store's, by the newest operations.
+
+    `documents` are those of document_names, listed before the entries were read.
+    """
+    entries = list(entries)
+    committed = committed_by(entries)
+    ids = [one for one in list_ended(documents, has_intent=True) if one not in committed]
+    return find_missing(store, _read(store, documents, ids[:READ_MAX]), entries)
+
+
+def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], entry: Entry) -> list[MissingPoint]:
+    """The increments after the last one of a snapshot, by the operations that began next."""
+    if entry.chain is None:
+        return []
+    second = _second_of(entry.chain.last.operation)
+    ids = sorted(set(list_ended(documents, has_intent=True)) - committed_by([entry]))
+    later = _read(store, documents, [one for one in ids if one >= second][:READ_MAX])
+    return find_missing(store, [one for one in later if one.snapshot == entry.name], [entry])
+
+
+def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[Entry]) -> list[MissingPoint]:
+    """Those of the operations whose restore points are missing beside the entries, by snapshot and increment."""
+    by_name = {one.name: one for one in entries}
+    found = set[MissingPoint]()
+    for one in ended:
+        if one.kind == "create" and one.increment is not None and one.outcome and one.outcome.state == DONE:
+            point = MissingPoint(one.snapshot, one.increment, one.id)
+            if _is_missing(store, point, by_name.get(one.snapshot)):
+                found.add(point)
+    return sorted(found, key=lambda one: (one.snapshot, one.increment))
+
+
+def committed_by(entries: Iterable[Entry]) -> set[str]:
+    """The operations that have committed the restore points of the entries."""
+    found = set[str]()
+    for one in entries:
+        found |= {one.chain.full.operation} if one.chain else set()
+        found |= {summary.operation for summary in one.summaries}
+    return found
+
+
+def _is_missing(store: ObjectStore, point: MissingPoint, entry: Entry | None) -> bool:
+    if entry is None:
+        with suppress(ManifestError):
+            return not is_deleted(store, point.snapshot)
+        # There is a mark, whatever it says.
+        return False
+    # What is wrong with a chain that can't be read is its problem.
+    if entry.chain is None or (entry.problem and not entry.has_damaged_mark):
+        return False
+    # Ids of different seconds sort by time: operations before the full snapshot's worked on another one of that name.
+    is_later = point.operation >= _second_of(entry.chain.full.operation)
+    numbers = {0, *(summary.increment for summary in entry.summaries)}
+    return is_later and not entry.is_only_full and point.increment not in numbers
+
+
+def _second_of(operation: str) -> str:
+    return operation.rpartition("-")[0]
+
+
+def _read(store: ObjectStore, documents: Mapping[str, Set[str]], operations: Sequence[str]) -> Iterable[Ended]:
+    return chain.from_iterable(read_batches(store, documents, operations))

@@ -1,0 +1,120 @@
+"""Restore points that were committed, and whose commit files are gone: list, metrics, check and restore say it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from check.structure import check_structure, names_to_check
+from cli.commands.list import lines_of
+from fleet.config import Fleet
+from snapshots.activity.ended_operations import EndedReader
+from snapshots.listing.doubts import find_doubts
+from snapshots.listing.listing import list_store
+from snapshots.metrics.store_samples import read_facts, samples_of_store
+from snapshots.operations.operation import begin, new_operation, record_outcome
+from snapshots.operations.recorded import document_names, read_recorded_commits
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import commit_key
+from snapshots.records.tombstones import put_mark
+from storage.store import ObjectStore
+from tests.unit.made_chains import FLEET
+from tests.unit.made_checks import ended, point
+from tests.unit.made_commits import mark
+from tests.unit.made_fleets import new_fleet, store_chain
+
+TIMES = ("2026-11-20T00:00:00Z", "2026-11-20T01:00:00Z", "2026-11-20T02:00:00Z")
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    """With a full snapshot and two increments of `daily`, and the records of their operations."""
+    made = new_fleet(FLEET)
+    store_chain(made, "daily", *TIMES)
+    return made
+
+
+@pytest.fixture
+def store(fleet: Fleet) -> ObjectStore:
+    return fleet.store.open()
+
+
+def metric_of(fleet: Fleet, name: str) -> float:
+    facts = read_facts(fleet, EndedReader(100))
+    (value,) = [one.value for one in samples_of_store(facts, datetime.now(UTC)) if one.metric.name == name]
+    return value
+
+
+def conflicts_of(store: ObjectStore) -> list[str]:
+    recorded = read_recorded_commits(store)
+    reports = [check_structure(store, "", name, None, recorded[name])[1] for name in names_to_check(store, recorded)]
+    return [str(one.object) for report in reports for one in report.conflicts if one.kind != "fleet"]
+
+
+def doubts_of(store: ObjectStore, *, is_newest: bool = True) -> tuple[str, ...]:
+    return find_doubts(store, document_names(store), read_chain(store, "daily"), is_newest=is_newest)
+
+
+def test_nothing_is_missing_of_a_chain_that_is_whole(fleet: Fleet, store: ObjectStore) -> None:
+    assert list_store(fleet).missing == ()
+    assert metric_of(fleet, "cutline_missing_restore_points") == 0
+    assert doubts_of(store) == ()
+
+
+def test_the_newest_increment_is_missed(fleet: Fleet, store: ObjectStore) -> None:
+    store.delete(commit_key("daily", 2))
+    listing = list_store(fleet)
+    assert [(one.snapshot, one.increment) for one in listing.missing] == [("daily", 2)]
+    (line,) = [one for one in lines_of(listing, datetime.now(UTC)) if "is gone" in str(one)]
+    assert "increment 2 of daily was committed, but its commit file is gone from the store" in str(line)
+    assert commit_key("daily", 2) in str(line)
+    assert metric_of(fleet, "cutline_missing_restore_points") == 1
+    assert conflicts_of(store) == [commit_key("daily", 2)]
+    assert doubts_of(store) == tuple(listing.warnings)
+    # Whoever asks for an earlier one does not need it.
+    assert doubts_of(store, is_newest=False) == ()
+
+
+def test_a_snapshot_of_which_nothing_is_left_is_missed(fleet: Fleet, store: ObjectStore) -> None:
+    for key in store.list("snapshots"):
+        store.delete(key)
+    assert [(one.snapshot, one.increment) for one in list_store(fleet).missing] == [("daily", n) for n in (0, 1, 2)]
+    assert metric_of(fleet, "cutline_missing_restore_points") == 3
+    assert conflicts_of(store) == [commit_key("daily", 0)]
+
+
+def test_what_was_deleted_or_pruned_is_not_missed(fleet: Fleet, store: ObjectStore) -> None:
+    put_mark(store, mark(only_full=True))
+    for number in (1, 2):
+        store.delete(commit_key("daily", number))
+    assert list_store(fleet).missing == ()
+    assert conflicts_of(store) == []
+    put_mark(store, mark())
+    for key in store.list("snapshots"):
+        store.delete(key)
+    assert list_store(fleet).missing == ()
+    assert metric_of(fleet, "cutline_missing_restore_points") == 0
+    assert conflicts_of(store) == []
+
+
+def test_what_has_failed_is_not_missed(fleet: Fleet, store: ObjectStore) -> None:
+    intent = new_operation("create", "daily", 3, ("a",))
+    begin(store, intent)
+    record_outcome(store, intent, "failed", "node-unreachable")
+    assert list_store(fleet).missing == ()
+
+
+def test_conflicts_that_stand_are_counted_whatever_was_checked_since_and_told_before_a_restore(
+    fleet: Fleet, store: ObjectStore
+) -> None:
+    assert metric_of(fleet, "cutline_snapshots_with_conflicts") == 0
+    ended(store, 1, point("daily", 2, "conflicts"))
+    ended(store, 2, point("weekly", 0))
+    ended(store, 3, point("daily", 2, "inconclusive", full=False))
+    assert metric_of(fleet, "cutline_snapshots_with_conflicts") == 1
+    (doubt,) = doubts_of(store)
+    assert "has found conflicts in what this needs; to see them: snapshot check daily" in doubt
+    ended(store, 4, point("daily", 2))
+    assert metric_of(fleet, "cutline_snapshots_with_conflicts") == 0
+    assert doubts_of(store) == ()

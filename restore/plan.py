@@ -23,14 +23,14 @@ from restore.topology.same_sources import check_large_objects_routed, compare_so
 from restore.topology.topology import Topology, plan_topology
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
-from snapshots.listing.doubts import find_doubts
+from snapshots.listing.doubts import find_doubts, read_restorable
 from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.operations.object_lists import read_chain_lists
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.operations.recorded import document_names
 from snapshots.records.chain import Chain
-from snapshots.records.chains import check_has_rows, read_chain
+from snapshots.records.chains import check_has_rows
 from snapshots.records.commit import Sequence
 from snapshots.records.commits import SnapshotMissingError, increment_label
 from snapshots.records.cut_times import chain_at, cut_time, next_cut_time, safe_time
@@ -212,7 +212,7 @@ def plan_restore(
     found = read_open_operations(store, request.name, documents=documents)
     open_operations = tuple(one for one in found if one.id != own)
     with naming_open_operations(open_operations):
-        whole = read_chain(store, request.name, request.increment)
+        whole = read_restorable(store, request.name, request.increment)
         whole = read_chain_lists(store, whole, allow_damage=True)
         chain = chain_at(whole, request.at) if request.at else whole
     check_of_fleet(chain, identity)

@@ -9,7 +9,6 @@ import typer
 
 from cli.output.context import command_context
 from cli.output.exit_codes import BUSY, DONE, REFUSED, UNREACHABLE
-from cli.output.format import name_fleet
 from cli.output.operations import check_operation, check_snapshot, what_text
 from cli.output.results import emit, progress
 from snapshots.activity.cancelling import Cancelled, CancelResult, cancel_operations
@@ -61,7 +60,7 @@ def cancel(
         raise _not_under_way(store, operation)
     with progress(context) as shown:
         results = cancel_operations(fleet, chosen, wait, shown)
-    emit(context, document_of(results), [name_fleet(line, options.given_fleet) for line in lines_of(results, name)])
+    emit(context, document_of(results), lines_of(results, name))
     raise typer.Exit(max((CODES.get(one.result, DONE) for one in results), default=DONE))
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from cli.output.context import command_context
-from cli.output.format import name_fleet
 from cli.output.results import emit, progress
 from cli.spark.protection import check_protection
 from fleet.nodes.problems import actions_of, grants_of, optional_lines
@@ -49,7 +48,7 @@ def init(
         "grants": grants_of(report.lacking),
         "actions": actions_of(report.lacking),
     }
-    emit(context, document, [name_fleet(line, options.given_fleet) for line in lines_of(report)])
+    emit(context, document, lines_of(report))
 
 
 def lines_of(report: InitReport) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.output.context import command_context
-from cli.output.format import age_text, count_text, minute_text, moment_text, name_fleet, size_text, time_text
+from cli.output.format import age_text, count_text, minute_text, moment_text, size_text, time_text
 from cli.output.left_out import warnings_of_several
 from cli.output.results import emit, emit_csv, emit_items
 from cli.output.tables import Cell, FittingTable, Shorter
@@ -76,7 +76,7 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
         "put_aside": [asdict(one) for one in listing.answers.old],
     }
     lines = [] if options.json else lines_of(listing, datetime.now(UTC))
-    emit(context, document, [name_fleet(one, options.given_fleet) if isinstance(one, str) else one for one in lines])
+    emit(context, document, lines)
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:

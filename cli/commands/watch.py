@@ -44,7 +44,7 @@ def watch(context: typer.Context) -> None:
     """
     options = command_context(context)
     source = FleetSource.read(options.load_fleet().path)
-    say = partial(log, json_lines=options.json)
+    say = partial(log, json_lines=options.json, fleet_file=options.given_fleet)
     command = Command("watch", "", new_operation_id(datetime.now(UTC)))
     with Activity(Silent(), command, source.open_store, stop_process) as activity:
         watcher = Watcher(source, activity, command.operation, say, Notices(source, say))
@@ -72,6 +72,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
             with take_turn(watcher.source.fleet, watcher.log) as turn:
                 watcher.begin()
                 watcher.is_active, watcher.had_turn, is_start = True, True, False
+                watcher.notices.is_beside = False
                 watcher.notices.waits(None)
                 if said:
                     watcher.log("it is this watch's turn")
@@ -104,6 +105,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
                 problem = None
             if is_busy and problem is not None:
                 text = f"standing by: {problem.message}"
+            watcher.notices.is_beside = is_busy and problem is None
             if text != said:
                 watcher.log(text, hint=problem.hint if problem else "")
             watcher.notices.waits(problem, "another watch works")

@@ -10,7 +10,7 @@ import typer
 
 from cli.output.context import command_context
 from cli.output.exit_codes import CONFLICTS
-from cli.output.format import count_text, seconds_text
+from cli.output.format import count_text, name_fleet, seconds_text
 from cli.output.results import emit, progress
 from embedded.bank import BankInvariants, read_invariants
 from embedded.bank_workload import BankWorkload
@@ -61,11 +61,8 @@ def up(context: typer.Context, directory: FleetFolder, shards: Shards = None, ba
         lines.append(f"{started} servers started in {seconds:.1f} s")
     else:
         lines.append("the fleet was already running; nothing was changed")
-    if (fleet.store / FLEET_KEY).exists():
-        lines.append(f"next: snapshot --fleet {fleet.fleet_toml} list")
-    else:
-        lines.append(f"next: snapshot --fleet {fleet.fleet_toml} init")
-    emit(context, document, lines)
+    lines.append("next: snapshot list" if (fleet.store / FLEET_KEY).exists() else "next: snapshot init")
+    emit(context, document, [name_fleet(line, str(fleet.fleet_toml)) for line in lines])
 
 
 def load(

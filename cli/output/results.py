@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from cli.output.context import command_context
-from cli.output.format import printable, time_text
+from cli.output.format import name_fleet, printable, time_text
 from cli.output.json_progress import JsonProgress
 from cli.output.tables import Enumeration, FittingTable
 from fleet.progress import Progress, Silent
@@ -45,7 +45,7 @@ def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable
             own = document.get("warnings", ())
             write_document({**document, "warnings": [*options.warnings, *(own if isinstance(own, Iterable) else ())]})
         else:
-            _write_lines(lines)
+            _write_lines(_naming_fleet(lines, options.given_fleet))
 
 
 def emit_items(
@@ -147,6 +147,12 @@ class _Printable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         for segment in console.render(self.drawn, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text, keep="\n"))
+
+
+def _naming_fleet(lines: Iterable[str | RenderableType], fleet_file: str | None) -> Iterator[str | RenderableType]:
+    """The lines with the fleet file that was given in their commands."""
+    for line in lines:
+        yield name_fleet(line, fleet_file) if isinstance(line, str) else line
 
 
 def _write_lines(lines: Iterable[str | RenderableType]) -> None:

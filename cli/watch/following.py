@@ -11,11 +11,13 @@ from datetime import UTC, datetime
 
 from cli.watch.chain import WatchedChain, find_chain, find_others, matching_names
 from cli.watch.fleet_source import FleetSource
+from cli.watch.notices import Notices
 from cli.watch.schedule import OF_CHAIN, OF_SNAPSHOT, FullPauses, Task, TaskKind
 from fleet.progress import Silent
 from snapshots.between_cuts.supersede import supersede
 from snapshots.records.documents import ManifestError, StoreEncryptedError
 from snapshots.records.store_identity import FLEET_KEY
+from snapshots.records.tombstones import SnapshotDeletedError
 from storage.errors import ChainEnd, SnapshotError
 
 LOOK_SECONDS = 30.0
@@ -34,6 +36,7 @@ class Following:
     source: FleetSource
     log: Callable[..., None]
     tasks: dict[TaskKind, Task]
+    notices: Notices
     chain: WatchedChain | None = None
     # How often in turn a task has failed as if the chain could not go on.
     doubts: Counter[TaskKind] = field(default_factory=Counter)
@@ -141,6 +144,10 @@ class Following:
         for name in self.chain.replaced:
             try:
                 left = supersede(self.source.fleet, name, self.chain.name, Silent())
+            except SnapshotDeletedError:
+                continue
+            except ManifestError as error:
+                problems[name] = _with_way_out(error, name)
             except SnapshotError as error:
                 problems[name] = error
             else:
@@ -154,8 +161,11 @@ class Following:
     def _plan_replacing(self) -> None:
         seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
         # One that has failed keeps its pauses, also if there is more to replace.
-        before = self.tasks.get(TaskKind.REPLACE) if seconds else None
-        self.tasks[TaskKind.REPLACE] = replace(before or Task(TaskKind.REPLACE, seconds), interval_seconds=seconds)
+        before = self.tasks.get(TaskKind.REPLACE)
+        if not seconds and before is not None and before.failing_since is not None:
+            self.notices.is_not_needed(before, self.chain.name if self.chain else None)
+        kept = before if seconds and before is not None else Task(TaskKind.REPLACE, seconds)
+        self.tasks[TaskKind.REPLACE] = replace(kept, interval_seconds=seconds)
 
     def _ask_for_full(self, reason: str) -> None:
         """Make a full snapshot due: at once, unless the chain before was young; never, if the rules say so."""
@@ -179,6 +189,13 @@ class Following:
 
     def _done_at(self, kind: TaskKind, moment: datetime) -> None:
         self.tasks[kind] = self.tasks[kind].last_done(moment)
+
+
+def _with_way_out(error: ManifestError, name: str) -> ManifestError:
+    """A damaged commit of a chain that was replaced: nodes keep WAL for it until somebody does one of two things."""
+    if not isinstance(error, StoreEncryptedError):
+        error.hint += f"\nor give it up, with all its restore points: snapshot delete {name} --force"
+    return error
 
 
 def chain_end_of(error: BaseException) -> ChainEnd:

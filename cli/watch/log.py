@@ -7,14 +7,18 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from cli.output.format import printable
+from cli.output.format import name_fleet, printable
 from fleet.record import Time
 
 EVENT_SCHEMA = "cutline/watch-event/1"
 
 
-def log(text: str, *, json_lines: bool, hint: str = "", **details: object) -> None:
-    """Write one event, with what to do about it; `details` are in its JSON only."""
+def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str = "", **details: object) -> None:
+    """Write one event, with what to do about it; `details` are in its JSON only.
+
+    The commands of the hint get the fleet file that was given.
+    """
+    hint = name_fleet(hint, fleet_file, is_hint=True)
     at = Time.of(datetime.now(UTC))
     if json_lines:
         line = json.dumps({"schema": EVENT_SCHEMA, "at": at, "text": text, "hint": hint, **details})

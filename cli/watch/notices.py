@@ -20,6 +20,8 @@ class Notices:
 
     source: FleetSource
     log: Callable[..., None]
+    # Whether another watch works: that tells what is wrong with the file of both.
+    is_beside: bool = False
     _troubles: dict[TaskKind, Task] = field(default_factory=dict)
 
     def send(self, event: str, snapshot: str | None, task: Task, failure: CommandFailure) -> None:
@@ -51,7 +53,14 @@ class Notices:
 
     def refuses_file(self, error: SnapshotError | None) -> None:
         """Tell of what is wrong with fleet.toml, once, and of its end, which is None."""
-        self._tell(TaskKind.FILE, error, "the watch goes by fleet.toml again")
+        if not self.is_beside or TaskKind.FILE in self._troubles:
+            self._tell(TaskKind.FILE, error, "the watch goes by fleet.toml again")
+
+    def is_not_needed(self, task: Task, snapshot: str | None) -> None:
+        """Tell of the end of a task that had failed, and is not needed any more."""
+        text = f"{task.kind} is not needed any more; it had failed: {task.problem}"
+        self.log(text, task=task.kind)
+        self.send("recovered", snapshot, task, CommandFailure(0, "", text))
 
     def _tell(self, about: TaskKind, error: SnapshotError | None, recovered: str) -> None:
         before = self._troubles.get(about)

@@ -16,7 +16,7 @@ NOTIFY_SECONDS_MAX = 30.0
 def notify(command: Sequence[str], event: dict[str, object]) -> str:
     """Run the command with the event as JSON on stdin; return what went wrong, "" if nothing did.
 
-    It gets NOTIFY_SECONDS_MAX. Nothing depends on it.
+    It gets NOTIFY_SECONDS_MAX, for which the watch waits.
     """
     if not command:
         return ""
@@ -32,9 +32,9 @@ def notify(command: Sequence[str], event: dict[str, object]) -> str:
     with process:
         try:
             process.communicate(body, NOTIFY_SECONDS_MAX)
-        except subprocess.TimeoutExpired as error:
+        except subprocess.TimeoutExpired:
             _end(process)
-            return f"[notify] command {command[0]}: {error}"
+            return f"[notify] command {command[0]} had not ended after {NOTIFY_SECONDS_MAX:.0f} s, and was killed"
         except BaseException:
             _end(process)
             raise

@@ -71,7 +71,7 @@ class Watcher:
     _phase: str = ""
 
     def __post_init__(self) -> None:
-        self.following = Following(self.source, self.log, self.tasks)
+        self.following = Following(self.source, self.log, self.tasks, self.notices)
 
     @property
     def chain(self) -> WatchedChain | None:

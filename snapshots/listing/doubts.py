@@ -1,14 +1,39 @@
-"""What the records of operations say against a restore point that can be read: whoever restores it should know."""
+"""What whoever restores should know: what records say against a restore point, and what is left of a damaged chain."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Set
+from contextlib import suppress
 
+from fleet.hints import restore_command
 from snapshots.activity.checks import read_checks
 from snapshots.listing.listing import entry_of
 from snapshots.listing.missing_points import read_missing_after
 from snapshots.records.chain import Chain
+from snapshots.records.chains import read_chain
+from snapshots.records.commits import SnapshotMissingError
+from snapshots.records.documents import ManifestError
+from storage.errors import SnapshotError
 from storage.store import ObjectStore
+
+INCREMENT_FILE = re.compile(r"/increments/0*(\d+)(?:\.\d+)?\.json$")
+
+
+def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Chain:
+    """Do as read_chain does; if an increment's commit is damaged or missing, the hint names those before it."""
+    try:
+        return read_chain(store, name, increment)
+    except (ManifestError, SnapshotMissingError) as error:
+        if found := INCREMENT_FILE.search(str(error.details.get("object", ""))):
+            last = int(found[1]) - 1
+            with suppress(SnapshotError):
+                read_chain(store, name, last)
+                error.hint += (
+                    f"\nincrements that can still be restored: 0 to {last}; the newest of them:"
+                    f" {restore_command(name)} --increment {last}"
+                )
+        raise
 
 
 def find_doubts(

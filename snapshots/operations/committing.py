@@ -11,10 +11,10 @@ from snapshots.records.commit_rules import check_commit
 from snapshots.records.commits import (
     VOID_BYTES_MAX,
     SnapshotExistsError,
+    chain_pruned_error,
     commit_key,
     find_place,
     increment_label,
-    increments_pruned_error,
     read_turn,
 )
 from snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, seal
@@ -80,7 +80,7 @@ def check_predecessor(store: ObjectStore, commit: Commit) -> None:
             details={"snapshot": commit.snapshot, "increment": commit.increment - 1},
         )
     if is_only_full(store, commit.snapshot):
-        raise increments_pruned_error(commit.snapshot)
+        raise chain_pruned_error(commit.snapshot)
 
 
 def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:

@@ -19,7 +19,6 @@ from snapshots.records.commits import (
     CommitPlace,
     SnapshotMissingError,
     check_name,
-    check_not_pruned,
     commit_at,
     commit_key,
     find_place,
@@ -32,7 +31,7 @@ from snapshots.records.commits import (
     read_place,
 )
 from snapshots.records.documents import ManifestError
-from snapshots.records.tombstones import check_not_deleted, is_known_only_full
+from snapshots.records.tombstones import check_not_deleted, is_known_only_full, is_only_full
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 
@@ -75,7 +74,8 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
     if increment in (None, last):
         return chain
     # If the mark can't be read, it may have been pruned.
-    check_not_pruned(store, name)
+    if is_only_full(store, name):
+        raise increments_pruned_error(name)
     raise SnapshotMissingError(
         f"there is no increment {increment} of snapshot {name}",
         hint=f"its newest increment is {last}" if last else "it has no increments; 0 is the full snapshot",

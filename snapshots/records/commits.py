@@ -181,19 +181,27 @@ def commit_missing_error(name: str, increment: int) -> SnapshotMissingError:
 
 
 def increments_pruned_error(name: str) -> SnapshotMissingError:
-    """The error for a snapshot whose increments were pruned."""
+    """The error for who reads a snapshot whose increments were pruned."""
     return SnapshotMissingError(
-        f"the increments of snapshot {name} were pruned; only its full snapshot remains",
-        hint=f"the full snapshot can be restored: snapshot restore {name}   to take increments again, {NEW_CHAIN}",
-        ends_chain=ChainEnd.PERHAPS,
-        details={"snapshot": name},
+        _pruned_text(name), hint=f"restore the full snapshot: snapshot restore {name}", details={"snapshot": name}
     )
+
+
+def chain_pruned_error(name: str) -> SnapshotMissingError:
+    """The error for who adds to a snapshot whose increments were pruned."""
+    return SnapshotMissingError(
+        _pruned_text(name), hint=NEW_CHAIN, ends_chain=ChainEnd.FOR_GOOD, details={"snapshot": name}
+    )
+
+
+def _pruned_text(name: str) -> str:
+    return f"the increments of snapshot {name} were pruned; only its full snapshot remains"
 
 
 def check_not_pruned(store: ObjectStore, name: str) -> None:
     """Raise SnapshotMissingError if the snapshot's increments were pruned: no further one can follow."""
     if is_only_full(store, name):
-        raise increments_pruned_error(name)
+        raise chain_pruned_error(name)
 
 
 def increment_numbers(store: ObjectStore, name: str) -> list[int]:

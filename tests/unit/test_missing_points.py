@@ -10,13 +10,14 @@ from check.structure import check_structure, names_to_check
 from cli.commands.list import lines_of
 from fleet.config import Fleet
 from snapshots.activity.ended_operations import EndedReader
-from snapshots.listing.doubts import find_doubts
+from snapshots.listing.doubts import find_doubts, read_restorable
 from snapshots.listing.listing import list_store
 from snapshots.metrics.store_samples import read_facts, samples_of_store
 from snapshots.operations.operation import begin, new_operation, record_outcome
 from snapshots.operations.recorded import document_names, read_recorded_commits
 from snapshots.records.chains import read_chain
-from snapshots.records.commits import commit_key
+from snapshots.records.commits import SnapshotMissingError, commit_key
+from snapshots.records.documents import ManifestError
 from snapshots.records.tombstones import put_mark
 from storage.store import ObjectStore
 from tests.unit.made_chains import FLEET
@@ -118,3 +119,23 @@ def test_conflicts_that_stand_are_counted_whatever_was_checked_since_and_told_be
     ended(store, 4, point("daily", 2))
     assert metric_of(fleet, "cutline_snapshots_with_conflicts") == 0
     assert doubts_of(store) == ()
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_what_is_left_before_a_commit_that_is_damaged_or_gone_is_named(store: ObjectStore, *, is_damaged: bool) -> None:
+    key = commit_key("daily", 2 if is_damaged else 1)
+    store.delete(key)
+    if is_damaged:
+        store.create(key, b"{}")
+    with pytest.raises((ManifestError, SnapshotMissingError)) as raised:
+        read_restorable(store, "daily", None)
+    last = 1 if is_damaged else 0
+    assert raised.value.hint.endswith(
+        f"increments that can still be restored: 0 to {last}; the newest of them:"
+        f" snapshot restore daily --increment {last}"
+    )
+    assert read_restorable(store, "daily", last).last.increment == last
+    store.delete(commit_key("daily", 0))
+    with pytest.raises((ManifestError, SnapshotMissingError)) as raised:
+        read_restorable(store, "daily", None)
+    assert "can still be restored" not in raised.value.hint

@@ -59,7 +59,10 @@ def say(text: str) -> None:
 
 @dataclass(slots=True)
 class Watching:
-    """The fleet, its two watches, and what was done to them. `kills`: when the working one was killed."""
+    """The fleet, its two watches, and what was done to them.
+
+    `kills`: when the working one was killed; `worked`: the process ids of those, in order.
+    """
 
     place: Path
     embedded: EmbeddedFleet
@@ -67,6 +70,7 @@ class Watching:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     primaries: dict[str, str] = field(default_factory=dict)
     kills: list[datetime] = field(default_factory=list)
+    worked: list[int] = field(default_factory=list)
     memory: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
     written: int = 0
@@ -98,6 +102,7 @@ class Watching:
         """Kill the watch that works; the other takes over, and a new one stands by."""
         process = self.working()
         self.kills.append(datetime.now(UTC))
+        self.worked.append(process.pid)
         process.kill()
         process.wait()
         self.start_watch()
@@ -214,11 +219,12 @@ def judge(watching: Watching, began: datetime) -> list[str]:
             say(f"gap of {seconds:.0f} s from {one:%H:%M:%S}, {'announced' if said else 'NOT ANNOUNCED'}")
             if not said:
                 faults.append(f"{seconds:.0f} s without a cut from {one} on, and nobody said so")
-    longest = max(watching.memory.values(), key=lambda samples: samples[-1][0] - samples[0][0])
+    # One that has stood by needs more from when on it works.
+    longest = watching.memory[watching.worked[-1]]
     late = [kib for at, kib in longest if at >= longest[0][0] + WARM_UP_SECONDS]
     if late:
         growth = max(late) / late[0] - 1
-        say(f"memory of the longest watch: {late[0]} KiB after ten minutes, then {min(late)} to {max(late)} KiB")
+        say(f"memory of the watch that worked: {late[0]} KiB after ten minutes, then {min(late)} to {max(late)} KiB")
         if growth > GROWTH_MAX:
             faults.append(f"memory grew by {growth:.1%}")
     say(f"{len(cuts)} cuts; {watching.written} rows written")

@@ -20,6 +20,8 @@ from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from embedded.server import DEFAULT_SETTINGS, EmbeddedNode, start_server, stop_server
 from fleet.config import Node
 from fleet.programs.wheel import Programs, run_as, server_programs
+from fleet.progress import Silent
+from snapshots.create.initialise import initialise
 from snapshots.listing.listing import list_store
 from snapshots.records.lost_chains import ChainLostError
 from storage.errors import SnapshotError
@@ -217,8 +219,18 @@ def test_a_primary_that_was_reset_to_an_old_copy_or_replaced_ends_a_chain(embedd
     embedded.rebuild_shard(node)
     execute(node.dsn("postgres"), "CREATE DATABASE bank")
     create_bank(node.dsn(), shard=0)
+    assert_refused_until_recorded(alone, chain.snapshot)
     assert_refused(alone, chain.snapshot, "baseline-changed", "node s1: its system identifier was .* another server")
     begin_chain(alone)
+
+
+def assert_refused_until_recorded(alone: Runs, name: str) -> None:
+    """A fleet of one server that is another one now: only an operator can say that it is the fleet."""
+    with refused(alone.fleet, "other-servers"):
+        alone.increment(name)
+    with refused(alone.fleet, "other-servers"):
+        alone.init()
+    initialise(alone.fleet, Silent(), forgets_nodes=True)
 
 
 @pytest.fixture
@@ -273,6 +285,7 @@ def test_an_upgraded_server_ends_a_chain(
     assert done.returncode == 0, done.stdout
     start_server(new, after)
     upgraded_fleet = Runs(replace(before.fleet, nodes=(Node("s1", after.dsn()),)), runs.spark)
+    assert_refused_until_recorded(upgraded_fleet, chain.snapshot)
     what = r"node s1: its server version was 15\.\d+ at the full snapshot and is 18\.\d+: the server was upgraded"
     assert_refused(upgraded_fleet, chain.snapshot, "baseline-changed", what)
     begin_chain(upgraded_fleet)

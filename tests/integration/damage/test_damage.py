@@ -260,7 +260,12 @@ def test_without_standbys_a_check_is_inconclusive(stored: StoredChain) -> None:
 
 
 def test_an_empty_store_is_inconclusive(stored: StoredChain) -> None:
+    # Records say what was committed: that it is gone is a conflict.
     shutil.rmtree(stored.store / "snapshots")
+    report = stored.check(name=None)
+    assert (report.exit_code, report.result) == (1, "conflicts")
+    assert [one.kind for one in report.snapshots[0].conflicts] == ["commit"]
+    shutil.rmtree(stored.store / "operations")
     report = stored.check(name=None)
     assert (report.exit_code, report.result, report.snapshots) == (4, "inconclusive", ())
 

@@ -154,15 +154,16 @@ class Following:
                 rest = f"; its slot may be left on {', '.join(left)}: the next create drops it" if left else ""
                 self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place{rest}")
         self.chain = replace(self.chain, replaced=tuple(problems))
-        self._plan_replacing()
+        self._plan_replacing(is_done=True)
         for problem in problems.values():
             raise problem
 
-    def _plan_replacing(self) -> None:
+    def _plan_replacing(self, *, is_done: bool = False) -> None:
+        """Plan the end of replaced chains, if there are some. Whoever has just ended them tells it, if it `is_done`."""
         seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
         # One that has failed keeps its pauses, also if there is more to replace.
         before = self.tasks.get(TaskKind.REPLACE)
-        if not seconds and before is not None and before.failing_since is not None:
+        if not seconds and not is_done and before is not None and before.failing_since is not None:
             self.notices.is_not_needed(before, self.chain.name if self.chain else None)
         kept = before if seconds and before is not None else Task(TaskKind.REPLACE, seconds)
         self.tasks[TaskKind.REPLACE] = replace(kept, interval_seconds=seconds)

@@ -172,10 +172,12 @@ def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> 
 
 def _found_in(document: dict[str, Any]) -> str:
     """The first of what a check has found, as a hint; "" of a drill, whose assertions are in its record."""
-    parts = [one for snapshot in document.get("snapshots", ()) for one in snapshot.get("conflicts", ())]
+    parts = [(each["name"], one) for each in document.get("snapshots", ()) for one in each.get("conflicts", ())]
     if parts:
-        places = [f"{name} {parts[0][name]}" for name in ("node", "object") if parts[0].get(name)]
-        return "; ".join([f"{quantity_text(len(parts), 'conflicts')}, the first: {parts[0]['detail']}", *places])
+        name, first = parts[0]
+        places = [f"{field} {first[field]}" for field in ("node", "object") if first.get(field)]
+        said = f"{quantity_text(len(parts), 'conflicts')}, the first: {first['detail']}"
+        return "; ".join([said, *places, f"to see all, and what to do: snapshot check {name}"])
     skipped = [one for snapshot in document.get("snapshots", ()) for one in snapshot.get("skipped", ())]
     return f"not compared: {skipped[0]['what']}: {skipped[0]['why']}" if skipped else ""
 

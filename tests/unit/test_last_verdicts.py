@@ -95,12 +95,14 @@ def test_no_check_begins_while_another_one_of_the_snapshot_runs(watched: Watched
 
 def test_the_notice_of_a_check_says_what_it_has_found_first() -> None:
     conflict = {"detail": "it is damaged", "node": "s1", "object": "a/b"}
-    document = {"result": "conflicts", "snapshots": [{"conflicts": [conflict, {"detail": "another"}]}]}
+    document = {"result": "conflicts", "snapshots": [{"name": "a", "conflicts": [conflict, {"detail": "another"}]}]}
     finding = verdict_of("check of a", CommandResult(1, document), new_fleet()).finding
     assert finding is not None
-    assert finding.hint == "2 conflicts, the first: it is damaged; node s1; object a/b"
+    assert finding.hint == (
+        "2 conflicts, the first: it is damaged; node s1; object a/b; to see all, and what to do: snapshot check a"
+    )
     skipped = [{"what": "node s2", "why": "it has no standby"}]
-    document = {"result": "inconclusive", "snapshots": [{"conflicts": [], "skipped": skipped}]}
+    document = {"result": "inconclusive", "snapshots": [{"name": "a", "conflicts": [], "skipped": skipped}]}
     finding = verdict_of("check of a", CommandResult(4, document), new_fleet()).finding
     assert finding is not None
     assert finding.hint == "not compared: node s2: it has no standby"

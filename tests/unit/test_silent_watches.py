@@ -19,7 +19,7 @@ from cli.watch.turn import Turn
 from fleet.record import Time
 from snapshots.operations.signs import store_sign
 from snapshots.records.operation_records import WatchState
-from storage.errors import BusyError, UnreachableError
+from storage.errors import BusyError, RefusedError, UnreachableError
 from storage.ids import new_operation_id
 from tests.unit.document_kinds import SIGN
 from tests.unit.watched import OWN, new_watched
@@ -85,3 +85,30 @@ def test_a_node_that_is_away_is_told_by_the_watch_that_works(
         command.run_watch(watched.watcher)
     assert watched.notices() == told
     assert "waiting: node a is away" in watched.said
+
+
+@pytest.mark.parametrize("is_another_at_work", [True, False])
+def test_what_is_wrong_with_the_file_is_told_by_the_watch_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_another_at_work: bool
+) -> None:
+    watched = new_watched(tmp_path, monkeypatch)
+    other = BusyError("another watch works") if is_another_at_work else UnreachableError("the store is away")
+    answers: list[BaseException] = [other, other, KeyboardInterrupt()]
+
+    def reload(source: FleetSource, _: object) -> bool:
+        # At the start the file is right.
+        source.problem = RefusedError("fleet.toml is wrong") if len(answers) < 3 else None
+        return False
+
+    @contextmanager
+    def take_turn(*_: object) -> Iterator[Turn]:
+        raise answers.pop(0)
+        yield
+
+    monkeypatch.setattr(FleetSource, "reload", reload)
+    monkeypatch.setattr(command, "take_turn", take_turn)
+    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
+    monkeypatch.setattr(SilentWatch, "find", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_watch(watched.watcher)
+    assert (("failed", "fleet-file") in watched.notices()) == (not is_another_at_work)

@@ -11,6 +11,7 @@ import pytest
 import cli.watch.watcher as module
 from cli.watch.following import FINAL_FAILURES
 from cli.watch.schedule import TaskKind
+from cli.watch.tasks import TaskResult
 from fleet.durations import Interval
 from fleet.fleet_file import NEVER, WatchTable
 from fleet.hints import NEW_CHAIN
@@ -20,7 +21,9 @@ from snapshots.records.commits import read_full
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.records.store_identity import FLEET_KEY
-from storage.errors import ChainEnd, RefusedError, UnreachableError
+from snapshots.records.tombstones import SnapshotDeletedError, put_mark
+from storage.errors import ChainEnd, RefusedError, SnapshotError, UnreachableError
+from tests.unit.made_commits import mark
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.watched import NAME, Watched, ending, fails, follow, new_watched, works
 
@@ -185,6 +188,43 @@ def test_a_replaced_chain_that_can_not_be_ended_keeps_its_pauses(watched: Watche
     watcher.following.follow_newest()
     assert watcher.tasks[TaskKind.REPLACE].failures == 3
     assert watched.notices() == [("failed", "replace")]
+
+
+@pytest.mark.parametrize("is_run", [True, False])
+def test_a_replaced_chain_that_needs_no_end_any_more_has_recovered(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, *, is_run: bool
+) -> None:
+    watcher = watched.watcher
+    store_chain(watcher.source.fleet, "watch-2026-11-24-020000", "2026-11-24T02:00:00Z")
+    watcher.following.follow_newest()
+    error: SnapshotError = ManifestError("object x is damaged", hint="put it back")
+
+    def supersede(*_: object) -> list[str]:
+        raise error
+
+    monkeypatch.setattr("cli.watch.following.supersede", supersede)
+    with pytest.raises(ManifestError) as raised:
+        watcher.following.end_replaced()
+    assert raised.value.hint.endswith(f"snapshot delete {NAME} --force")
+    watched.does[TaskKind.REPLACE] = fails(raised.value)
+    watched.run(TaskKind.REPLACE)
+    assert watched.notices() == [("failed", "replace")]
+    # Somebody has done so: the task finds it, or whoever looks for the newest snapshot.
+    if is_run:
+        error = SnapshotDeletedError("it was deleted")
+
+        def end_replaced() -> TaskResult:
+            watcher.following.end_replaced()
+            return works()
+
+        watched.does[TaskKind.REPLACE] = end_replaced
+        watched.run(TaskKind.REPLACE)
+    else:
+        put_mark(watcher.source.open_store(), mark(NAME))
+        watcher.following.follow_newest()
+        assert "replace is not needed any more; it had failed: object x is damaged" in watched.said
+    assert watcher.tasks[TaskKind.REPLACE].interval_seconds == 0
+    assert watched.notices() == [("failed", "replace"), ("recovered", "replace")]
 
 
 def test_a_watch_says_which_other_chains_nodes_keep_wal_for(watched: Watched) -> None:

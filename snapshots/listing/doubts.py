@@ -9,7 +9,7 @@ from contextlib import suppress
 from fleet.hints import restore_command
 from snapshots.activity.checks import read_checks
 from snapshots.listing.listing import entry_of
-from snapshots.listing.missing_points import read_missing_after
+from snapshots.listing.missing_points import missing_texts, read_missing_after
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import SnapshotMissingError
@@ -43,7 +43,8 @@ def find_doubts(
 
     `documents` are those of document_names, listed before the chain was read. Raises what read_summaries raises.
     """
-    found = [one.text for one in read_missing_after(store, documents, entry_of(store, chain))] if is_newest else []
+    missing = read_missing_after(store, documents, entry_of(store, chain)) if is_newest else []
+    found = missing_texts(missing)
     checks = read_checks(store, documents, {chain.name})
     if standing := checks.standing_conflicts(chain.name, chain.last.increment + 1):
         found.append(

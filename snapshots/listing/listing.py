@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fleet.config import Fleet
 from snapshots.activity.checks import NewestChecks, read_checks
 from snapshots.listing.entry import Entry
-from snapshots.listing.missing_points import MissingPoint, read_missing
+from snapshots.listing.missing_points import MissingPoint, missing_texts, read_missing
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.recorded import document_names
 from snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
@@ -42,7 +42,7 @@ class Listing:
     def warnings(self) -> list[str]:
         """A line for every restore point that is missing, and for every chain past half of a node's limit."""
         entries_by_slot = {slot_name(one.chain.full.chain): one for one in self.entries if one.chain}
-        warnings = [one.text for one in self.missing]
+        warnings = missing_texts(self.missing)
         for slot in sorted({one.slot for one in self.answers.retained}):
             entry = entries_by_slot.get(slot)
             kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)

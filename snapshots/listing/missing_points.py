@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 
 from snapshots.activity.ended_operations import Ended, list_ended, read_batches
 from snapshots.listing.entry import Entry
@@ -30,14 +30,22 @@ class MissingPoint:
     increment: int
     operation: str
 
-    @property
-    def text(self) -> str:
-        """What is missing, and what to do."""
-        label, key = increment_label(self.snapshot, self.increment), commit_key(self.snapshot, self.increment)
-        return (
-            f"{label} was committed, but its commit file is gone from the store: put it back from a copy of the store:"
-            f" {key}"
-        )
+
+def missing_texts(missing: Iterable[MissingPoint]) -> list[str]:
+    """A line for each snapshot: what is missing of it, and what to do. They are in the order of their increments."""
+    return [_text_of(name, list(points)) for name, points in groupby(missing, key=lambda one: one.snapshot)]
+
+
+def _text_of(name: str, points: list[MissingPoint]) -> str:
+    first, more = points[0], len(points) - 1
+    others = f" (and those of later increments: {more:,})" if more else ""
+    text = (
+        f"{increment_label(name, first.increment)} was committed, but its commit file is gone from the store{others}:"
+        f" put it back from a copy of the store: {commit_key(name, first.increment)}"
+    )
+    if first.increment:
+        return text
+    return f"{text}   or give the snapshot up, if it is lost for good: snapshot delete {name} --force"
 
 
 def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries: Iterable[Entry]) -> list[MissingPoint]:

@@ -14,6 +14,7 @@ from fleet.config import Fleet
 from fleet.label import own_label
 from snapshots.operations.leases import Lease, open_leases
 from snapshots.operations.operation import current_time
+from snapshots.operations.recorded import read_recorded_commits
 from snapshots.records.commits import SnapshotMissingError, find_place, listed_numbers, snapshot_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import read_intent
@@ -66,21 +67,24 @@ def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -
     if _has_tombstone(store, name, force=force):
         mark = unfinished_mark(store, fleet, name)
         return DeletionPlan(mark, None, others, _unknown_nodes(fleet, mark), leases)
-    surveyed = _survey(store, name)
+    surveyed = _survey(store, name, force=force)
     if not force:
         _check_deletable(store, surveyed, others)
     mark = tombstone_of(store, fleet, surveyed)
     return DeletionPlan(mark, surveyed, others, _unknown_nodes(fleet, mark), leases)
 
 
-def _survey(store: ObjectStore, name: str) -> SurveyedSnapshot:
-    """Survey the snapshot; raise SnapshotMissingError if there is none."""
+def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
+    """Survey the snapshot; raise SnapshotMissingError if there is none, unless `force` and records say that it was."""
     try:
         exists = find_place(store, name, 0).commit is not None or bool(listed_numbers(store, name))
     except ManifestError:
         exists = True
     if exists:
         return survey_snapshot(store, name)
+    if force and name in read_recorded_commits(store, unread=[]):
+        # Its slots are found by the records.
+        return SurveyedSnapshot(name, None, "", "", 0, SizeTotal.of(objects_of(store, name)), SizeTotal())
     raise SnapshotMissingError(
         f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name, "increment": 0}
     )

@@ -19,11 +19,13 @@ from snapshots.records.chains import read_chain
 from snapshots.records.commits import SnapshotMissingError, commit_key
 from snapshots.records.documents import ManifestError
 from snapshots.records.tombstones import put_mark
+from snapshots.removal.deletion_plan import plan_deletion
 from storage.store import ObjectStore
 from tests.unit.made_chains import FLEET
 from tests.unit.made_checks import ended, point
 from tests.unit.made_commits import mark
 from tests.unit.made_fleets import new_fleet, store_chain
+from wal.slots.slots import slot_name
 
 TIMES = ("2026-11-20T00:00:00Z", "2026-11-20T01:00:00Z", "2026-11-20T02:00:00Z")
 
@@ -83,6 +85,20 @@ def test_a_snapshot_of_which_nothing_is_left_is_missed(fleet: Fleet, store: Obje
     assert [(one.snapshot, one.increment) for one in list_store(fleet).missing] == [("daily", n) for n in (0, 1, 2)]
     assert metric_of(fleet, "cutline_missing_restore_points") == 3
     assert conflicts_of(store) == [commit_key("daily", 0)]
+    (text,) = list_store(fleet).warnings
+    assert text.startswith(
+        "snapshot daily was committed, but its commit file is gone from the store (and those of later"
+    )
+    assert text.endswith("if it is lost for good: snapshot delete daily --force")
+    with pytest.raises(SnapshotMissingError):
+        plan_deletion(store, fleet, "daily", force=False)
+    with pytest.raises(SnapshotMissingError):
+        plan_deletion(store, fleet, "unknown", force=True)
+    planned = plan_deletion(store, fleet, "daily", force=True).mark
+    # Nodes may still keep WAL for it.
+    assert (planned.slots, planned.nodes) == ((slot_name("op-daily-0"),), ("a", "b"))
+    put_mark(store, planned)
+    assert list_store(fleet).warnings == []
 
 
 def test_what_was_deleted_or_pruned_is_not_missed(fleet: Fleet, store: ObjectStore) -> None:

@@ -96,8 +96,8 @@ def _is_missing(store: ObjectStore, point: MissingPoint, entry: Entry | None) ->
             return not is_deleted(store, point.snapshot)
         # There is a mark, whatever it says.
         return False
-    # What is wrong with a chain that can't be read is its problem.
-    if entry.chain is None or (entry.problem and not entry.has_damaged_mark):
+    # What is wrong with a chain that can't be read is its problem; a damaged mark may be that of pruned increments.
+    if entry.chain is None or entry.problem:
         return False
     # Ids of different seconds sort by time: operations before the full snapshot's worked on another one of that name.
     is_later = point.operation >= _second_of(entry.chain.full.operation)

@@ -18,7 +18,7 @@ from snapshots.operations.recorded import document_names, read_recorded_commits
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import SnapshotMissingError, commit_key
 from snapshots.records.documents import ManifestError
-from snapshots.records.tombstones import put_mark
+from snapshots.records.tombstones import only_full_key, put_mark
 from snapshots.removal.deletion_plan import plan_deletion
 from storage.store import ObjectStore
 from tests.unit.made_chains import FLEET
@@ -155,3 +155,9 @@ def test_what_is_left_before_a_commit_that_is_damaged_or_gone_is_named(store: Ob
     with pytest.raises((ManifestError, SnapshotMissingError)) as raised:
         read_restorable(store, "daily", None)
     assert "can still be restored" not in raised.value.hint
+
+
+def test_what_a_damaged_mark_may_have_said_is_not_missed(fleet: Fleet, store: ObjectStore) -> None:
+    store.create(only_full_key("daily"), b"{")
+    store.delete(commit_key("daily", 2))
+    assert list_store(fleet).missing == ()

@@ -106,10 +106,14 @@ def _check_lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
 
 def _was_there(store: ObjectStore, name: str, missing: SnapshotMissingError, recorded: Mapping[str, int]) -> bool:
     """Whether the missing commit once existed: a later one does, or an operation recorded it as committed."""
+    if "increment" not in missing.details:
+        # Its increments were pruned meanwhile.
+        return False
     number = int(str(missing.details["increment"]))
     if number < max(increment_numbers(store, name), default=-1):
         return True
-    return number in recorded.values()
+    # An increment is of a full snapshot.
+    return number in recorded.values() or (number == 0 and bool(recorded))
 
 
 def _text(error: SnapshotError, name: str) -> str | None:

@@ -23,8 +23,9 @@ from restore.topology.same_sources import check_large_objects_routed, compare_so
 from restore.topology.topology import Topology, plan_topology
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
-from snapshots.listing.doubts import find_doubts, read_restorable
+from snapshots.listing.doubts import find_doubts
 from snapshots.listing.in_doubt import find_in_doubt
+from snapshots.listing.restorable import read_restorable
 from snapshots.operations.object_lists import read_chain_lists
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
@@ -245,7 +246,7 @@ def plan_restore(
         plan = replace(plan, next_cut=next_cut_time(whole, chain))
     if resumed:
         return plan
-    is_newest = chain is whole and request.increment is None
+    is_newest = request.increment is None and len(chain.commits) == len(whole.commits)
     return replace(plan, doubts=find_doubts(store, documents, chain, is_newest=is_newest))
 
 

@@ -28,8 +28,8 @@ from storage.errors import UsageError
 
 CONFLICTS_SHOWN_MAX = 20
 WHAT_TO_DO = (
-    "a restore refuses damaged objects, and says what it can restore instead; for a snapshot without conflicts,"
-    " mend their cause and take a new full one: snapshot create NAME"
+    "a restore refuses objects that are damaged or gone, and says what it can restore instead; to have a snapshot"
+    " without conflicts, mend their cause, then take a new full one: snapshot create NAME"
 )
 
 

@@ -80,7 +80,7 @@ def lines_of(report: InitReport) -> list[str]:
             f"without a standby: {', '.join(alone)}; check compares no second copy of them, and ends with exit code 4"
         )
     if report.forgotten:
-        kept = {node.node for node in report.nodes}
-        names = [f"the earlier server of {node}" if node in kept else node for node in report.forgotten]
+        primaries = report.published
+        names = [f"the earlier server of {node}" if node in primaries else node for node in report.forgotten]
         lines.append(f"no longer counted for the majority: {', '.join(names)}")
     return [*lines, *optional_lines(report.lacking), "next: snapshot create NAME"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -18,9 +19,11 @@ from fleet.config import Fleet
 from fleet.progress import Progress, Reading
 from snapshots.activity.ended_operations import Ended, read_ended
 from snapshots.activity.under_way import ActivityState, UnderWay, read_one
-from snapshots.records.operation_records import Failure
+from snapshots.records.documents import ManifestError
+from snapshots.records.operation_records import Failure, read_failure
 from snapshots.records.store_identity import open_own_store
 from storage.errors import BusyError, RefusedError, SnapshotError
+from storage.store import ObjectStore
 
 POLL_SECONDS = 1.0
 
@@ -58,13 +61,17 @@ def wait(
     with progress(context) as shown:
         ended = await_end(fleet, check_operation(operation), seconds, shown)
     emit(context, {"schema": SCHEMA, "operations": [ended.to_json()]}, [line_of(ended)])
-    raise typer.Exit(code_of(ended))
+    raise typer.Exit(code_of(ended, fleet.store.open()))
 
 
-def code_of(ended: Ended) -> int:
-    """The exit code of the operation's command; of a settled one, by whether it was done."""
+def code_of(ended: Ended, store: ObjectStore) -> int:
+    """The exit code of the operation's command; of a settled one that did not say it, by whether it was done."""
     if ended.outcome is None or ended.outcome.state != "done":
-        return ended.code or REFUSED
+        failure = None
+        if ended.code is None:
+            with suppress(ManifestError):
+                failure = read_failure(store, ended.id)
+        return ended.code or (failure.code if failure else 0) or REFUSED
     return DONE if ended.code is None else ended.code
 
 

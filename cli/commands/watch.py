@@ -96,16 +96,12 @@ def run_watch(watcher: Watcher) -> NoReturn:
                 raise
             is_start = False
             text = f"standing by: {error.message}" if is_busy else f"waiting: {error.message}"
-            # Whoever works is no obstacle.
-            problem: SnapshotError | None = error
-            if isinstance(error, BusyError):
-                problem = silent.find(watcher.source, error)
-            elif isinstance(error, UnreachableError) and is_another_at_work(watcher):
-                # That one tells it.
-                problem = None
+            problem = obstacle_of(watcher, error, silent)
+            if problem is None and watcher.had_turn:
+                watcher.hand_over()
             if is_busy and problem is not None:
                 text = f"standing by: {problem.message}"
-            watcher.notices.is_beside = is_busy and problem is None
+            watcher.notices.is_beside = problem is None
             if text != said:
                 watcher.log(text, hint=problem.hint if problem else "")
             watcher.notices.waits(problem, "another watch works")
@@ -114,6 +110,13 @@ def run_watch(watcher: Watcher) -> NoReturn:
             said = text
             time.sleep(seconds)
             seconds = STAND_BY_SECONDS if is_busy else min(seconds * 2, RETRY_SECONDS_MAX)
+
+
+def obstacle_of(watcher: Watcher, error: SnapshotError, silent: SilentWatch) -> SnapshotError | None:
+    """What keeps the watch from working; None if another one works: that is no obstacle, and tells what fails."""
+    if isinstance(error, BusyError):
+        return silent.find(watcher.source, error)
+    return None if isinstance(error, UnreachableError) and is_another_at_work(watcher) else error
 
 
 def is_another_at_work(watcher: Watcher) -> bool:

@@ -15,7 +15,7 @@ from cli.watch.notices import Notices
 from cli.watch.schedule import OF_CHAIN, OF_SNAPSHOT, FullPauses, Task, TaskKind
 from fleet.progress import Silent
 from snapshots.between_cuts.supersede import supersede
-from snapshots.records.documents import ManifestError, StoreEncryptedError
+from snapshots.records.documents import NEWER_HINT, ManifestError, StoreEncryptedError
 from snapshots.records.store_identity import FLEET_KEY
 from snapshots.records.tombstones import SnapshotDeletedError
 from storage.errors import ChainEnd, SnapshotError
@@ -194,7 +194,8 @@ class Following:
 
 def _with_way_out(error: ManifestError, name: str) -> ManifestError:
     """A damaged commit of a chain that was replaced: nodes keep WAL for it until somebody does one of two things."""
-    if not isinstance(error, StoreEncryptedError):
+    is_of_it = str(error.details.get("object", "")).startswith(f"snapshots/{name}/")
+    if is_of_it and NEWER_HINT not in error.hint and not isinstance(error, StoreEncryptedError):
         error.hint += f"\nor give it up, with all its restore points: snapshot delete {name} --force"
     return error
 

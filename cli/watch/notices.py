@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -42,9 +42,11 @@ class Notices:
         """Tell of what keeps the watch from working at all, once, and of its end, which is None."""
         self._tell(TaskKind.WATCH, error, recovered)
 
-    def adopt(self, told: dict[TaskKind, Task]) -> None:
-        """Take over what an earlier watch has told of itself; this one tells its end."""
+    def adopt(self, told: dict[TaskKind, Task], not_needed: Iterable[Task]) -> None:
+        """Take over what an earlier watch has told of itself, and tell the end of what it has told of others."""
         self._troubles = told | self._troubles
+        for task in not_needed:
+            self.is_not_needed(task, None)
 
     @property
     def troubles(self) -> list[Task]:

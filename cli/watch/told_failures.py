@@ -68,6 +68,13 @@ def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> 
     return of_watch
 
 
+def not_needed(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> list[Task]:
+    """Those of the failures that were told whose task there is no need for any more: a chain that was to be ended."""
+    kind = TaskKind.REPLACE
+    found = (one for one in told if one.task == kind and tasks[kind].interval_seconds <= 0)
+    return [Task(kind, 0.0, failing_since=datetime.fromisoformat(one.since), problem=one.problem) for one in found]
+
+
 def _of_sign(one: UnderWay, now: datetime) -> WatchState | None:
     """What the sign of a watch says; None of one that stands by now."""
     if one.sign is None or isinstance(one.sign.watch, UnsetType):

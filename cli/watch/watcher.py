@@ -33,7 +33,7 @@ from cli.watch.schedule import (
     trouble_texts,
 )
 from cli.watch.tasks import Beside, TaskResult, with_finding
-from cli.watch.told_failures import adopt_failures, state_of, told_failures
+from cli.watch.told_failures import adopt_failures, not_needed, state_of, told_failures
 from snapshots.activity.activity import Activity
 from snapshots.records.cut_times import cut_time
 from snapshots.records.operation_records import WatchState
@@ -87,7 +87,7 @@ class Watcher:
             self._tell("failed", task, finding)
         if not self.had_turn:
             told = told_failures(self.source.open_store(), self.operation, self._told)
-            self.notices.adopt(adopt_failures(told, self.tasks))
+            self.notices.adopt(adopt_failures(told, self.tasks), not_needed(told, self.tasks))
 
     def plan(self) -> None:
         """Take the intervals from the rules; what was done stays done."""

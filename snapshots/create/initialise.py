@@ -76,11 +76,11 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
                 f"other users of this machine may {raw.others_may} {raw.url}, which will hold whole databases;"
                 f" to end that: chmod -R go= {raw.root}"
             )
+        if not forgets_nodes and _find_fleet_id(store, fleet) is not None:
+            check_servers(read_recorded_primaries(store), sessions.identities)
         if key:
             ensure_data_key(raw, key)
         identity, created = ensure_identity(store, fleet)
-        if not forgets_nodes:
-            check_servers(read_recorded_primaries(store), sessions.identities)
         progress.step("update publications")
         published = {
             node: _update_publications(sessions, node, identity.fleet_id, tables[node]) for node in sessions.primaries

@@ -5,17 +5,17 @@ Nothing else shows that somebody has removed the newest increments of a chain, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
 
 from snapshots.activity.ended_operations import Ended, list_ended, read_batches
 from snapshots.listing.entry import Entry
-from snapshots.records.commits import commit_key, increment_label
+from snapshots.records.commits import find_place, increment_label
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import DONE
-from snapshots.records.tombstones import is_deleted
+from snapshots.records.tombstones import is_deleted, is_only_full
 from storage.store import ObjectStore
 
 # Operations that have committed nothing, or whose commit is gone, are few, unless snapshots were deleted.
@@ -24,11 +24,11 @@ READ_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class MissingPoint:
-    """A full snapshot (increment 0) or an increment whose commit file is gone."""
+    """A full snapshot (increment 0) or an increment whose commit file, `key`, is gone."""
 
     snapshot: str
     increment: int
-    operation: str
+    key: str
 
 
 def missing_texts(missing: Iterable[MissingPoint]) -> list[str]:
@@ -41,7 +41,7 @@ def _text_of(name: str, points: list[MissingPoint]) -> str:
     others = f" (and those of later increments: {more:,})" if more else ""
     text = (
         f"{increment_label(name, first.increment)} was committed, but its commit file is gone from the store{others}:"
-        f" put it back from a copy of the store: {commit_key(name, first.increment)}"
+        f" put it back from a copy of the store: {first.key}"
     )
     if first.increment:
         return text
@@ -70,15 +70,18 @@ def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], en
 
 
 def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[Entry]) -> list[MissingPoint]:
-    """Those of the operations whose restore points are missing beside the entries, by snapshot and increment."""
+    """Those of the operations whose restore points are missing, by snapshot and increment.
+
+    The entries, as a listing has them, only spare reads: each commit file is looked for by its key.
+    """
     by_name = {one.name: one for one in entries}
-    found = set[MissingPoint]()
+    points: dict[str, set[int]] = {}
     for one in ended:
-        if one.kind == "create" and one.increment is not None and one.outcome and one.outcome.state == DONE:
-            point = MissingPoint(one.snapshot, one.increment, one.id)
-            if _is_missing(store, point, by_name.get(one.snapshot)):
-                found.add(point)
-    return sorted(found, key=lambda one: (one.snapshot, one.increment))
+        is_done = one.outcome is not None and one.outcome.state == DONE
+        is_commit = one.kind == "create" and one.increment is not None and is_done
+        if is_commit and _may_be_missing(one.id, by_name.get(one.snapshot)):
+            points.setdefault(one.snapshot, set()).add(one.increment or 0)
+    return [one for name in sorted(points) for one in _look_for(store, name, sorted(points[name]))]
 
 
 def committed_by(entries: Iterable[Entry]) -> set[str]:
@@ -90,19 +93,29 @@ def committed_by(entries: Iterable[Entry]) -> set[str]:
     return found
 
 
-def _is_missing(store: ObjectStore, point: MissingPoint, entry: Entry | None) -> bool:
+def _may_be_missing(operation: str, entry: Entry | None) -> bool:
     if entry is None:
-        with suppress(ManifestError):
-            return not is_deleted(store, point.snapshot)
-        # There is a mark, whatever it says.
-        return False
+        return True
     # What is wrong with a chain that can't be read is its problem; a damaged mark may be that of pruned increments.
     if entry.chain is None or entry.problem:
         return False
     # Ids of different seconds sort by time: operations before the full snapshot's worked on another one of that name.
-    is_later = point.operation >= _second_of(entry.chain.full.operation)
-    numbers = {0, *(summary.increment for summary in entry.summaries)}
-    return is_later and not entry.is_only_full and point.increment not in numbers
+    return operation >= _second_of(entry.chain.full.operation)
+
+
+def _look_for(store: ObjectStore, name: str, increments: Iterable[int]) -> Iterator[MissingPoint]:
+    # What can't be read is there, whatever it says.
+    with suppress(ManifestError):
+        if is_deleted(store, name):
+            return
+        is_pruned = is_only_full(store, name)
+        for increment in increments:
+            if increment and is_pruned:
+                return
+            with suppress(ManifestError):
+                place = find_place(store, name, increment)
+                if place.commit is None:
+                    yield MissingPoint(name, increment, place.key)
 
 
 def _second_of(operation: str) -> str:

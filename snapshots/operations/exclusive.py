@@ -27,7 +27,7 @@ SECOND = len("2026-11-20T11:02:03")
 def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: str) -> Iterator[FleetLock]:
     """Lock the fleet, and check that the locked primaries are more than half of the recorded primaries.
 
-    Raises FleetBusyError naming the holder, and MajorityMissingError.
+    Raises FleetBusyError naming the holder, MajorityMissingError and OtherServersError.
     """
     try:
         with lock_fleet(sessions, sessions.fleet.name, own_label(command, snapshot)) as lock:

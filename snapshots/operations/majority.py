@@ -99,12 +99,17 @@ def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]
     needed = len(recorded.primaries) - len(recorded.primaries) // 2
     if not others or known >= needed:
         return
-    places = [f"{node} (system identifier {nodes[node].system_identifier})" for node in others]
+    known_as = recorded.identifiers
+    places = [
+        f"node {node} is not the server that is recorded: its system identifier was {known_as[node]}"
+        f" and is {nodes[node].system_identifier}"
+        for node in others
+    ]
     raise OtherServersError(
-        f"the store has snapshots of other servers with the same node ids: {', '.join(places)}",
+        "; ".join(places),
         hint="if this is another fleet, give it a store of its own; if these servers have replaced those of the fleet,"
         " and nothing else takes snapshots of the earlier ones: snapshot init --forget-nodes",
-        details={"nodes": others, "recorded": {node: recorded.identifiers[node] for node in others}},
+        details={"nodes": others, "recorded": {node: known_as[node] for node in others}},
     )
 
 

@@ -111,7 +111,7 @@ def check_not_deleted(store: ObjectStore, name: str) -> None:
         return
     raise SnapshotDeletedError(
         f"snapshot {name} was deleted at {mark.at}",
-        hint="see: snapshot list; a deleted name is never used again: create needs another, as 'nightly-{date}'",
+        hint="see: snapshot list; a deleted name is never used again: create another one, such as 'nightly-{date}'",
         details={"snapshot": name, "object": tombstone_key(name)},
     )
 

@@ -12,12 +12,13 @@ from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.label import own_label
+from snapshots.activity.ended_operations import list_ended, read_batches
 from snapshots.operations.leases import Lease, open_leases
 from snapshots.operations.operation import current_time
-from snapshots.operations.recorded import read_recorded_commits
+from snapshots.operations.recorded import document_names
 from snapshots.records.commits import SnapshotMissingError, find_place, listed_numbers, snapshot_names
 from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import read_intent
+from snapshots.records.operation_records import DONE, read_intent
 from snapshots.records.tombstones import DELETED, Mark, is_deleted, read_mark, tombstone_key
 from snapshots.removal.removal import DELETE, objects_of, open_removals
 from snapshots.removal.size_total import SizeTotal
@@ -82,12 +83,20 @@ def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
         exists = True
     if exists:
         return survey_snapshot(store, name)
-    if force and name in read_recorded_commits(store, unread=[]):
+    if force and _was_committed(store, name):
         # Its slots are found by the records.
         return SurveyedSnapshot(name, None, "", "", 0, SizeTotal.of(objects_of(store, name)), SizeTotal())
     raise SnapshotMissingError(
         f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name, "increment": 0}
     )
+
+
+def _was_committed(store: ObjectStore, name: str) -> bool:
+    """Whether an outcome records a commit of the snapshot."""
+    documents = document_names(store)
+    batches = read_batches(store, documents, list_ended(documents, has_intent=True))
+    found = (one for batch in batches for one in batch if one.outcome is not None and one.outcome.state == DONE)
+    return any((one.kind, one.snapshot) == ("create", name) for one in found)
 
 
 def _check_deletable(store: ObjectStore, surveyed: SurveyedSnapshot, others: tuple[str, ...]) -> None:

@@ -10,16 +10,19 @@ from check.structure import check_structure, names_to_check
 from cli.commands.list import lines_of
 from fleet.config import Fleet
 from snapshots.activity.ended_operations import EndedReader
-from snapshots.listing.doubts import find_doubts, read_restorable
+from snapshots.listing import missing_points
+from snapshots.listing.doubts import find_doubts
 from snapshots.listing.listing import list_store
+from snapshots.listing.restorable import read_restorable
 from snapshots.metrics.store_samples import read_facts, samples_of_store
 from snapshots.operations.operation import begin, new_operation, record_outcome
 from snapshots.operations.recorded import document_names, read_recorded_commits
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import SnapshotMissingError, commit_key
 from snapshots.records.documents import ManifestError
-from snapshots.records.tombstones import only_full_key, put_mark
+from snapshots.records.tombstones import is_deleted, only_full_key, put_mark
 from snapshots.removal.deletion_plan import plan_deletion
+from storage.memory import InMemoryStore
 from storage.store import ObjectStore
 from tests.unit.made_chains import FLEET
 from tests.unit.made_checks import ended, point
@@ -101,6 +104,13 @@ def test_a_snapshot_of_which_nothing_is_left_is_missed(fleet: Fleet, store: Obje
     assert list_store(fleet).warnings == []
 
 
+def test_recorded_increments_prove_that_a_snapshot_was_there(store: ObjectStore) -> None:
+    for key in store.list("snapshots"):
+        store.delete(key)
+    _, report = check_structure(store, "", "daily", None, {"op-daily-1": 1})
+    assert [one.kind for one in report.conflicts] == ["commit"]
+
+
 def test_what_was_deleted_or_pruned_is_not_missed(fleet: Fleet, store: ObjectStore) -> None:
     put_mark(store, mark(only_full=True))
     for number in (1, 2):
@@ -131,7 +141,7 @@ def test_conflicts_that_stand_are_counted_whatever_was_checked_since_and_told_be
     ended(store, 3, point("daily", 2, "inconclusive", full=False))
     assert metric_of(fleet, "cutline_snapshots_with_conflicts") == 1
     (doubt,) = doubts_of(store)
-    assert "has found conflicts in what this needs; to see them: snapshot check daily" in doubt
+    assert doubt.startswith("a check up to increment 2 of daily, which ended at ")
     ended(store, 4, point("daily", 2))
     assert metric_of(fleet, "cutline_snapshots_with_conflicts") == 0
     assert doubts_of(store) == ()
@@ -161,3 +171,34 @@ def test_what_a_damaged_mark_may_have_said_is_not_missed(fleet: Fleet, store: Ob
     store.create(only_full_key("daily"), b"{")
     store.delete(commit_key("daily", 2))
     assert list_store(fleet).missing == ()
+
+
+def test_what_a_listing_lacks_is_looked_for_by_its_key(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    list_children = InMemoryStore.list_children
+    monkeypatch.setattr(
+        InMemoryStore, "list_children", lambda store, key: [] if key == "snapshots" else list_children(store, key)
+    )
+    listing = list_store(fleet)
+    assert listing.entries == ()
+    assert listing.missing == ()
+
+
+def test_only_what_is_gone_is_missing_of_a_chain(fleet: Fleet, store: ObjectStore) -> None:
+    store.delete(commit_key("daily", 0))
+    assert [one.increment for one in list_store(fleet).missing] == [0]
+    put_mark(store, mark(only_full=True))
+    for number in (1, 2):
+        store.delete(commit_key("daily", number))
+    assert [one.increment for one in list_store(fleet).missing] == [0]
+
+
+def test_of_a_deleted_snapshot_its_mark_is_read_once(
+    fleet: Fleet, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_mark(store, mark())
+    for key in store.list("snapshots"):
+        store.delete(key)
+    asked: list[str] = []
+    monkeypatch.setattr(missing_points, "is_deleted", lambda store, name: asked.append(name) or is_deleted(store, name))
+    assert list_store(fleet).missing == ()
+    assert asked == ["daily"]

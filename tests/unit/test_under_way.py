@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from cli.commands.status import StatusReport, document_of, lines_of, read_status, watch_status
-from cli.commands.wait import OperationFailedError, await_end
+from cli.commands.wait import OperationFailedError, await_end, code_of
 from cli.output.tables import FittingTable
 from fleet.progress import Silent
 from fleet.record import Time
@@ -123,6 +123,9 @@ def test_a_create_that_has_failed_and_left_something_is_dead_at_once() -> None:
         await_end(fleet_of(store), intent.id, None, Silent())
     assert error.value.exit_code == 6
     assert "has failed (node-unreachable)" in error.value.message
+    # Also once somebody has removed what it had left.
+    record_outcome(store, intent, "failed", "node-unreachable, settled later")
+    assert code_of(await_end(fleet_of(store), intent.id, None, Silent()), store) == 6
 
 
 def test_watching_goes_on_while_the_store_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

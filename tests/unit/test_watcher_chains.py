@@ -197,7 +197,9 @@ def test_a_replaced_chain_that_needs_no_end_any_more_has_recovered(
     watcher = watched.watcher
     store_chain(watcher.source.fleet, "watch-2026-11-24-020000", "2026-11-24T02:00:00Z")
     watcher.following.follow_newest()
-    error: SnapshotError = ManifestError("object x is damaged", hint="put it back")
+    error: SnapshotError = ManifestError(
+        "object x is damaged", hint="put it back", details={"object": f"snapshots/{NAME}/increments/1.json"}
+    )
 
     def supersede(*_: object) -> list[str]:
         raise error

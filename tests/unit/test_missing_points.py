@@ -9,6 +9,8 @@ import pytest
 from check.structure import check_structure, names_to_check
 from cli.commands.list import lines_of
 from fleet.config import Fleet
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
 from snapshots.activity.ended_operations import EndedReader
 from snapshots.listing import missing_points
 from snapshots.listing.doubts import find_doubts
@@ -78,6 +80,10 @@ def test_the_newest_increment_is_missed(fleet: Fleet, store: ObjectStore) -> Non
     assert metric_of(fleet, "cutline_missing_restore_points") == 1
     assert conflicts_of(store) == [commit_key("daily", 2)]
     assert doubts_of(store) == tuple(listing.warnings)
+    moment = datetime(2027, 1, 1, tzinfo=UTC)
+    for request in (RestoreRequest("daily"), RestoreRequest("daily", at=moment)):
+        assert plan_restore(fleet, fleet, request).report().warnings == listing.warnings
+    assert plan_restore(fleet, fleet, RestoreRequest("daily", 1)).report().warnings == []
     # Whoever asks for an earlier one does not need it.
     assert doubts_of(store, is_newest=False) == ()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -11,18 +9,16 @@ from typing import cast
 import pytest
 from msgspec import structs
 
-import cli.commands.watch as command
 from cli.watch import silent_watch
 from cli.watch.fleet_source import FleetSource
 from cli.watch.silent_watch import SilentWatch, SilentWatchError
-from cli.watch.turn import Turn
 from fleet.record import Time
 from snapshots.operations.signs import store_sign
 from snapshots.records.operation_records import WatchState
 from storage.errors import BusyError, RefusedError, UnreachableError
 from storage.ids import new_operation_id
 from tests.unit.document_kinds import SIGN
-from tests.unit.watched import OWN, new_watched
+from tests.unit.watched import OWN, new_watched, stand_by
 
 
 def busy(node: str, process: int) -> BusyError:
@@ -74,15 +70,7 @@ def test_a_node_that_is_away_is_told_by_the_watch_that_works(
     store_sign(store, structs.replace(sign, watch=WatchState(seen_at, has_turn, ())), 1)
     answers: list[BaseException] = [UnreachableError("node a is away"), KeyboardInterrupt()]
 
-    @contextmanager
-    def take_turn(*_: object) -> Iterator[Turn]:
-        raise answers.pop(0)
-        yield
-
-    monkeypatch.setattr(command, "take_turn", take_turn)
-    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
-    with pytest.raises(KeyboardInterrupt):
-        command.run_watch(watched.watcher)
+    stand_by(watched, monkeypatch, answers)
     assert watched.notices() == told
     assert "waiting: node a is away" in watched.said
 
@@ -100,15 +88,7 @@ def test_what_is_wrong_with_the_file_is_told_by_the_watch_that_works(
         source.problem = RefusedError("fleet.toml is wrong") if len(answers) < 3 else None
         return False
 
-    @contextmanager
-    def take_turn(*_: object) -> Iterator[Turn]:
-        raise answers.pop(0)
-        yield
-
     monkeypatch.setattr(FleetSource, "reload", reload)
-    monkeypatch.setattr(command, "take_turn", take_turn)
-    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
     monkeypatch.setattr(SilentWatch, "find", lambda *_: None)
-    with pytest.raises(KeyboardInterrupt):
-        command.run_watch(watched.watcher)
+    stand_by(watched, monkeypatch, answers)
     assert (("failed", "fleet-file") in watched.notices()) == (not is_another_at_work)

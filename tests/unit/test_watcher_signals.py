@@ -21,7 +21,6 @@ from cli.watch.dead_watches import DeadWatches
 from cli.watch.schedule import TaskKind
 from cli.watch.silent_watch import SilentWatch, SilentWatchError
 from cli.watch.tasks import TaskResult
-from cli.watch.turn import Turn
 from cli.watch.watcher import CANCELLED_SECONDS, Watcher
 from fleet.progress import Silent
 from fleet.record import Time
@@ -32,7 +31,7 @@ from snapshots.records.operation_records import CancelRequest
 from storage.errors import BusyError, RefusedError, SnapshotError, UnreachableError
 from storage.ids import new_operation_id
 from tests.unit.document_kinds import SIGN
-from tests.unit.watched import OWN, SECONDS_MAX, Watched, fails, new_watched, works
+from tests.unit.watched import OWN, SECONDS_MAX, Watched, fails, new_watched, stand_by, works
 
 
 @pytest.fixture
@@ -123,15 +122,7 @@ def test_what_is_refused_after_the_start_is_waited_for(
     stop = KeyboardInterrupt(signal.SIGTERM)
     answers: list[BaseException] = [first, RefusedError("node a is a standby"), BusyError("another works"), stop]
 
-    @contextmanager
-    def take_turn(*_: object) -> Iterator[Turn]:
-        raise answers.pop(0)
-        yield
-
-    monkeypatch.setattr(command, "take_turn", take_turn)
-    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
-    with pytest.raises(KeyboardInterrupt):
-        command.run_watch(watched.watcher)
+    stand_by(watched, monkeypatch, answers)
     assert "waiting: node a is a standby" in watched.said
     # Standing by is no trouble.
     assert watched.notices() == [("failed", "watch"), ("recovered", "watch")]
@@ -195,15 +186,7 @@ def test_a_watch_that_hangs_is_told_by_the_one_that_waits_and_so_is_its_end(
     found = [SilentWatchError("no sign of life", hint="end it"), None]
     answers: list[BaseException] = [BusyError("another works"), BusyError("another works"), KeyboardInterrupt()]
 
-    @contextmanager
-    def take_turn(*_: object) -> Iterator[Turn]:
-        raise answers.pop(0)
-        yield
-
-    monkeypatch.setattr(command, "take_turn", take_turn)
-    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
     monkeypatch.setattr(SilentWatch, "find", lambda *_: found.pop(0))
-    with pytest.raises(KeyboardInterrupt):
-        command.run_watch(watched.watcher)
+    stand_by(watched, monkeypatch, answers)
     assert watched.said[-2:] == ["standing by: no sign of life", "standing by: another works"]
     assert watched.notices() == [("failed", "watch"), ("recovered", "watch")]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+import cli.commands.watch as command
 import cli.watch.watcher as module
 from cli.output import stopping
 from cli.watch.fleet_source import FleetSource
 from cli.watch.notices import Notices
 from cli.watch.schedule import TaskKind
 from cli.watch.tasks import TaskResult
+from cli.watch.turn import Turn
 from cli.watch.watcher import Watcher
 from fleet.durations import Interval
 from fleet.fleet_file import NEVER, WatchTable
@@ -109,3 +112,17 @@ def follow(watched: Watched, **rules: Any) -> None:
     source.fleet = replace(source.fleet, watch=WatchTable(**({"every": Interval(60), "check": NEVER} | rules)))
     watched.watcher.plan()
     watched.watcher.following.rules_changed()
+
+
+def stand_by(watched: Watched, monkeypatch: pytest.MonkeyPatch, answers: list[BaseException]) -> None:
+    """Let the watch ask for its turn until the last of the answers, which interrupts it."""
+
+    @contextmanager
+    def take_turn(*_: object) -> Iterator[Turn]:
+        raise answers.pop(0)
+        yield
+
+    monkeypatch.setattr(command, "take_turn", take_turn)
+    monkeypatch.setattr(command, "STAND_BY_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_watch(watched.watcher)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+from check import structure
 from check.structure import check_structure, names_to_check
 from cli.commands.list import lines_of
-from fleet.config import Fleet
+from cli.main import run
+from fleet.config import Fleet, load_fleet
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from snapshots.activity.ended_operations import EndedReader
@@ -19,9 +22,11 @@ from snapshots.listing.restorable import read_restorable
 from snapshots.metrics.store_samples import read_facts, samples_of_store
 from snapshots.operations.operation import begin, new_operation, record_outcome
 from snapshots.operations.recorded import document_names, read_recorded_commits
+from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
-from snapshots.records.commits import SnapshotMissingError, commit_key
+from snapshots.records.commits import SnapshotMissingError, commit_key, increments_pruned_error
 from snapshots.records.documents import ManifestError
+from snapshots.records.store_identity import ensure_identity
 from snapshots.records.tombstones import is_deleted, only_full_key, put_mark
 from snapshots.removal.deletion_plan import plan_deletion
 from storage.memory import InMemoryStore
@@ -208,3 +213,32 @@ def test_of_a_deleted_snapshot_its_mark_is_read_once(
     monkeypatch.setattr(missing_points, "is_deleted", lambda store, name: asked.append(name) or is_deleted(store, name))
     assert list_store(fleet).missing == ()
     assert asked == ["daily"]
+
+
+def test_what_is_gone_within_a_chain_is_named_once_by_the_snapshot(fleet: Fleet, store: ObjectStore) -> None:
+    store.delete(commit_key("daily", 1))
+    listing = list_store(fleet)
+    assert [one.state for one in listing.entries] == ["broken"]
+    assert listing.missing == ()
+
+
+def test_increments_that_are_pruned_while_a_check_reads_them_are_no_bug(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_pruned(*_: object) -> Chain:
+        raise increments_pruned_error("daily")
+
+    monkeypatch.setattr(structure, "read_chain", read_pruned)
+    with pytest.raises(SnapshotMissingError, match="were pruned"):
+        check_structure(store, "", "daily", None, {"op-daily-1": 1})
+
+
+def test_commands_in_the_output_name_the_fleet_file_that_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'name = "shop"\nstore = "{tmp_path}/store"\n[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1"\n')
+    fleet = load_fleet(file)
+    ensure_identity(fleet.store.open(), fleet)
+    assert run(["--fleet", str(file), "list"]) == 0
+    assert f"take one: snapshot --fleet {file} create NAME" in capsys.readouterr().out

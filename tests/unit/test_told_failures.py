@@ -134,6 +134,14 @@ def test_the_next_watch_tells_that_it_works_again(watched: Watched) -> None:
     assert watched.notices() == [("failed", "increment"), ("recovered", "increment")]
 
 
+def test_the_next_watch_tells_that_a_chain_need_not_be_ended_any_more(watched: Watched) -> None:
+    store = watched.watcher.source.open_store()
+    assert isinstance(store, InMemoryStore)
+    stopped(store, state(1, TaskKind.REPLACE))
+    watched.watcher.begin()
+    assert watched.notices() == [("recovered", "replace")]
+
+
 def test_a_watch_that_begins_anew_adopts_nothing_twice(watched: Watched) -> None:
     watcher = watched.watcher
     store = watcher.source.open_store()

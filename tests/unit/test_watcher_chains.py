@@ -208,7 +208,13 @@ def test_a_replaced_chain_that_needs_no_end_any_more_has_recovered(
     with pytest.raises(ManifestError) as raised:
         watcher.following.end_replaced()
     assert raised.value.hint.endswith(f"snapshot delete {NAME} --force")
-    watched.does[TaskKind.REPLACE] = fails(raised.value)
+    told = raised.value
+    # What is wrong with anything else is no reason to give the chain up.
+    error = ManifestError("object y is damaged", hint="put it back", details={"object": "baselines/1.json"})
+    with pytest.raises(ManifestError) as raised:
+        watcher.following.end_replaced()
+    assert raised.value.hint == "put it back"
+    watched.does[TaskKind.REPLACE] = fails(told)
     watched.run(TaskKind.REPLACE)
     assert watched.notices() == [("failed", "replace")]
     # Somebody has done so: the task finds it, or whoever looks for the newest snapshot.

@@ -1,10 +1,9 @@
-"""The style rules that a machine can check: direction of imports, sizes, names, who prints, what errors say."""
+"""The style rules that a machine can check: direction of imports, names, who prints, what errors say."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from pathlib import Path
@@ -48,10 +47,6 @@ FLOORS = (
 )
 FLOOR_OF = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}
 PACKAGES = tuple(sorted({folder.partition("/")[0] for folder in FLOOR_OF}))
-FOLDER_MODULES_MAX = 20
-MODULE_LINES_MAX = 300
-FUNCTION_LINES_MAX = 55
-PARAMETERS_MAX = 6  # the rule is five; a sixth needs a reviewer's consent
 TUPLE_VALUES_MAX = 2  # with three or more, nobody knows which is which
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
 FORBIDDEN_ENDINGS = ("_utils", "_helpers", "_common", "_base", "_manager", "_new", "_v2")
@@ -142,10 +137,8 @@ def test_imports_have_no_cycles() -> None:
         visit(name, ())
 
 
-def test_every_folder_has_a_floor_and_few_modules() -> None:
-    folders = Counter(folder_of(path) for path in MODULES if path.name != "__init__.py")
-    assert folders.keys() <= FLOOR_OF.keys()
-    assert {folder: count for folder, count in folders.items() if count > FOLDER_MODULES_MAX} == {}
+def test_every_folder_has_a_floor() -> None:
+    assert {folder_of(path) for path in MODULES if path.name != "__init__.py"} <= FLOOR_OF.keys()
 
 
 @pytest.mark.parametrize("folder", FLOOR_OF)
@@ -156,40 +149,6 @@ def test_every_folder_says_what_it_imports(folder: str) -> None:
     imported = {folder_of(PATH_OF[name]).replace("/", ".") for path in modules for name, _ in imported_modules(path)}
     assert said.startswith("Imports ")
     assert set(re.findall(r"`([\w.]+)`", said)) == imported - {folder.replace("/", ".")}
-
-
-def lines_of(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").splitlines())
-
-
-@in_every_module
-def test_modules_and_functions_stay_small(path: Path) -> None:
-    assert lines_of(path) <= MODULE_LINES_MAX, f"{lines_of(path)} lines: it is two things"
-    for function in functions_of(tree_of(path)):
-        long = (function.end_lineno or function.lineno) - function.lineno + 1
-        assert long <= FUNCTION_LINES_MAX, f"{function.name} has {long} lines"
-
-
-def test_modules_of_tests_stay_small() -> None:
-    lines = {str(path.relative_to(ROOT)): lines_of(path) for path in TEST_MODULES}
-    assert {name: count for name, count in lines.items() if count > MODULE_LINES_MAX} == {}
-
-
-@in_every_module
-def test_functions_have_few_parameters(path: Path) -> None:
-    for function in functions_of(tree_of(path)):
-        if is_command(function):
-            continue  # its parameters are the command's options
-        arguments = function.args
-        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-        count = len([name for name in names if name not in {"self", "cls"}])
-        assert count <= PARAMETERS_MAX, f"{function.name} has {count} parameters"
-
-
-def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether the function is a typer command: its first parameter is the context."""
-    first = next(iter(function.args.args), None)
-    return first is not None and first.annotation is not None and "typer.Context" in ast.unparse(first.annotation)
 
 
 def annotations_of(tree: ast.Module) -> Iterator[ast.expr]:

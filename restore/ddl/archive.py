@@ -6,7 +6,7 @@ Which entries are run is decided by their types and dependencies; no statement's
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -165,7 +165,7 @@ class ArchiveDdl:
                 run_part(part, self.contents.writer, node, watch)
 
     def _largest_first(
-        self, body: bytes, due: Iterable[ArchiveEntry], sizes: Mapping[tuple[str, str], int]
+        self, body: bytes, due: Sequence[ArchiveEntry], sizes: Mapping[tuple[str, str], int]
     ) -> ArchivePart:
         """The entries to run side by side, numbered so that those of the largest tables are begun first."""
         of_tables = {one.number: sizes.get((one.schema, one.name), 0) for one in self.entries if one.kind == "TABLE"}
@@ -176,7 +176,10 @@ class ArchiveDdl:
         numbers = [one.number for one in sorted(due, key=lambda one: (-size(one), one.number))]
         path = self.path.with_name(f"{self.path.name}-largest-first")
         path.write_bytes(renumber(body, self.contents, numbers))
-        return ArchivePart(path, POST_DATA, sorted(numbers), Manner.SIDE_BY_SIDE)
+        # A pg_restore with one job, and one that writes a script, run the list as it stands: it keeps the archive's
+        # order, in which no entry precedes what it depends on.
+        new = dict(zip(numbers, sorted(numbers), strict=True))
+        return ArchivePart(path, POST_DATA, [new[one.number] for one in due], Manner.SIDE_BY_SIDE)
 
     def run_last(self, node: Node, ledger: str, watch: Watch, first: str = "") -> None:
         """Run the statements `first`, drop the ledger and create event triggers, in one transaction."""

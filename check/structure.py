@@ -9,7 +9,7 @@ from itertools import islice
 
 from check.report import Conflict, Skipped, SnapshotReport
 from fleet.tables.left_out import select_warnings
-from snapshots.ddl.dump import find_ddl_objects
+from snapshots.ddl.dump import find_ddl
 from snapshots.operations.object_lists import read_chain_lists
 from snapshots.operations.stored_objects import sizes_of
 from snapshots.records.chain import Chain
@@ -78,7 +78,7 @@ def check_structure(
         report.conflicts.append(Conflict("fleet", foreign.message, object=FLEET_KEY))
     checks: list[tuple[str, Callable[[], object]]] = [("archive", chain.check_archive)]
     with_ddl = () if chain.full.only_cut else chain.full.primaries
-    checks += [("commit", partial(find_ddl_objects, chain, node)) for node in with_ddl]
+    checks += [("commit", partial(find_ddl, chain, node)) for node in with_ddl]
     for kind, check in checks:
         try:
             check()

@@ -129,7 +129,7 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
 
 def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
     """Read all stored DDL; a damaged object is a conflict. Counts object lists, too."""
-    for stored in [one for commit in chain.commits for one in commit.own_objects if one.kind in DDL]:
+    for stored in [one for commit in chain.commits for one in commit.own_objects if one.kind == DDL]:
         try:
             read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
         except ObjectDamagedError as error:

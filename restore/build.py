@@ -6,8 +6,8 @@ of these are created afterwards, event triggers last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -19,20 +19,15 @@ from fleet.nodes.encodings import RAW, raw_text
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.watch import Watch
 from fleet.tables.groups import Group, qualify
-from restore.ddl.archive import read_archive
-from restore.ddl.ddl import Ddl, StoredDdl, ending, refresh_views, set_sequences, show_name
+from restore.ddl.ddl import Ddl, DdlEntry, Refusal, ending, refresh_views, set_sequences, show_name
+from restore.ddl.function_paths import run_with_paths
 from restore.ddl.moved_tables import move_statements
-from restore.ddl.scripts import ScriptDdl
-from restore.ddl.stored import read_stored_ddl
+from restore.ddl.running import DdlRun
 from restore.parts.scope import TableMove
 from restore.rows.ledger import check_counts, create_ledger, has_ledger
-from restore.rows.load_target import LoadTarget
+from restore.rows.load_target import LoadTarget, find_load_paths
 from restore.rows.partition_roots import find_roots
-from snapshots.ddl.search_path import search_path_of
-from snapshots.records.chain import Chain
 from snapshots.records.commit import Sequence
-from snapshots.records.stored_object import DDL_ARCHIVE
-from storage.store import ObjectStore
 
 # The roots of partitioned tables: their partitions are analyzed with them.
 ANALYZED_QUERY = """
@@ -45,37 +40,65 @@ SELECT textsend(format('%%I.%%I', n.nspname, c.relname)) FROM pg_class c JOIN pg
 """
 
 
-def read_shard_ddl(store: ObjectStore, chain: Chain, shard: str, path: Path) -> StoredDdl:
-    """Read a shard's DDL; an archive is written to the file `path` in a private folder, where pg_restore reads it."""
-    found = read_stored_ddl(store, chain, shard)
-    if DDL_ARCHIVE in found:
-        return read_archive(found[DDL_ARCHIVE], path)
-    return ScriptDdl({section: raw_text(script) for section, script in found.items()})
+@dataclass(slots=True)
+class FinishedDatabase:
+    """What was done after a database's rows.
+
+    `problems` are lines about views that are not populated and tables that are not analyzed, `refusals` what the server
+    refused, `helped` entries that were created only because functions got a search_path meanwhile. `is_finished`:
+    nothing is missing but the database's real name.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    helped: list[DdlEntry] = field(default_factory=list)
+    is_finished: bool = True
 
 
 def create_tables(
     database: Node, ddl: Ddl, groups: Iterable[Group], check: Callable[[Any, Iterable[Group]], None], watch: Watch
-) -> LoadTarget:
+) -> tuple[LoadTarget, DdlRun]:
     """Create in the empty database everything that the rows need, and the ledger of the load.
 
-    Raises what `check` raises, which is given a session in the database and the groups (restore/against_ddl.py).
+    Groups whose tables are refused are left out. Raises what `check` raises, which is given a session in the database
+    and the groups (restore/against_ddl.py).
     """
-    ddl.run_before_rows(database, watch)
+    run = DdlRun(database, ddl, watch)
+    run.before_rows()
     with raising_unreachable(database), connect(database) as connection:
-        chosen = {group.number: group for group in groups}
+        chosen = _without_refused(groups, run)
         check(connection, chosen.values())
-        roots = find_roots(connection, chosen.values())
         ledger = create_ledger(connection)
-        return LoadTarget(database, chosen, ledger, roots, search_path_of(ddl.search_path))
+        run.mark_refused(connection, ledger)
+        return _load_target(database, connection, ddl, chosen, ledger), run
 
 
-def find_load_target(database: Node, ddl: Ddl, groups: Iterable[Group], ledger: str) -> LoadTarget:
+def find_load_target(
+    database: Node, ddl: Ddl, groups: Iterable[Group], ledger: str, watch: Watch
+) -> tuple[LoadTarget, DdlRun]:
     """The database whose tables and ledger an earlier process created."""
+    run = DdlRun(database, ddl, watch)
     with raising_unreachable(database), connect(database) as connection:
-        chosen = {group.number: group for group in groups}
-        return LoadTarget(
-            database, chosen, ledger, find_roots(connection, chosen.values()), search_path_of(ddl.search_path)
-        )
+        if has_ledger(connection, ledger):
+            run.note_refused(connection, ledger)
+        return _load_target(database, connection, ddl, _without_refused(groups, run), ledger), run
+
+
+def _load_target(
+    database: Node, connection: psycopg.Connection[Any], ddl: Ddl, groups: Mapping[int, Group], ledger: str
+) -> LoadTarget:
+    paths = find_load_paths(connection, groups.values(), ddl.search_path)
+    return LoadTarget(database, groups, ledger, find_roots(connection, groups.values()), paths)
+
+
+def _without_refused(groups: Iterable[Group], run: DdlRun) -> dict[int, Group]:
+    """The groups by number, without those whose tables were refused."""
+    refused = {
+        (show_name(one.entry.schema), show_name(one.entry.name))
+        for one in run.refusals.values()
+        if one.entry.kind == "TABLE"
+    }
+    return {group.number: group for group in groups if (group.schema, group.table) not in refused}
 
 
 def count_rows(target: LoadTarget, watch: Watch) -> int:
@@ -86,38 +109,54 @@ def count_rows(target: LoadTarget, watch: Watch) -> int:
 
 def finish_database(
     target: LoadTarget,
-    ddl: Ddl,
+    run: DdlRun,
     sequences: Iterable[Sequence],
     moves: Iterable[TableMove],
-    watch: Watch,
     *,
     analyzes: bool,
-) -> list[str]:
+    allows_refused: bool,
+) -> FinishedDatabase:
     """Restore what comes after the rows: indexes, keys and triggers, sequences, materialized views, event triggers.
 
     What an earlier process has done is left out; dropping the ledger ends it, in the transaction that gives tables
-    their other names. If it `analyzes`, the planner's statistics are collected. Returns one line for each materialized
-    view that could not be populated, and for each table that could not be analyzed, with the reason.
+    their other names. If it `analyzes`, the planner's statistics are collected. If statements are refused, all others
+    are run; the database is finished then only if it `allows_refused`.
     """
+    done, ddl, watch = FinishedDatabase(), run.ddl, run.watch
     with raising_unreachable(target.node), connect(target.node) as connection:
         if not has_ledger(connection, target.ledger):
-            return []
+            return done
         # Before the grants: an owner may have revoked privileges on a sequence from itself.
-        set_sequences(connection, sequences)
-    ddl.run_after_rows(target.node, target.ledger, watch)
-    problems = refresh_views(target.node, ddl.views, target.search_path, watch)
+        refused = {(show_name(one.entry.schema), show_name(one.entry.name)) for one in run.refusals.values()}
+        set_sequences(connection, (one for one in sequences if (one.schema, one.name) not in refused))
+    run.after_rows(target.ledger)
+    done.problems = refresh_views(target.node, ddl, watch)
     if analyzes:
         # Before the event triggers exist: one on logins would run in the session.
         with connect(target.node, client_encoding=RAW) as connection, ending(watch, connection):
-            problems += analyze(target.node, connection)
-    ddl.run_last(target.node, target.ledger, watch, move_statements(target.node, moves))
-    return problems
+
+            def run_one(statement: bytes) -> object:
+                return run_with_paths(connection, statement, ddl.search_path)
+
+            done.problems += analyze(target.node, connection, run_one)
+    if run.refusals and not allows_refused:
+        done.is_finished = False
+    else:
+        done.is_finished = run.last(target.ledger, move_statements(target.node, moves), allows_refused=allows_refused)
+    done.refusals, done.helped = list(run.refusals.values()), run.helped
+    return done
 
 
-def analyze(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group] | None = None) -> list[str]:
+def analyze(
+    node: Node,
+    connection: psycopg.Connection[Any],
+    run_one: Callable[[bytes], object],
+    groups: Iterable[Group] | None = None,
+) -> list[str]:
     """Collect the planner's statistics of the session's database, or only of the tables of `groups`.
 
-    Returns a line for each table or materialized view that could not be analyzed, with the reason.
+    `run_one` runs a statement in the session, in a transaction of its own. Returns a line for each table or
+    materialized view that could not be analyzed, with the reason.
     """
     problems: list[str] = []
 
@@ -129,8 +168,7 @@ def analyze(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Gr
     connection.add_notice_handler(note)
     for (table,) in connection.execute(ANALYZED_QUERY, (given, given)).fetchall():
         try:
-            with connection.transaction():
-                connection.execute(b"ANALYZE " + bytes(table))
+            run_one(b"ANALYZE " + bytes(table))
         except psycopg.Error as error:
             if connection.broken:
                 raise

@@ -13,9 +13,10 @@ from msgspec import structs
 
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import read_role
-from restore.build import read_shard_ddl
 from restore.copies.choice import explain_damage
-from restore.ddl.ddl import ChangedRoles, Ddl, StoredDdl, show_name
+from restore.ddl.archive import ArchiveDdl, read_archive
+from restore.ddl.ddl import Ddl, show_name
+from restore.ddl.role_statements import ChangedRoles
 from restore.ddl.unprivileged import adapt_ddl
 from restore.estimates.volumes import (
     newest_facts,
@@ -29,6 +30,7 @@ from restore.roles import check_mapped, find_role_changes, name_bytes
 from restore.targets.target import Target, TargetUnfitError
 from restore.topology.foreign_keys import keeps_foreign_key
 from snapshots.ddl.archive import ArchiveEntry
+from snapshots.ddl.dump import read_stored_ddl
 from snapshots.records.large_objects import count_by_node
 from wal.segments.damage import ObjectDamagedError
 
@@ -57,10 +59,10 @@ def read_all_ddl(
     Adds an obstacle if a server lacks what the DDL needs, or if a role may not act as an owner that it names.
     """
     checked, met = CheckedDdl(), set[str]()
-    for number, target in enumerate(targets):
+    for target in targets:
         shard, connection = target.shard, connections[target.shard]
         try:
-            stored = read_shard_ddl(plan.store.open(), plan.chain, target.source, folder / f"archive-{number}")
+            stored = read_archive(read_stored_ddl(plan.store.open(), plan.chain, target.source))
         except ObjectDamagedError as error:
             obstacles.add(explain_damage(plan.store.open(), plan.chain, plan.wanted, error))
             continue
@@ -73,33 +75,32 @@ def read_all_ddl(
                 met |= changed.met
             if moves := plan.moves(target):
                 stored.check_moves(_raw_moves(moves, connection, plan.chain.baseline[target.source].encoding))
-        ddl, lines = _choose_ddl(plan, stored)
+        chosen, lines = _choose_ddl(plan, stored)
         is_divided = plan.topology is not None and not plan.request.is_partial
         why = ": rows that it joins may be on different targets" if is_divided else ""
         checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
-        checked.ddl[shard], checked.entries[shard] = ddl, ddl.entries
-        if not read_role(target.node, connection).is_super:
-            ddl, grants = ddl.without_system_grants()
-            checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
-            scripts = ddl.write_scripts(target.maintenance)
-            ours = adapt_ddl(scripts, ddl.search_path, read_our_name(target))
-            with obstacles.collecting(target.node.id):
-                check_memberships(target, connection, ours.roles)
-            checked.left_out.extend(f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted)
-            checked.ddl[shard] = ours
+        checked.entries[shard] = chosen.entries
+        if read_role(target.node, connection).is_super:
+            checked.ddl[shard] = chosen.for_target(target.node, folder)
+            continue
+        chosen, grants = chosen.without_system_grants()
+        checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
+        checked.ddl[shard] = ours = adapt_ddl(chosen.for_target(target.node, folder), read_our_name(target))
+        with obstacles.collecting(target.node.id):
+            check_memberships(target, connection, ours.roles)
+        checked.left_out.extend(f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted)
     if len(checked.ddl) == len(plan.targets):
         with obstacles.collecting():
             check_mapped(plan, met)
     return checked
 
 
-def _choose_ddl(plan: RestorePlan, ddl: StoredDdl) -> tuple[StoredDdl, list[str]]:
+def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[str]]:
     """The DDL without what would be wrong, or not wanted, without all rows; and what is left out."""
     if plan.request.is_partial:
         return ddl.without_dependents()
     if plan.topology:
-        ddl, keys = ddl.without_foreign_keys(partial(keeps_foreign_key, plan.topology))
-        return ddl, keys
+        return ddl.without_foreign_keys(partial(keeps_foreign_key, plan.topology))
     return ddl.without_view_rows() if plan.request.scope.schema_only else (ddl, [])
 
 
@@ -118,8 +119,8 @@ def _raw_moves(moves: Sequence[TableMove], connection: psycopg.Connection[Any], 
 
 
 def _change_roles(
-    plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: StoredDdl
-) -> tuple[StoredDdl, ChangedRoles]:
+    plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: ArchiveDdl
+) -> tuple[ArchiveDdl, ChangedRoles]:
     """The DDL with other roles; and what is left out of it and of large objects, and the roles that it had named."""
     shard, chain = target.source, plan.chain
     changes = find_role_changes(target, connection, plan)

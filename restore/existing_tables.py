@@ -34,7 +34,7 @@ from restore.data_only.sequences import find_used
 from restore.ddl.ddl import SchemaLoadError, ending, set_sequences
 from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
-from restore.rows.load_target import LoadTarget
+from restore.rows.load_target import LoadTarget, find_load_paths
 from restore.rows.partition_roots import find_roots
 from restore.run import RestoreRun
 from restore.targets.database_records import Phase
@@ -138,9 +138,9 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
             elif not has_begun:
                 _begin(run, target, filling)
             roots = find_roots(filling.connection, groups)
-            path = search_path_of(read_search_path(filling.connection))
+            paths = find_load_paths(filling.connection, groups, read_search_path(filling.connection))
         numbered = {one.number: one for one in groups}
-        return LoadTarget(_as_replica(run.loaded(target)), numbered, filling.ledger, roots, path, is_in_use=True)
+        return LoadTarget(_as_replica(run.loaded(target)), numbered, filling.ledger, roots, paths, is_in_use=True)
 
     done = run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
     targets = [target for target in run.plan.targets if target not in done]
@@ -221,7 +221,11 @@ def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[s
         raise in_use(target.node, target.database, why) from error
     with raising_unreachable(target.node):
         session.execute("COMMIT")
-        return analyze(target.node, session, database.groups.values()) if run.plan.request.scope.analyze else []
+        if not run.plan.request.scope.analyze:
+            return []
+        path = search_path_of(read_search_path(session))
+        session.execute("SELECT set_config('search_path', %s, false)", (path,))
+        return analyze(target.node, session, session.execute, database.groups.values())
 
 
 def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:

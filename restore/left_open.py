@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.watch import REACHABLE, SilentNodeError
 from restore.publishing import open_databases
+from restore.refused import DdlRefusedError
 from restore.rows.ledger import TablesInUseError
 from restore.run import RestoreRun
 from restore.targets.database_records import Phase
@@ -15,6 +16,7 @@ from restore.targets.target import naming_lost_nodes
 from snapshots.operations.leases import HeldLease
 from storage.errors import BusyError, IndeterminateError, SnapshotError, StoppedError, UnreachableError
 
+RESUMABLE = (UnreachableError, IndeterminateError, TablesInUseError, DdlRefusedError)
 ALL_RESTORED = "all databases are restored"
 
 
@@ -26,8 +28,8 @@ class RestoreAbandonedError(BusyError):
 def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[None]:
     """After an error in the block drop what was loaded, unless the restore can be resumed: the error's hint says how.
 
-    It can if a node or the store went away, or others use its tables, if it is resumed already, and from the decision
-    on. Databases that were closed are opened in any case.
+    It can if a node or the store went away, others use its tables, or statements were refused after the rows; if it is
+    resumed already; and from the decision on. Databases that were closed are opened in any case.
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
@@ -40,9 +42,7 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
         if run.is_closing:
             for line in open_databases(run.plan.targets, run.connections):
                 run.progress.note(line)
-        if run.is_deciding or (
-            run.records and (is_resumed or isinstance(error, UnreachableError | IndeterminateError | TablesInUseError))
-        ):
+        if run.is_deciding or (run.records and (is_resumed or isinstance(error, RESUMABLE))):
             say_open(run, error)
         elif run.undo_created():
             lease.stays_open = False
@@ -80,6 +80,13 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
     ]
     if isinstance(error, RestoreAbandonedError):
         lines = [f"wait until that command ends; if it was killed: {command} --abandon", SAME_TARGET]
+    if isinstance(error, DdlRefusedError):
+        lines = [
+            f"to try again, once what is refused is mended: {command} --resume",
+            f"to do without it: {command} --resume --allow-refused-ddl",
+            f"to undo the restore: {command} --abandon",
+            SAME_TARGET,
+        ]
     if isinstance(error, SilentNodeError):
         error.hint = REACHABLE
     if isinstance(error, SnapshotError):

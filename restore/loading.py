@@ -16,17 +16,18 @@ from fleet.nodes.encodings import raw_text
 from fleet.nodes.free_connections import task_sessions
 from fleet.nodes.sessions import in_parallel
 from restore.against_ddl import check_against_ddl
-from restore.build import count_rows, create_tables, find_load_target, finish_database
+from restore.build import FinishedDatabase, count_rows, create_tables, find_load_target, finish_database
 from restore.copies.choice import explain_damage
 from restore.copies.verifying import verify_copies
 from restore.crash_points import RestoreCrashPoint
-from restore.ddl.ddl import Ddl
-from restore.ddl.unprivileged import AdaptedDdl
+from restore.ddl.ddl import Ddl, Refusal
+from restore.ddl.running import DdlRun
 from restore.estimates.model import RestoreStep
 from restore.estimates.tally import indexes_tally, rows_tally, tallying
 from restore.existing_tables import keeping_held, open_tables, verify_keys, verify_rows
 from restore.parts.role_changes import RoleChanges
-from restore.rehearsal import check_memberships, rehearse
+from restore.refused import REFUSED_KEPT_MAX, report_refused
+from restore.rehearsal import check_memberships, refuse, rehearse
 from restore.report import NodeReport
 from restore.roles import create_roles, name_bytes
 from restore.rows.ledger import LoadError
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list[str]], spark: SparkSource) -> None:
     """Bring every database to the phase FINISHED; `missing` are the roles to create, by shard."""
-    plan, progress = run.plan, run.progress
+    plan, progress, runs = run.plan, run.progress, dict[str, DdlRun]()
     check_sources_apart(run, spark)
     if plan.request.scope.data_only:
         progress.step("prepare tables")
@@ -58,13 +59,13 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
     else:
         progress.step("create databases")
         make_databases(run, missing, ddl)
-        databases = create_all_tables(run, ddl)
+        databases, runs = create_all_tables(run, ddl)
     with keeping_held(run):
-        _load_and_finish(run, databases, ddl, spark)
+        _load_and_finish(run, databases, runs, spark)
 
 
 def _load_and_finish(
-    run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: Mapping[str, Ddl], spark: SparkSource
+    run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun], spark: SparkSource
 ) -> None:
     plan, progress = run.plan, run.progress
     began = time.monotonic()
@@ -75,12 +76,12 @@ def _load_and_finish(
         tallies = [rows_tally(one.node, one.ledger, run.row_count(shard)) for shard, one in databases.items()]
         # A target that falls silent cancels the jobs.
         with run.watch.on_silence(session.sparkContext.cancelAllJobs), tallying(progress, tallies) as loaded:
-            check_large_objects(session, run, ddl)
+            check_large_objects(session, run, runs)
             load_databases(session, run, databases)
         progress.reached(RestoreCrashPoint.ROWS_LOADED)
     seconds = time.monotonic() - began
     progress.step("verify foreign keys" if plan.request.scope.data_only else "indexes and constraints")
-    finish_databases(run, databases, ddl)
+    finish_databases(run, databases, runs)
     for node in run.report.nodes:
         if run.pace:
             times = {RestoreStep.ROWS: loaded.get(node.node, 0.0), RestoreStep.INDEXES: node.seconds}
@@ -129,9 +130,9 @@ def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
 
 
 def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mapping[str, Ddl]) -> None:
-    """Create the empty databases and the missing roles.
+    """Create the empty databases and the missing roles, rehearse the DDL, and make the databases again.
 
-    Raises TargetUnfitError if the role of a target may not restore its DDL: that is tried first.
+    Raises TargetUnfitError or SchemaLoadError naming what is refused, unless the restore is to do without it.
     """
     kept = {one.shard for one in run.shards_in(Phase.LOADING, Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED)}
     targets = [target for target in run.plan.targets if target.shard not in kept]
@@ -142,35 +143,35 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
         create_database(target, run.connections[target.shard], run.plan.chain.baseline[target.source])
         run.enter(target, Phase.CREATED)
 
-    def try_first(target: Target) -> None:
-        adapted = ddl[target.shard]
-        if isinstance(adapted, AdaptedDdl):
-            rehearse(target, adapted.ddl.scripts, run.watch)
-            create(target)
+    def try_first(target: Target) -> list[Refusal]:
+        return rehearse(target, ddl[target.shard], run.watch)
 
     in_parallel(create, targets)
     run.report.roles_created = [role for target in targets for role in create_roles(target, missing[target.shard])]
     run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
-    in_parallel(try_first, targets, run.watch.end_all)
+    refused = dict(zip(targets, in_parallel(try_first, targets, run.watch.end_all), strict=True))
+    if not run.allows_refused:
+        refuse(refused, run.connections)
+    in_parallel(create, targets)
 
 
-def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> dict[str, LoadTarget]:
-    """Create the tables of every empty database; return the databases to load or to finish, by shard."""
+def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str, LoadTarget], dict[str, DdlRun]]:
+    """Create the tables of every empty database; return the databases to load or to finish, and their DDL, by shard."""
     chain, groups = run.plan.chain, run.plan.groups
 
-    def create(target: Target) -> LoadTarget:
+    def create(target: Target) -> tuple[LoadTarget, DdlRun]:
         shard = target.shard
         ledger = run.records[shard].ledger
         if run.records[shard].phase != Phase.CREATED and ledger:
-            return find_load_target(target.loaded, ddl[shard], groups[shard], ledger)
+            return find_load_target(target.loaded, ddl[shard], groups[shard], ledger, run.watch)
         check = partial(check_against_ddl, chain, target.source)
-        created = create_tables(target.loaded, ddl[shard], groups[shard], check, run.watch)
+        created, ddl_run = create_tables(target.loaded, ddl[shard], groups[shard], check, run.watch)
         run.enter(target, Phase.LOADING, ledger=created.ledger)
-        return created
+        return created, ddl_run
 
     targets = run.shards_in(Phase.CREATED, Phase.LOADING, Phase.INDEXING)
-    shards = [target.shard for target in targets]
-    return dict(zip(shards, in_parallel(create, targets, run.watch.end_all), strict=True))
+    made = dict(zip((one.shard for one in targets), in_parallel(create, targets, run.watch.end_all), strict=True))
+    return {shard: one for shard, (one, _) in made.items()}, {shard: one for shard, (_, one) in made.items()}
 
 
 def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[str, LoadTarget]) -> None:
@@ -202,17 +203,13 @@ def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[st
         load_large_objects(session, plan.chain.full, databases, plan.store, run.progress, roles)
 
 
-def check_large_objects(
-    session: SparkSession,
-    run: RestoreRun,
-    ddl: Mapping[str, Ddl],
-) -> None:
+def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[str, DdlRun]) -> None:
     """Raise TargetUnfitError if a role may not act as an owner or grantor of large objects that are to be restored.
 
     The stored objects name them, so these are read for it, in Spark tasks. A superuser needs no check.
     """
     plan = run.plan
-    shards = count_by_node(plan.chain.full).keys() & {one for one in ddl if isinstance(ddl[one], AdaptedDdl)}
+    shards = count_by_node(plan.chain.full).keys() & {shard for shard, one in runs.items() if one.ddl.is_adapted}
     if not plan.request.is_with_all_rows or plan.request.scope.no_owner or not shards:
         return
     from restore.rows.large_objects import find_actors
@@ -227,14 +224,15 @@ def check_large_objects(
         check_memberships(target, connection, dict(zip(map(raw_text, stored), found.values(), strict=True)))
 
 
-def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: Mapping[str, Ddl]) -> None:
+def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun]) -> None:
     """Check every loaded database's row counts, then create its indexes and everything else that follows the rows.
 
-    Notes each materialized view that could not be populated, with the reason, and what could not be analyzed.
+    Notes each materialized view that could not be populated, with the reason, and what could not be analyzed. Raises
+    DdlRefusedError, when everything else is done, if statements are refused and the restore is not to do without them.
     """
     watch, scope = run.watch, run.plan.request.scope
 
-    def finish(target: Target) -> list[str]:
+    def finish(target: Target) -> FinishedDatabase:
         database, shard = databases[target.shard], target.shard
         began = time.monotonic()
         if (is_loading := run.records[shard].phase == Phase.LOADING) or scope.data_only:
@@ -244,14 +242,21 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
             if is_loading:
                 run.enter(target, Phase.INDEXING, rows=rows)
         if scope.data_only:
-            problems = verify_keys(run, target, database)
+            done = FinishedDatabase(verify_keys(run, target, database))
         else:
             sequences = () if scope.schema_only else run.plan.sequences(target)
-            moves = run.plan.moves(target)
-            problems = finish_database(database, ddl[shard], sequences, moves, watch, analyzes=scope.analyze)
-        run.enter(target, Phase.FINISHED)
+            done = finish_database(
+                database,
+                runs[shard],
+                sequences,
+                run.plan.moves(target),
+                analyzes=scope.analyze,
+                allows_refused=run.allows_refused,
+            )
+        if done.is_finished:
+            run.enter(target, Phase.FINISHED, refused=tuple(one.label for one in done.refusals[:REFUSED_KEPT_MAX]))
         seconds[shard] = time.monotonic() - began
-        return problems
+        return done
 
     seconds: dict[str, float] = {}
     targets = [target for target in run.plan.targets if target.shard in databases]
@@ -263,13 +268,15 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
         if (volume := run.volumes.get(one.shard)) and volume.indexes
     ]
     with tallying(run.progress, tallies):
-        problems = [one for found in in_parallel(finish, targets, watch.end_all) for one in found]
-    for problem in problems:
-        run.progress.note(problem)
+        finished = dict(zip(targets, in_parallel(finish, targets, watch.end_all), strict=True))
+    for done in finished.values():
+        for problem in done.problems:
+            run.progress.note(problem)
     run.report.nodes = [
         NodeReport(one.node.id, one.database, run.records[one.shard].rows, seconds.get(one.shard, 0.0))
         for one in run.plan.targets
     ]
+    report_refused(run, finished)
 
 
 def check_placed(run: RestoreRun, target: Target, rows: int) -> None:

@@ -22,7 +22,7 @@ from restore.targets.target import Target, target_of
 from restore.topology.same_sources import check_large_objects_routed, compare_sources
 from restore.topology.topology import Topology, plan_topology
 from restore.unfinished import UnfinishedRestoreError
-from snapshots.ddl.dump import find_ddl_objects
+from snapshots.ddl.dump import find_ddl
 from snapshots.listing.doubts import find_doubts
 from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.listing.restorable import read_restorable
@@ -121,7 +121,7 @@ class RestorePlan:
         """Whether the shard's DDL is known to be damaged."""
         damaged = self.damage.details.get("damaged", []) if self.damage else []
         keys = {str(one["object"]) for one in damaged} if isinstance(damaged, list) else set[str]()
-        return any(one.key in keys for one in find_ddl_objects(self.chain, shard))
+        return find_ddl(self.chain, shard).key in keys
 
     def report(self) -> RestoreReport:
         """The report of this restore before it begins."""
@@ -146,8 +146,12 @@ class RestorePlan:
         )
 
 
-def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> RestorePlan:
+def plan_resumed(
+    source: Fleet, target: Fleet, record: DatabaseRecord, *, allow_refused_ddl: bool = False
+) -> RestorePlan:
     """Plan the rest of the restore that a database's record is of; raise as plan_restore does.
+
+    `allow_refused_ddl`: it is to do without what the targets refuse, even if it did not begin so.
 
     Raises UnfinishedRestoreError if the snapshot is not what it was.
     """
@@ -159,6 +163,7 @@ def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> Restor
         replace=record.replace,
         create_roles=record.create_roles,
         use_backup_copies=bool(record.borrowed),
+        allow_refused_ddl=record.allow_refused_ddl or allow_refused_ddl,
         scope=record.scope,
     )
     try:
@@ -204,7 +209,7 @@ def plan_restore(
     target lacks a shard, or there are routes, all of its primaries are targets, and the routes decide.
 
     Raises UsageError if a table has no route then or no group matches, SourcesDifferError, LargeObjectsUnroutedError,
-    and what read_chain, check_archive and find_ddl_objects raise.
+    and what read_chain, check_archive and find_ddl raise.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -221,7 +226,7 @@ def plan_restore(
     chain.check_archive()
     shards = choose_nodes(request.scope.nodes, chain.full.primaries, f"snapshot {request.name}")
     for shard in shards:
-        find_ddl_objects(chain, shard)
+        find_ddl(chain, shard)
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
     if request.scope.nodes:
         intent = structs.replace(intent, only_nodes=True)

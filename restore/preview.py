@@ -19,7 +19,6 @@ from fleet.progress import Progress
 from fleet.some_names import list_some
 from restore.checked_ddl import CheckedDdl, read_all_ddl
 from restore.ddl.ddl import Ddl
-from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.measured import read_measured
 from restore.estimates.model import Estimate, estimate_restore
 from restore.estimates.volumes import (
@@ -183,7 +182,7 @@ def check_restore(
     sized = [one for one in readable if one.shard in volumes]
     disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
     obstacles.raise_found()
-    untried = [target.node.id for target in targets if isinstance(checked.ddl.get(target.shard), AdaptedDdl)]
+    untried = [one.node.id for one in targets if (ddl := checked.ddl.get(one.shard)) and ddl.is_adapted]
     servers = {one.shard: server_of(connections[one.shard]) for one in targets}
     basis, figures = read_measured(store, sum(one.row_count for one in volumes.values())) or ("", None)
     return RestorePreview(

@@ -1,13 +1,15 @@
-"""Restores by a role that is not a superuser: refuse what it may not restore before any row is loaded.
+"""Rehearse a restore's DDL in the empty database, so that a refusal is known in seconds and not after the rows.
 
-Which statements need a superuser depends on the server: its version, its extensions, what an administrator has granted.
-So the DDL is tried, in the empty database that is made again afterwards.
+What a server refuses depends on its version, its extensions and the restoring role, and on functions of the snapshot's
+owners. Trying the statements is the only way to know. The database is made again afterwards. Some refusals depend on
+the rows, and come up only when these are loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
 import psycopg
 
@@ -15,39 +17,23 @@ from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.nodes.privileges import INHERIT_OPTION_VERSION, Role, quote, read_role
 from fleet.nodes.problems import comment
-from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.watch import Watch
 from fleet.some_names import join_some, list_some
-from restore.ddl.ddl import SchemaLoadError, ending, shorten_statement, show_name
-from restore.ddl.scripts import for_version
-from restore.ddl.statements import batches, statements_of
-from restore.ddl.unprivileged import PRIVILEGES, PUBLIC_OWNER, ROLE_CHANGES
-from restore.targets.target import Target, TargetUnfitError
-from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA
+from restore.ddl.ddl import Ddl, Refusal, SchemaLoadError, show_name
+from restore.ddl.running import NOT_GRANTED, DdlRun
+from restore.ddl.unprivileged import PUBLIC_OWNER
+from restore.report import describe_refusals
+from restore.targets.target import Connections, Target, TargetUnfitError
 
 FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
-# privilege_not_granted and privilege_not_revoked: a GRANT without effect is only a warning.
-NOT_GRANTED = ("01007", "01006")
+WITHOUT = "or restore without them: --allow-refused-ddl"
 SET_QUERY = "pg_has_role(oid, 'SET')"
 MEMBERS_QUERY = """
 SELECT namesend(rolname), rolsuper, pg_has_role(oid, 'USAGE') AND {set}, pg_has_role(oid, 'MEMBER') FROM pg_roles
 """
 # In a raw session the server converts no name.
 OURS_QUERY = b"SELECT namesend(current_user)"
-# The statement that makes the session's role what it is now.
-ROLE_QUERY = b"""
-SELECT CASE current_setting('role') WHEN 'none' THEN 'RESET ROLE'
-       ELSE pg_catalog.format('SET ROLE %I', current_setting('role')) END
-"""
 NAMED_MAX = 5
-
-
-class Refusal(NamedTuple):
-    """A statement that the server refused, as raw text, with the reason."""
-
-    statement: str
-    reason: str
-    sqlstate: str
 
 
 def read_our_name(target: Target) -> str:
@@ -104,73 +90,46 @@ def _grant(role: str, ours: Role, *, is_member: bool) -> Iterator[str]:
         yield from ours.grant_membership(role)
 
 
-def rehearse(target: Target, scripts: Mapping[str, str], watch: Watch) -> None:
-    """Run the DDL in the target's empty database, and raise TargetUnfitError naming what our role may not run.
+def rehearse(target: Target, ddl: Ddl, watch: Watch) -> list[Refusal]:
+    """Run the DDL in the target's empty database, and return the statements that are refused.
 
-    Raises SchemaLoadError if the server refuses it for another reason, and NodeUnreachableError if the session is lost.
+    Of a role that is not a superuser a grant without effect counts as refused. Raises NodeUnreachableError if the
+    session is lost.
     """
-    with (
-        raising_unreachable(target.node),
-        connect(target.loaded, client_encoding=RAW) as connection,
-        ending(watch, connection),
-    ):
-        refusals = [
-            one for section in (PRE_DATA, POST_DATA, EVENT_TRIGGERS) for one in _run(connection, scripts[section])
-        ]
-        user = connection.info.user
-    forbidden = [one for one in refusals if one.sqlstate in (FORBIDDEN, *NOT_GRANTED)]
-    texts = [f"{one.reason} ({shorten_statement(show_name(one.statement))})" for one in (forbidden or refusals)]
-    if not texts:
+    run = DdlRun(target.loaded, ddl, watch, is_strict=ddl.is_adapted)
+    run.all_sections()
+    return list(run.refusals.values())
+
+
+def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> None:
+    """Raise TargetUnfitError naming what our role may not run, or SchemaLoadError naming what else is refused."""
+    problems: list[str] = []
+    refused: list[dict[str, object]] = []
+    is_forbidden = False
+    for target, refusals in found.items():
+        # What needs something that is refused follows from that.
+        causes = [one for one in refusals if not one.needs]
+        forbidden = [one for one in causes if one.sqlstate in (FORBIDDEN, *NOT_GRANTED)]
+        if not causes:
+            continue
+        is_forbidden |= bool(forbidden)
+        role = read_role(target.node, connections[target.shard]).name
+        who = f"role {role} may not restore this DDL" if forbidden else "the DDL was refused"
+        problems.append(
+            f"node {target.node.id}: {who}: {join_some([one.text() for one in forbidden or causes], NAMED_MAX)}"
+        )
+        refused += [asdict(one) for one in describe_refusals(target, refusals)]
+    if not problems:
         return
-    listed = join_some(texts, NAMED_MAX)
-    details: dict[str, object] = {"node": target.node.id, "refused": texts}
-    if forbidden:
+    what, details = f"{'; '.join(problems)}; no row was loaded", dict[str, object](refused=refused)
+    if is_forbidden:
         raise TargetUnfitError(
-            f"node {target.node.id}: role {user} may not restore this DDL, so no row was loaded: {listed}",
-            hint="restore as a superuser, or grant the role what the statements need",
+            what,
+            hint=["restore as a superuser, or grant the role what the statements need", WITHOUT],
             details=details,
         )
     raise SchemaLoadError(
-        f"node {target.node.id}: the DDL was refused, so no row was loaded: {listed}",
-        hint="create what the statements need on the target (an extension, a tablespace), then repeat the command",
+        what,
+        hint=["create what the statements need on the target, then repeat the command", WITHOUT],
         details=details,
     )
-
-
-def _run(connection: psycopg.Connection[Any], script: str) -> Iterator[Refusal]:
-    """Run the script; yield what is refused. What follows is run too, and may be refused for that reason alone."""
-    # The reasons. A Diagnostic can be read only in the handler: afterwards all of its fields are None.
-    warnings: list[tuple[str, str]] = []
-
-    def note(warning: psycopg.errors.Diagnostic) -> None:
-        if warning.sqlstate in NOT_GRANTED:
-            warnings.append((str(warning.message_primary), warning.sqlstate))
-
-    connection.add_notice_handler(note)
-    for batch in batches(for_version(script, connection.info.server_version)):
-        warnings.clear()
-        role = _execute(connection, ROLE_QUERY).get_value(0, 0) or b""
-        is_refused = bool(_execute(connection, raw_bytes(batch)).error_message)
-        if not is_refused and not warnings:
-            continue
-        # A batch may end as another role than it began.
-        _execute(connection, role)
-        for one in statements_of(batch):
-            # A batch that was refused was rolled back. Of another one, the grants are run again to find the one.
-            if one.bare and (is_refused or one.bare.startswith((*PRIVILEGES, *ROLE_CHANGES))):
-                warnings.clear()
-                result = _execute(connection, raw_bytes(one.bare))
-                if result.error_message:
-                    error = psycopg.errors.error_from_result(result)
-                    yield Refusal(one.bare, shorten_message(error), error.diag.sqlstate or "")
-                for reason, state in warnings:
-                    yield Refusal(one.bare, reason, state)
-    connection.remove_notice_handler(note)
-
-
-def _execute(connection: psycopg.Connection[Any], statements: bytes) -> psycopg.pq.abc.PGresult:
-    """Run the statements in one transaction; raise OperationalError only if the session is lost."""
-    result = connection.pgconn.exec_(statements)
-    if connection.broken:
-        raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
-    return result

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from fleet.record import Time
 from fleet.tables.left_out import LeftOut
 from restore.copies.stored import Damage
+from restore.ddl.ddl import Refusal, show_name
 from restore.parts.scope import WHOLE, RestoreScope
 from restore.targets.databases import OwnerChange
+from restore.targets.target import Target
 from restore.topology.topology import ShownRoute
 from snapshots.listing.in_doubt import InDoubtTransaction
 from snapshots.operations.open_operations import OpenOperation
@@ -32,6 +35,23 @@ class BorrowedRows:
     shard: str
     node: str
     groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedStatement:
+    """A statement that a target refused, for reports; `needs` names the refused object that it depends on."""
+
+    node: str
+    database: str
+    object: str
+    section: str = ""
+    reason: str = ""
+    statement: str = ""
+    needs: str = ""
+
+    def text(self) -> str:
+        """The refusal on one line."""
+        return f"{self.node}: {self.object}" + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(slots=True)
@@ -76,3 +96,20 @@ class RestoreReport:
     scope: RestoreScope = WHOLE
     cut_at: datetime | None = None
     safe_at: Time | None = None
+    refused: list[RefusedStatement] = field(default_factory=list)
+
+
+def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[RefusedStatement]:
+    """The refusals of one target, for reports."""
+    return [
+        RefusedStatement(
+            target.node.id,
+            target.database,
+            one.label,
+            one.section,
+            one.reason,
+            show_name(one.statement or one.entry.statements).strip(),
+            one.needs,
+        )
+        for one in refusals
+    ]

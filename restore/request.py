@@ -23,8 +23,8 @@ class RestoreRequest:
     `routes` (restore/routing/routes.py) divide the rows of tables among targets that are not the snapshot's shards.
 
     `scope`: which part of it. `replace`: put existing databases aside. `create_roles`: create the roles that a target
-    lacks. `use_backup_copies`: take the rows that a primary's copy lacks from a standby's. `is_drill`: into servers
-    made for it.
+    lacks. `use_backup_copies`: take the rows that a primary's copy lacks from a standby's. `allow_refused_ddl`: restore
+    without what the targets refuse of the DDL. `is_drill`: into servers made for it.
     """
 
     name: str
@@ -35,6 +35,7 @@ class RestoreRequest:
     replace: bool = False
     create_roles: bool = False
     use_backup_copies: bool = False
+    allow_refused_ddl: bool = False
     scope: RestoreScope = WHOLE
     is_drill: bool = False
 
@@ -53,6 +54,7 @@ class RestoreRequest:
         words += [word for pair in scope.role_map for word in ("--role-map", "=".join(pair))]
         words += ["--create-roles"] if self.create_roles else []
         words += ["--replace"] if self.replace else []
+        words += ["--allow-refused-ddl"] if self.allow_refused_ddl else []
         words += ["--analyze"] if scope.analyze else []
         return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
 

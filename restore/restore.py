@@ -26,6 +26,7 @@ from restore.loading import choose_verified_copies, load_all, naming_lost_rows
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import RestorePreview, check_all_swappable, check_restore, find_replaced, left_rows, with_replaced
 from restore.publishing import close_databases, publish_database
+from restore.refused import DdlRefusedError
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.run import RestoreRun, running
@@ -109,7 +110,8 @@ def resume_restore(
                 planned = published.report()
                 planned.left_out = left_rows(published)
             return end_published(store, target, found, provisional, locked, planned)
-        plan = plan_resumed(source, target, found.last_record)
+        allows = request.allow_refused_ddl
+        plan = plan_resumed(source, target, found.last_record, allow_refused_ddl=allows)
         early.close()
         run = stack.enter_context(running(plan, progress, locked, watch))
         run.records, run.report.is_resumed = dict(found.records), True
@@ -181,6 +183,8 @@ def _restore(
             transactions = sum(one.counts["transactions"] for one in plan.chain.increments)
             lease.figures = run.pace.figures(report.bytes, transactions)
         lease.is_done, lease.stays_open = True, False
+        if report.refused:
+            lease.code = DdlRefusedError.exit_code
         if verify:
             lease.code = verify()
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)

@@ -83,6 +83,11 @@ class RestoreRun:
         return self.plan.intent.operation
 
     @property
+    def allows_refused(self) -> bool:
+        """Whether the restore is to do without what the targets refuse."""
+        return self.plan.request.allow_refused_ddl
+
+    @property
     def executor_needs(self) -> ExecutorNeeds:
         """What its tasks need of executors: the databases are not made yet, their servers are there."""
         is_filling = self.plan.request.scope.data_only
@@ -219,6 +224,7 @@ class RestoreRun:
             routes=plan.request.routes,
             replace=plan.request.replace,
             create_roles=plan.request.create_roles,
+            allow_refused_ddl=plan.request.allow_refused_ddl,
             scope=plan.request.scope,
             in_store=self.in_store,
             phase=Phase.CREATED,

@@ -32,7 +32,7 @@ from snapshots.records.commits import VOID_BYTES_MAX, commit_key, read_commit
 from snapshots.records.documents import seal
 from snapshots.records.keys import base_prefix, ddl_prefix, list_prefix
 from snapshots.records.part_rules import count_listed
-from snapshots.records.stored_object import BASE, DDL_ARCHIVE, ObjectList, StoredObject
+from snapshots.records.stored_object import BASE, DDL, ObjectList, StoredObject
 from storage.digest import digest
 from storage.memory import InMemoryStore
 from wal.cut.cut_values import NodeCut
@@ -130,9 +130,7 @@ def new_full(names: list[str], store: CountingStore | None = None) -> FullSnapsh
             ObjectList(key, BASE, node, 350 * objects, DIGEST, objects, objects * OBJECT_BYTES, rows) for key in keys
         ]
     ddl = [
-        StoredObject(
-            f"{ddl_prefix(NAME, node, OPERATION)}/archive-01234567.dump.zst", DDL_ARCHIVE, node, 9999, DIGEST, {}
-        )
+        StoredObject(f"{ddl_prefix(NAME, node, OPERATION)}/archive-01234567.dump.zst", DDL, node, 9999, DIGEST, {})
         for node in names
     ]
     groups = tuple(

@@ -29,6 +29,7 @@ from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import activity
 from cli.output.arguments import (
     Abandon,
+    AllowRefusedDdl,
     Analyze,
     At,
     CreateRoles,
@@ -54,6 +55,8 @@ from cli.output.arguments import (
     parse_at,
 )
 from cli.output.context import command_context
+from cli.output.exit_codes import DDL_REFUSED
+from cli.output.refused_statements import write_refused
 from cli.output.restore_report import announce_plan, document_of, dry_run_lines, lines_of, preview_document
 from cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
 from cli.output.results import emit, progress
@@ -65,7 +68,8 @@ from fleet.progress import Noting, Progress
 from restore.parts.scope import RestoreScope
 from restore.plan import RestorePlan, plan_restore
 from restore.preview import preview_restore, preview_resumed
-from restore.report import RestoreReport
+from restore.refused import DdlRefusedError
+from restore.report import RefusedStatement, RestoreReport
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
 from snapshots.listing.name_templates import newest_name
@@ -92,6 +96,7 @@ def restore(
     replace: Replace = False,
     create_roles: CreateRoles = False,
     use_backup_copies: UseBackupCopies = False,
+    allow_refused_ddl: AllowRefusedDdl = False,
     analyze: Analyze = False,
     resume: Resume = False,
     abandon: Abandon = False,
@@ -113,7 +118,9 @@ def restore(
         moves=moves, analyze=analyze,
     )  # fmt: skip
     name, moment = newest_name(source, name), parse_at(at, increment)
-    request = RestoreRequest(name, increment, moment, groups, routes, replace, create_roles, use_backup_copies, scope)
+    request = RestoreRequest(
+        name, increment, moment, groups, routes, replace, create_roles, use_backup_copies, allow_refused_ddl, scope
+    )
     check_options(request)
     confirm = Confirmation(is_given=yes or not is_user_present())
     ends = [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]
@@ -180,12 +187,24 @@ def run_restore(
         # All is done, and Spark ends with this process.
         if report is None:
             raise
+    except DdlRefusedError as error:
+        refused = [RefusedStatement(**one) for one in error.details["refused"]]  # type: ignore[attr-defined]
+        path, line = write_refused(str(error.details["unfinished"]), refused, Path.cwd())
+        error.details["file"] = path
+        error.hint = f"{line}\n{error.hint}"
+        raise
     in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd())
     failed = [line.removeprefix(WARNING) for line in in_doubt if line.startswith(WARNING)]
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
     document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes, *failed]}
-    emit(context, document, lines_of(report) + in_doubt + unseen)
+    lines = lines_of(report) + in_doubt + unseen
+    if report.refused:
+        document["refused_file"], line = write_refused(report.operation, report.refused, Path.cwd())
+        lines.append(line)
+    emit(context, document, lines)
+    if report.refused:
+        raise typer.Exit(DDL_REFUSED)
 
 
 def show_plan(context: typer.Context, plan: RestorePlan, _source: Fleet, _confirm: Confirmation) -> None:

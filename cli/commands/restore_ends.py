@@ -100,11 +100,15 @@ def name_target(line: str, to: Path | None) -> str:
 
 def check_ends(words: list[str], request: RestoreRequest) -> None:
     """Raise UsageError unless one of ENDS is given alone, or with --node."""
-    alone = RestoreRequest(request.name, scope=RestoreScope(nodes=request.scope.nodes))
+    allows = request.allow_refused_ddl and words == [RESUME]
+    alone = RestoreRequest(request.name, allow_refused_ddl=allows, scope=RestoreScope(nodes=request.scope.nodes))
     if len(words) > 1:
         raise UsageError(f"{' and '.join(words)} exclude each other", hint="give one of them")
     if request != alone:
-        raise UsageError(f"{words[0]} takes only --to, --node, --dry-run and --yes", hint="leave the others out")
+        raise UsageError(
+            f"{words[0]} takes only --to, --node, --dry-run and --yes, and --resume --allow-refused-ddl",
+            hint="leave the others out",
+        )
 
 
 def undo_restore(

@@ -43,6 +43,12 @@ Junit = Annotated[
 UseBackupCopies = Annotated[
     bool, typer.Option("--use-backup-copies", help="Take rows that a primary's copy lacks from a standby's.")
 ]
+AllowRefusedDdl = Annotated[
+    bool,
+    typer.Option(
+        "--allow-refused-ddl", help="Restore without the statements that a target refuses: they are left in a file."
+    ),
+]
 Schemas = Annotated[
     list[str] | None, typer.Option("--schema", metavar="S", help="Only the tables in this schema (repeatable).")
 ]

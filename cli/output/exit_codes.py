@@ -15,6 +15,7 @@ UNREACHABLE = 6
 BUSY = 7
 CANCELLED = 8
 INCONSISTENT_CUT = 9
+DDL_REFUSED = 10
 BUG = 70
 INTERRUPTED = 130
 
@@ -30,6 +31,7 @@ MEANINGS: dict[int, str] = {
     BUSY: "another operation is running",
     CANCELLED: "cancelled from elsewhere, or by SIGTERM",
     INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
+    DDL_REFUSED: "restored but for statements that a target refused; published only with --allow-refused-ddl",
     BUG: "a bug: traceback kept in a file whose name is printed",
     INTERRUPTED: "stopped by Ctrl-C",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import typer
@@ -57,6 +57,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "routes": [one._asdict() for one in report.routes],
         "remarks": report.remarks,
         "scope": to_builtins(report.scope),
+        "refused": [asdict(one) for one in report.refused],
     }
 
 
@@ -74,6 +75,7 @@ def lines_of(report: RestoreReport) -> list[str]:
             f" to give it back, run on {one.node}:"
         )
         lines.append(one.statement)
+    lines += [f"refused: {one.text()}" for one in report.refused]
     lines += borrowed_lines(report)
     lines += [f"role created, without login or password, on {name}" for name in report.roles_created]
     lines += [f"left out: {name}" for name in report.left_out]

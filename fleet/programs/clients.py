@@ -1,7 +1,7 @@
 """Which pg_dump and pg_restore to use for a node: the wheel's, or others of the machine.
 
-The wheel's programs are built without TLS. A program that can't use TLS would read the DDL in plaintext from a server
-with which all other sessions use TLS, or would not connect at all.
+The wheel's programs are built without TLS. A pg_dump that can't use TLS would read the DDL in plaintext from a server
+with which all other sessions use TLS, or would not connect at all. pg_restore connects to no server.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ import os
 import re
 import shutil
 import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, ProgramConnection, as_connected, program_connection
-from fleet.nodes.encodings import RAW
+from fleet.nodes.connections import program_connection
 from fleet.nodes.sessions import Sessions
 from fleet.programs.wheel import wheel_bin_directory
-from storage.errors import RefusedError, UsageError
+from storage.errors import RefusedError
 
 # Where packages install each version's programs: Debian's, PGDG's for Red Hat, and others by PATH.
 PACKAGED = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin")
@@ -71,30 +68,22 @@ def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPr
     )
 
 
-def restoring_programs(
-    node: Node, connection: psycopg.Connection[Any], writer: int
-) -> tuple[ClientPrograms, ProgramConnection | None]:
-    """The programs to restore an archive of pg_dump `writer` (a major version) with, and how pg_restore can connect.
+def archive_reader(node: Node, writer: int) -> ClientPrograms:
+    """The programs whose pg_restore reads an archive of pg_dump `writer` (a major version).
 
-    That is None if no pg_restore can: as protected as the session `connection` is, or to a server older than 17, which
-    does not know a setting that pg_restore sets from 17 on. Raises ProgramsUnfitError if none can read the archive.
+    Those that fleet.toml names for the node; else the wheel's; else the newest of the machine. Raises
+    ProgramsUnfitError if none can.
     """
-    needs_tls, is_old = bool(connection.pgconn.ssl_in_use), connection.info.server_version < TRANSACTION_TIMEOUT_VERSION
-    readers = [one for one in _find_programs(node) if one.version >= writer]
-    if not readers:
-        where = f"in {node.programs}" if node.programs is not None else "on this machine"
-        raise ProgramsUnfitError(
-            f"node {node.id}: there is no pg_restore {writer} or newer {where}, which the snapshot's DDL needs",
-            hint=f"install PostgreSQL's client programs (Debian: postgresql-client-{writer}), or name their folder in"
-            " fleet.toml: [tools] postgresql",
-            details={"node": node.id, "version": writer},
-        )
-    for one in readers:
-        if (one.has_tls or not needs_tls) and (one.version < TRANSACTION_TIMEOUT_VERSION // 10000 or not is_old):
-            # A secret that could only be passed on the command line is passed to no program.
-            with suppress(UsageError):
-                return one, program_connection(as_connected(node, connection), needs_tls=needs_tls, client_encoding=RAW)
-    return readers[0], None
+    for programs in _find_programs(node):
+        if programs.version >= writer:
+            return programs
+    where = f"in {node.programs}" if node.programs is not None else "on this machine"
+    raise ProgramsUnfitError(
+        f"node {node.id}: there is no pg_restore {writer} or newer {where}, which the snapshot's DDL needs",
+        hint=f"install PostgreSQL's client programs (Debian: postgresql-client-{writer}), or name their folder in"
+        " fleet.toml: [tools] postgresql",
+        details={"node": node.id, "version": writer},
+    )
 
 
 def _find_programs(node: Node) -> list[ClientPrograms]:

@@ -161,6 +161,6 @@ def needs_other(chain: Chain, shard: str, one: ChainObject) -> str:
     """What the shard lacks without the object besides rows: `DDL`, `large objects` or nothing."""
     if one.node != shard or isinstance(one.stored, Segment):
         return ""
-    if one.stored.kind in DDL and one.key in {stored.key for stored in chain.schema_objects(shard)}:
+    if one.stored.kind == DDL and one.stored == chain.ddl_object(shard):
         return "DDL"
     return "large objects" if one.stored.kind == LARGE_OBJECTS else ""

@@ -4,5 +4,5 @@ What such a restore needs of a database, what it keeps in it until it has ended,
 that nothing has checked while rows were loaded.
 
 Imports `fleet`, `fleet.nodes`, `fleet.tables`, `restore.ddl`, `restore.obstacles`, `restore.rows`,
-`snapshots.records` and `storage`.
+`snapshots.ddl`, `snapshots.records` and `storage`.
 """

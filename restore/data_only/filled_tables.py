@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from fleet.tables.groups import Group, qualify
+from snapshots.ddl.search_path import having_path, read_search_path
 
 # The tables with these oids, and the partitioned tables that they are in.
 OWN = """own AS (
@@ -65,9 +66,11 @@ def find_acting(connection: psycopg.Connection[Any], oids: list[int]) -> list[Ac
 def find_filled(connection: psycopg.Connection[Any], groups: Sequence[Group]) -> list[str]:
     """The tables that have rows of their own."""
     filled: list[str] = []
+    path = read_search_path(connection)
     for start in range(0, len(groups), CHECKED_AT_ONCE):
         some = groups[start : start + CHECKED_AT_ONCE]
         columns = ", ".join(f"EXISTS (SELECT FROM ONLY {qualify(group)})" for group in some)
-        row = connection.execute(f"SELECT {columns}".encode()).fetchone() or ()
+        with having_path(connection, path):
+            row = connection.execute(f"SELECT {columns}".encode()).fetchone() or ()
         filled += [group.name for group, has_rows in zip(some, row, strict=True) if has_rows]
     return filled

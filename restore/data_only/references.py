@@ -14,6 +14,7 @@ from fleet.nodes.watch import Watch
 from restore.data_only.filled_tables import OWN, oids_of
 from restore.ddl.ddl import ending
 from restore.rows.load_target import LoadTarget
+from snapshots.ddl.search_path import having_path, read_search_path
 from storage.errors import RefusedError
 
 # The keys of the tables and of their partitioned tables, and into them; one of a partitioned table is looked at as a
@@ -125,7 +126,7 @@ ORPHAN_QUERIES = f"""{KEYS}, {TRUSTED}
 SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relname, c.columns,
        k.confrelid IN (SELECT relid FROM own),
        fc.relowner IN (SELECT oid FROM trusted) AND pc.relowner IN (SELECT oid FROM trusted),
-       format('SELECT concat_ws('', '', %%s) FROM %%s%%I.%%I f WHERE (%%s) AND NOT EXISTS'
+       format('SELECT pg_catalog.concat_ws('', '', %%s) FROM %%s%%I.%%I f WHERE (%%s) AND NOT EXISTS'
               ' (SELECT FROM %%s%%I.%%I p WHERE %%s) LIMIT 1',
               c.shown, CASE WHEN fc.relkind = 'r' THEN 'ONLY ' ELSE '' END, fn.nspname, fc.relname, c.given,
               CASE WHEN pc.relkind = 'r' THEN 'ONLY ' ELSE '' END, pn.nspname, pc.relname, c.equal)
@@ -217,11 +218,13 @@ def find_empty_referenced(connection: psycopg.Connection[Any], oids: list[int]) 
     with connection.transaction():
         # Another table may get the name meanwhile, and its owner may be anybody.
         refuse_views(connection)
-        return [
-            f"{key} to {table}"
-            for key, table, only in connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
-            if connection.execute(f"SELECT EXISTS (SELECT FROM {only}{table})".encode()).fetchone() == (False,)
-        ]
+        path, found = read_search_path(connection), connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
+        with having_path(connection, path):
+            return [
+                f"{key} to {table}"
+                for key, table, only in found
+                if connection.execute(f"SELECT EXISTS (SELECT FROM {only}{table})".encode()).fetchone() == (False,)
+            ]
 
 
 def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
@@ -262,9 +265,11 @@ def find_orphan(
             hint=f"drop it: ALTER TABLE {key.table} DROP CONSTRAINT {key.name}; then repeat the command",
             details={"constraint": key.name, "table": key.table},
         )
-    for key in keys:
-        if row := connection.execute(key.query.encode()).fetchone():
-            return Orphan(key.name, key.table, key.referenced, key.columns, row[0])
+    path = read_search_path(connection)
+    with having_path(connection, path):
+        for key in keys:
+            if row := connection.execute(key.query.encode()).fetchone():
+                return Orphan(key.name, key.table, key.referenced, key.columns, row[0])
     return None
 
 

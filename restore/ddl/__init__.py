@@ -1,8 +1,8 @@
-"""DDL at a restore: the statements of a shard, however they are stored, run in sections on the target.
+"""DDL at a restore: the statements of a shard's archive, run in sections on the target.
 
-A snapshot has an archive of pg_dump, or the scripts that earlier versions stored. A role that is not a superuser runs
-them in a form that is adapted to it. A section is what runs before the rows, after them, or at the end.
+A section runs before the rows, after them, or at the end. A role that is not a superuser runs the statements in a form
+that is adapted to it. What a server refuses is collected, and keeps nothing else from being restored.
 
 Imports `fleet`, `fleet.nodes`, `fleet.programs`, `fleet.tables`, `restore.parts`, `snapshots.ddl`,
-`snapshots.records`, `storage` and `wal.segments`.
+`snapshots.records` and `storage`.
 """

@@ -1,14 +1,16 @@
-"""What a restore needs of a shard's DDL, however it is stored; views are refreshed and sequences set here.
+"""A shard's DDL as a restore runs it on one target: the entries of its archive, each with its statements, in sections.
 
-Names of views are raw text, quoted (fleet.nodes.encodings).
+Statements and names are raw text (fleet.nodes.encodings). A statement that the server refuses is a `Refusal`. It does
+not end the restore: the other entries are run all the same, and what follows from the refusals is decided at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import psycopg
 
@@ -18,12 +20,13 @@ from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.shut_down import shut_down
 from fleet.nodes.watch import Watch
-from restore.parts.role_changes import RoleChanges
-from restore.parts.scope import TableMove
-from snapshots.ddl.archive import ArchiveEntry
+from restore.ddl.function_paths import run_with_paths
+from snapshots.ddl.search_path import search_path_of
 from snapshots.records.commit import Sequence as StoredSequence
 from storage.errors import RefusedError
 
+# The sections, in the order in which they run: before the rows, after them, and last of all.
+PRE_DATA, POST_DATA, EVENT_TRIGGERS = "pre-data", "post-data", "event-triggers"
 SET_QUERY = """
 SELECT setval(format('%%I.%%I', s.space, s.name)::regclass, s.value, s.is_called)
   FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::boolean[]) AS s (space, name, value, is_called)
@@ -36,93 +39,84 @@ class SchemaLoadError(RefusedError):
     """A target node refused the snapshot's DDL."""
 
 
-class Ddl(Protocol):
-    """A shard's DDL as it is run: sections of statements, in the order of DDL_SCRIPTS."""
+@dataclass(frozen=True, slots=True)
+class DdlEntry:
+    """An entry of a shard's archive, with the statements that create its object.
 
-    @property
-    def search_path(self) -> str | None:
-        """The search_path that was set for the database; None if none was."""
-
-    @property
-    def views(self) -> Sequence[str]:
-        """The materialized views that were populated, in the order of their dependencies."""
-
-    def run_before_rows(self, node: Node, watch: Watch) -> None:
-        """Run what precedes the rows; end if `watch` finds a node silent or the command is interrupted.
-
-        This and the next two raise SchemaLoadError with the server's message and the statement, NodeUnreachableError.
-        """
-
-    def run_after_rows(self, node: Node, ledger: str, watch: Watch) -> None:
-        """Run what follows the rows, but event triggers and no refresh; what an earlier process has run is left out."""
-
-    def run_last(self, node: Node, ledger: str, watch: Watch, first: str = "") -> None:
-        """Run the statements `first` (raw text), drop the ledger and create event triggers, in one transaction.
-
-        Event triggers would act on the others.
-        """
-
-
-class ChangedRoles(NamedTuple):
-    """What is left out of DDL whose roles were changed, and why, and the roles that it had named (raw text)."""
-
-    left_out: Mapping[str, str]
-    met: frozenset[str]
-
-
-class StoredDdl(Ddl, Protocol):
-    """A shard's DDL as the snapshot has it."""
-
-    @property
-    def entries(self) -> Sequence[ArchiveEntry]:
-        """The entries of its archive that are restored; none if it is stored as scripts."""
-
-    def without_dependents(self) -> tuple[StoredDdl, list[str]]:
-        """The DDL for a restore of some tables: without foreign keys, which they may violate, and without views.
-
-        Also returns what is left out. A view that is filled from some of the tables would be wrong, and nothing would
-        show it.
-        """
-
-    def without_view_rows(self) -> tuple[StoredDdl, list[str]]:
-        """The DDL without the rows of materialized views, and what is left out."""
-
-    def with_roles(self, changes: RoleChanges) -> tuple[StoredDdl, ChangedRoles]:
-        """The DDL with other roles; raise RefusedError naming what can't be changed with certainty."""
-
-    def check_moves(self, moves: Iterable[TableMove]) -> None:
-        """Raise RefusedError if something has a name that a table is to have (raw text)."""
-
-    def without_foreign_keys(self, keeps: Callable[[str], bool]) -> tuple[StoredDdl, list[str]]:
-        """The DDL without the foreign keys whose statements `keeps` denies, and what depends on them; and their names.
-
-        A statement is `ALTER TABLE … ADD CONSTRAINT … FOREIGN KEY …`, with every identifier quoted.
-        """
-
-    def without_system_grants(self) -> tuple[StoredDdl, list[str]]:
-        """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and what is left."""
-
-    def write_scripts(self, node: Node) -> dict[str, str]:
-        """The statements of all sections as scripts (raw text), by section, for the server of `node`."""
-
-
-def refused_error(node: Node, section: str, message: str, statement: str, named: str = "") -> SchemaLoadError:
-    """The error for a statement that the server refused; the object is `named` if it is known.
-
-    The texts may have several lines.
+    `number` identifies it, `dependencies` are the numbers of the entries that it needs. `tablespace` and `access` are
+    the settings under which its statements run; "" is the default.
     """
-    return SchemaLoadError(
-        f"node {node.id}: the {section} DDL was refused{f' at {named}' if named else ''}: {' '.join(message.split())}"
-        + (f": {shorten_statement(statement)}" if statement else ""),
-        hint="create what the statement needs on the target (an extension, a tablespace, a role), or restore to a"
-        " server that supports it (lz4), then repeat the command",
-        details={"node": node.id, "section": section, "object": named, "statement": statement},
-    )
+
+    number: int
+    kind: str
+    schema: str
+    name: str
+    statements: str
+    dependencies: tuple[int, ...] = ()
+    tablespace: str = ""
+    access: str = ""
+
+    @property
+    def label(self) -> str:
+        """The object, for people: its kind and its name."""
+        return show_name(f"{self.kind} {f'{self.schema}.' if self.schema else ''}{self.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ddl:
+    """A shard's DDL for one target.
+
+    `settings` are statements that every session runs first. `side_by_side` are those of the entries after the rows that
+    several sessions may run at once. `views` are the materialized views that were populated, in the order of their
+    dependencies, `search_path` the setting of the database, None if it had none. `is_adapted`: it is for a role that is
+    not a superuser; `roles` are then the owners and grantors that it names, each with what it owns or grants, and
+    `omitted` the publications of Cutline that are left out.
+    """
+
+    settings: str
+    pre_data: tuple[DdlEntry, ...]
+    post_data: tuple[DdlEntry, ...]
+    event_triggers: tuple[DdlEntry, ...]
+    side_by_side: frozenset[int] = frozenset()
+    views: tuple[str, ...] = ()
+    search_path: str | None = None
+    is_adapted: bool = False
+    roles: Mapping[str, list[str]] = field(default_factory=dict)
+    omitted: tuple[str, ...] = ()
+
+    @property
+    def sections(self) -> dict[str, tuple[DdlEntry, ...]]:
+        """The entries by section, in the order in which the sections run."""
+        return {PRE_DATA: self.pre_data, POST_DATA: self.post_data, EVENT_TRIGGERS: self.event_triggers}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An entry that a server refused, with the server's reason and the statement in question.
+
+    `needs` names the refused entry that it depends on, if that is why it was not run.
+    """
+
+    entry: DdlEntry
+    section: str
+    reason: str
+    statement: str
+    sqlstate: str = ""
+    needs: str = ""
+
+    @property
+    def label(self) -> str:
+        """The object, for people."""
+        return self.entry.label
+
+    def text(self) -> str:
+        """The refusal on one line."""
+        return f"{self.label}: {self.reason}" + (f" ({shorten_statement(self.statement)})" if self.statement else "")
 
 
 def shorten_statement(statement: str) -> str:
     """The statement on one line, cut off after STATEMENT_SHOWN_MAX characters."""
-    text = " ".join(statement.split())
+    text = " ".join(show_name(statement).split())
     return text if len(text) <= STATEMENT_SHOWN_MAX else f"{text[:STATEMENT_SHOWN_MAX]}…"
 
 
@@ -131,21 +125,19 @@ def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContext
     return watch.on_silence(partial(shut_down, connection))
 
 
-def refresh_views(node: Node, views: Iterable[str], search_path: str, watch: Watch) -> list[str]:
-    """Refresh the materialized views; return one line for each that could not be, with the reason.
-
-    `search_path` matters before PostgreSQL 17; later versions set their own while they refresh.
-    """
+def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> list[str]:
+    """Refresh the materialized views; return one line for each that could not be refreshed, with the reason."""
     problems: list[str] = []
-    due = list(views)
-    if not due:
+    if not ddl.views:
         return problems
     with raising_unreachable(node), connect(node, client_encoding=RAW) as connection, ending(watch, connection):
         query = "SELECT set_config('search_path', convert_from(%s, 'UTF8'), false)"
-        connection.execute(query, (search_path.encode(),))
-        for view in due:
+        # Before PostgreSQL 17; later versions set their own while they refresh.
+        connection.execute(query, (search_path_of(ddl.search_path).encode(),))
+        for view in ddl.views:
+            statement = raw_bytes(f"REFRESH MATERIALIZED VIEW {view}")
             try:
-                connection.execute(raw_bytes(f"REFRESH MATERIALIZED VIEW {view}"))
+                run_with_paths(connection, statement, ddl.search_path)
             except psycopg.Error as error:
                 if connection.broken:
                     raise unreachable_error(node, error) from error

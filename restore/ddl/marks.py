@@ -1,7 +1,8 @@
 """What an earlier process of the same restore has run of a database's DDL.
 
-Each batch of statements enters its mark in the database's ledger in its own transaction. Indexes, keys and foreign keys
-that sessions create side by side need none: each is one statement, so it is done if it exists.
+Each transaction of several entries enters its mark in the database's ledger, and a mark for each of them that was
+refused. Indexes, keys and foreign keys that sessions create side by side need none: each is one statement, and is
+done if its object exists.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.nodes.encodings import raw_text
-from restore.ddl.ddl import SchemaLoadError
+from fleet.nodes.encodings import raw_bytes, raw_text
+from restore.ddl.ddl import DdlEntry, SchemaLoadError
 
 DIGEST_SHOWN = 16
+REFUSED = "refused"
 # The names are ASCII: a session in any encoding reads them.
 MARKS_QUERY = "SELECT convert_to(task, 'UTF8') FROM {ledger} WHERE starts_with(task, '{section} ')"
 # Schema, table and name: an archive names an index without its table.
@@ -61,6 +63,22 @@ def read_marks(connection: psycopg.Connection[Any], ledger: str, section: str, n
     return found
 
 
+def refused_mark(section: str, entry: DdlEntry) -> str:
+    """The name of the mark of a refused entry."""
+    return f"{REFUSED} {section} {hashlib.sha256(raw_bytes(entry.statements)).hexdigest()[:DIGEST_SHOWN]}"
+
+
+def read_refused(connection: psycopg.Connection[Any], ledger: str) -> set[str]:
+    """The marks of refused entries in the ledger."""
+    query = MARKS_QUERY.format(ledger=ledger, section=REFUSED)
+    return {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
+
+
+def remove_refused(ledger: str, name: str) -> str:
+    """The statement that removes the mark of an entry that was refused."""
+    return f"DELETE FROM {ledger} WHERE task = '{name}';"
+
+
 def read_existing(connection: psycopg.Connection[Any]) -> set[BuiltObject]:
     """The indexes and constraints of the database."""
     found = connection.execute(EXISTING_QUERY).fetchall()
@@ -74,8 +92,8 @@ def read_table_sizes(connection: psycopg.Connection[Any]) -> dict[tuple[str, str
 
 
 def mark(ledger: str, name: str) -> str:
-    """The statement that enters a mark."""
-    return f"INSERT INTO {ledger} VALUES ('{name}', 0, 0);"
+    """The statement that enters a mark, unless it is there."""
+    return f"INSERT INTO {ledger} VALUES ('{name}', 0, 0) ON CONFLICT DO NOTHING;"
 
 
 def drop_statement(ledger: str) -> str:

@@ -8,8 +8,9 @@ one that has none of them is refused. Texts are raw (fleet.nodes.encodings).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from fleet.tables.names import quote_identifier
 from restore.ddl.ddl import shorten_statement, show_name
@@ -40,6 +41,13 @@ POLICY_ROLES = re.compile(
 MAPPING = re.compile(
     rf"(?P<begin>CREATE USER MAPPING FOR )(?P<role>{NAME})(?P<end> SERVER (?P<server>{NAME}).*)", re.DOTALL
 )
+
+
+class ChangedRoles(NamedTuple):
+    """What is left out of DDL whose roles were changed, and why, and the roles that it had named (raw text)."""
+
+    left_out: Mapping[str, str]
+    met: frozenset[str]
 
 
 class RoleUnmappableError(RefusedError):

@@ -1,19 +1,48 @@
-"""Which entries of an archive pg_restore may run side by side.
+"""Which entries of an archive several sessions may run side by side.
 
-pg_restore runs no two entries at once that it knows to lock the same table. It knows nothing of the partitions that a
-statement on a partitioned table locks, nor of the second statement of an entry, such as CLUSTER ON after an index, nor
-of the tables that functions read which an exclusion constraint calls while it locks its own. So these may deadlock.
+No two run at once whose dependencies say that they lock the same table. Dependencies do not name the partitions that a
+statement on a partitioned table locks, nor the locks of an entry's second statement, such as CLUSTER ON after an index,
+nor the tables read by functions that an exclusion constraint calls while it locks its own. These could deadlock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol, TypeVar
 
+from restore.ddl.marks import BuiltObject
 from snapshots.ddl.archive import AFTER_ROWS, FOREIGN_KEY, ArchiveEntry, statements_of_entry, with_dependents
 
 # They take long, in proportion to the rows; all others change catalogs only.
 LONG = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
 PARTITION = "TABLE ATTACH"
+
+
+class NamedEntry(Protocol):
+    """An entry of an archive."""
+
+    @property
+    def number(self) -> int:
+        """What identifies it."""
+
+    @property
+    def kind(self) -> str:
+        """The type of its object."""
+
+    @property
+    def schema(self) -> str:
+        """The schema of its object."""
+
+    @property
+    def name(self) -> str:
+        """The name of its object."""
+
+    @property
+    def dependencies(self) -> tuple[int, ...]:
+        """The numbers of the entries that it needs."""
+
+
+AnyEntry = TypeVar("AnyEntry", bound=NamedEntry)
 
 
 def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset[int]:
@@ -40,7 +69,34 @@ def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset
     return frozenset(long - with_dependents(after_rows, others))
 
 
-def is_of_table(entry: ArchiveEntry, table: ArchiveEntry) -> bool:
+def table_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> AnyEntry | None:
+    """The table of a constraint, among the entries that it depends on; None for an index."""
+    needed = (entries[number] for number in entry.dependencies if number in entries)
+    return next((one for one in needed if one.kind == "TABLE" and is_of_table(entry, one)), None)
+
+
+def object_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> BuiltObject:
+    """The index or constraint that the entry creates. A constraint's entry is named by its table and itself."""
+    table = table_of(entry, entries)
+    if table is None:
+        return BuiltObject(entry.schema, "", entry.name)
+    return BuiltObject(entry.schema, table.name, entry.name.removeprefix(f"{table.name} "))
+
+
+def locked_tables(
+    entry: NamedEntry, tables: Mapping[int, NamedEntry], others: Mapping[int, NamedEntry]
+) -> frozenset[int]:
+    """The numbers of the tables that the entry locks.
+
+    A foreign key depends on a key of the other table, which is among the `others`, and locks that table.
+    """
+    found = set(entry.dependencies)
+    for number in entry.dependencies:
+        found.update(others[number].dependencies if number in others else ())
+    return frozenset(found & tables.keys())
+
+
+def is_of_table(entry: NamedEntry, table: NamedEntry) -> bool:
     """Whether a constraint's entry may be one of this table, by its name: that of the table, a space, and its own."""
     return table.schema == entry.schema and entry.kind != "INDEX" and entry.name.startswith(f"{table.name} ")
 

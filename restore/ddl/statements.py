@@ -1,8 +1,8 @@
-"""Split pg_dump's SQL into statements, so that thousands of tables need not be locked in one transaction.
+"""Split the SQL of an archive's entry into statements.
 
-One message is one transaction, which holds a lock for every table that it creates. Where a statement ends follows the
-rules of the server's scanner and of psql (PostgreSQL manual, "Lexical Structure"; src/fe_utils/psqlscan.l). A wrong
-split is noticed: the server refuses the halves, as neither is a statement.
+Where a statement ends follows the rules of the server's scanner and of psql (PostgreSQL manual, "Lexical Structure";
+src/fe_utils/psqlscan.l). A backslash is no escape: dumps are made with standard_conforming_strings on. A wrong split is
+noticed: the server refuses the halves, as neither is a statement.
 """
 
 from __future__ import annotations
@@ -11,30 +11,22 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-ESCAPED = r"'(?:[^'\\]|\\.)*(?:'|\Z)"
 # Words matter only where they open or close a routine's body.
-_TOKEN = r"""
+TOKEN = re.compile(
+    r"""
       # A doubled quote within quotes is read as two adjacent strings.
-      (?P<skipped> --[^\n]* | [eE]{escaped} | {string} | "[^"]*(?:"|\Z) )
+      (?P<skipped> --[^\n]* | [eE]'(?:[^'\\]|\\.)*(?:'|\Z) | '[^']*(?:'|\Z) | "[^"]*(?:"|\Z) )
     | (?P<comment> /\* )
     | \$(?P<tag> (?:[A-Za-z_\x80-\U0010ffff][A-Za-z_0-9\x80-\U0010ffff]*)? )\$
     | (?P<word> [A-Za-z_\x80-\U0010ffff][A-Za-z_0-9$\x80-\U0010ffff]* )
     | (?P<mark> [();] )
-"""
-TOKEN, TOKEN_WITH_BACKSLASHES = (
-    re.compile(_TOKEN.replace("{escaped}", ESCAPED).replace("{string}", string), re.VERBOSE | re.DOTALL)
-    for string in (r"'[^']*(?:'|\Z)", ESCAPED)
+    """,
+    re.VERBOSE | re.DOTALL,
 )
 COMMENT_MARK = re.compile(r"/\*|\*/")
 ROUTINE = re.compile(r"\s*create\s+(?:or\s+replace\s+)?(?:function|procedure)\b", re.IGNORECASE)
-# One of the settings at the beginning of a script: a backslash within quotes is an escape.
-BACKSLASHES = "SET standard_conforming_strings = off;"
-SETTING = re.compile(r"SET |RESET |SELECT pg_catalog\.set_config\(")
-# Between these the session is another role.
-OTHER_ROLE, OWN_ROLE = ("SET ROLE ", "SET SESSION AUTHORIZATION "), ("RESET ROLE;", "RESET SESSION AUTHORIZATION;")
 # The comments that pg_dump writes before a statement.
 COMMENT_LINES = re.compile(r"\A(?:\s*--[^\n]*\n)*")
-STATEMENTS_MAX, TEXT_MAX = 200, 1 << 20
 
 
 class Statement(NamedTuple):
@@ -42,29 +34,6 @@ class Statement(NamedTuple):
 
     text: str
     bare: str
-
-
-def batches(script: str) -> Iterator[str]:
-    """Yield the script in batches of whole statements, about STATEMENTS_MAX and TEXT_MAX characters each at most.
-
-    Each ends as the role that the session began as.
-    """
-    pieces: list[str] = []
-    size, is_other = 0, False
-    for one in statements_of(script):
-        pieces.append(one.text)
-        size += len(one.text)
-        is_other = one.bare.startswith(OTHER_ROLE) or (is_other and not one.bare.startswith(OWN_ROLE))
-        if not is_other and (len(pieces) >= STATEMENTS_MAX or size > TEXT_MAX):
-            yield "".join(pieces)
-            pieces, size = [], 0
-    if (rest := "".join(pieces)).strip():
-        yield rest
-
-
-def settings_of(script: str) -> str:
-    """The statements that set something for the session."""
-    return "".join(one.text for one in statements_of(script) if SETTING.match(one.bare))
 
 
 def statements_of(script: str) -> Iterator[Statement]:
@@ -83,26 +52,9 @@ def _statement(text: str) -> Statement:
 
 def statement_ends(script: str) -> Iterator[int]:
     """Yield the offset after the semicolon of every statement."""
-    return _ends(script, TOKEN_WITH_BACKSLASHES if _has_backslashes(script) else TOKEN)
-
-
-def _has_backslashes(script: str) -> bool:
-    """Whether the settings at the beginning of the script make a backslash within quotes an escape."""
-    begin = 0
-    for end in _ends(script, TOKEN):
-        bare = _statement(script[begin:end]).bare
-        if bare == BACKSLASHES:
-            return True
-        if not SETTING.match(bare):
-            return False
-        begin = end
-    return False
-
-
-def _ends(script: str, tokens: re.Pattern[str]) -> Iterator[int]:
     offset, parentheses, bodies = 0, 0, 0
     is_routine: bool | None = None
-    while token := tokens.search(script, offset):
+    while token := TOKEN.search(script, offset):
         offset = token.end()
         if token["comment"]:
             offset = _comment_end(script, offset)

@@ -9,14 +9,12 @@ All grants come after the rows, so that no owner's REVOKE from itself keeps its 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
-from fleet.config import Node
-from fleet.nodes.watch import Watch
-from restore.ddl.scripts import ScriptDdl
+from restore.ddl.ddl import Ddl, DdlEntry
+from restore.ddl.role_statements import PRIVILEGES as PRIVILEGES_KIND
 from restore.ddl.statements import Statement, statements_of
-from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
 
 # pg_dump quotes names always, or where they need it.
@@ -30,39 +28,11 @@ NO_GRANTOR = "RESET SESSION AUTHORIZATION;"
 PRIVILEGES = ("GRANT ", "REVOKE ", "ALTER DEFAULT PRIVILEGES ", "SET SESSION AUTHORIZATION ", NO_GRANTOR)
 # What changes the role in adapted DDL.
 SET_ROLE, RESET_ROLE = ROLE_CHANGES = ("SET ROLE ", "RESET ROLE;")
+# Entries of archives have positive numbers.
+LOANS_NUMBER = 0
 CUTLINES = re.compile(rf'(?:CREATE|ALTER) PUBLICATION "?(?P<name>{OWN_PUBLICATION})"? ')
 # The owner of schema public in a new database: a role that the database's owner is a member of.
 PUBLIC, PUBLIC_OWNER = "public", "pg_database_owner"
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedDdl:
-    """The DDL for a role that is not a superuser, and the names of Cutline's publications, which are omitted.
-
-    `roles` are the owners and grantors that the DDL names, each with what it owns or grants, as raw text.
-    """
-
-    ddl: ScriptDdl
-    search_path: str | None
-    roles: Mapping[str, list[str]]
-    omitted: tuple[str, ...]
-
-    @property
-    def views(self) -> list[str]:
-        """The materialized views that were populated, in the order of their dependencies."""
-        return self.ddl.views
-
-    def run_before_rows(self, node: Node, watch: Watch) -> None:
-        """Run the script of what precedes the rows."""
-        self.ddl.run_before_rows(node, watch)
-
-    def run_after_rows(self, node: Node, ledger: str, watch: Watch) -> None:
-        """Run the batches of what follows the rows that an earlier process has not run."""
-        self.ddl.run_after_rows(node, ledger, watch)
-
-    def run_last(self, node: Node, ledger: str, watch: Watch, first: str = "") -> None:
-        """Run the statements `first`, drop the ledger and create event triggers."""
-        self.ddl.run_last(node, ledger, watch, first)
 
 
 @dataclass(slots=True)
@@ -112,26 +82,46 @@ def _literal(text: str) -> str:
     return f"E{quoted}" if "\\" in text else quoted
 
 
-def adapt_ddl(scripts: Mapping[str, str], search_path: str | None, ours: str) -> AdaptedDdl:
+def adapt_ddl(ddl: Ddl, ours: str) -> Ddl:
     """The DDL for the role `ours` (raw text), which is not a superuser.
 
     Cutline's own publications are omitted: `init` makes them.
     """
-    loans, privileges, omitted = _Loans(ours), list[str](), dict[str, None]()
-    adapted = dict(scripts)
-    for section in (PRE_DATA, POST_DATA, EVENT_TRIGGERS):
-        kept: list[str] = []
-        for one in statements_of(scripts[section]):
-            if match := CUTLINES.match(one.bare):
-                omitted[match["name"]] = None
-            elif one.bare.startswith(PRIVILEGES):
-                privileges.append(_as_role(one, loans.roles))
-            else:
-                kept += [f"\n{statement}\n" for statement in loans.lend(one.bare)]
-                kept.append(one.text)
-        adapted[section] = "".join(kept)
-    adapted[POST_DATA] += "".join(f"\n{statement}" for statement in loans.taking_back.values()) + "".join(privileges)
-    return AdaptedDdl(ScriptDdl(adapted), search_path, loans.roles, tuple(omitted))
+    loans, privileges, omitted = _Loans(ours), list[DdlEntry](), dict[str, None]()
+
+    def adapt(entries: Iterable[DdlEntry]) -> Iterator[DdlEntry]:
+        for entry in entries:
+            kept, granting = list[str](), list[str]()
+            for one in statements_of(entry.statements):
+                if match := CUTLINES.match(one.bare):
+                    omitted[match["name"]] = None
+                elif one.bare.startswith(PRIVILEGES):
+                    granting.append(_as_role(one, loans.roles))
+                else:
+                    kept += [f"\n{statement}\n" for statement in loans.lend(one.bare)]
+                    kept.append(one.text)
+            is_object = any(one.strip() for one in kept)
+            if granting:
+                granted = replace(entry, kind=PRIVILEGES_KIND, statements="".join(granting))
+                # Where one entry creates an object and grants it, the grants become an entry of their own.
+                own = replace(granted, number=-entry.number, dependencies=(entry.number,))
+                privileges.append(own if is_object else granted)
+            if is_object:
+                yield replace(entry, statements="".join(kept))
+
+    pre_data, post_data, event_triggers = (tuple(adapt(section)) for section in ddl.sections.values())
+    if loans.taking_back:
+        text = "\n".join(loans.taking_back.values())
+        privileges.insert(0, DdlEntry(LOANS_NUMBER, PRIVILEGES_KIND, "", "lent privileges", text))
+    return replace(
+        ddl,
+        pre_data=pre_data,
+        post_data=(*post_data, *privileges),
+        event_triggers=event_triggers,
+        is_adapted=True,
+        roles=loans.roles,
+        omitted=tuple(omitted),
+    )
 
 
 def _as_role(one: Statement, roles: dict[str, list[str]]) -> str:

@@ -109,7 +109,7 @@ def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: I
         base_bytes,
         large_bytes,
         segment_bytes,
-        base_bytes + large_bytes + segment_bytes + sum(one.size for one in chain.schema_objects(shard)),
+        base_bytes + large_bytes + segment_bytes + (ddl.size if (ddl := chain.ddl_object(shard)) else 0),
         max(size, EMPTY_BYTES),
         is_rough,
         len(chosen),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
@@ -10,6 +11,7 @@ from psycopg import sql
 
 from fleet.tables.groups import qualify
 from restore.rows.load_target import LoadTarget
+from snapshots.ddl.search_path import having_path, read_search_path
 from storage.errors import RefusedError
 
 TOKEN_BYTES = 16
@@ -58,11 +60,13 @@ def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int
         table = root or f"ONLY {qualify(group)}"
         names[table] = root or group.name
         expected[table] = expected.get(table, 0) + loaded.get(group.number, 0)
-    tables = list(expected)
+    tables, path = list(expected), read_search_path(connection) if target.is_in_use else None
     for start in range(0, len(tables), COUNTED_AT_ONCE):
         some = tables[start : start + COUNTED_AT_ONCE]
-        counts = (f"SELECT {number}, count(*) FROM {table}" for number, table in enumerate(some))
-        for number, found in connection.execute(sql.SQL(" UNION ALL ".join(counts))).fetchall():
+        counts = (f"SELECT {number}, pg_catalog.count(*) FROM {table}" for number, table in enumerate(some))
+        with having_path(connection, path) if target.is_in_use else nullcontext():
+            counted = connection.execute(sql.SQL(" UNION ALL ".join(counts))).fetchall()
+        for number, found in counted:
             if found != expected[some[number]]:
                 name = names[some[number]]
                 raise LoadError(

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psycopg
 
 from fleet.config import Node
 from fleet.tables.groups import Group
+from restore.ddl.function_paths import path_of_owner
 from restore.routing.table_routes import SourceRoutes
-from snapshots.ddl.search_path import DEFAULT
+
+OWNERS_QUERY = """
+SELECT n.nspname, c.relname, quote_ident(pg_get_userbyid(c.relowner))
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r'
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +25,7 @@ class LoadTarget:
 
     `ledger` is the table of the load's ledger (restore/rows/ledger.py).
     `roots` are the partitioned tables through which rows are loaded (restore/rows/partition_roots.py), by group number.
-    `search_path` is set while rows are loaded and views refreshed: functions that the tables use may depend on it.
+    `search_paths` are set while the rows of a group, by its number, are loaded: the table's functions may depend on it.
     `is_in_use`: others use the tables, too, and may have written rows; so no table is emptied.
     `task_sessions` are the most that tasks may have on its node at a time.
     """
@@ -26,7 +34,7 @@ class LoadTarget:
     groups: Mapping[int, Group]
     ledger: str
     roots: Mapping[int, str] = field(default_factory=dict)
-    search_path: str = f"pg_catalog, {DEFAULT}"
+    search_paths: Mapping[int, str] = field(default_factory=dict)
     is_in_use: bool = False
     task_sessions: int = 1
 
@@ -93,3 +101,13 @@ class LoadTargets:
         feed, groups = self.feeds.get(shard), self.chosen.get(node)
         chosen = feed if feed is None or groups is None else feed.select(groups)
         return chosen if chosen and chosen.targets else None
+
+
+def find_load_paths(connection: psycopg.Connection[Any], groups: Iterable[Group], path: str | None) -> dict[int, str]:
+    """The search_path of a session of each table's owner, by group number, where `path` is set for the database."""
+    owners = {(schema, table): owner for schema, table, owner in connection.execute(OWNERS_QUERY)}
+    return {
+        group.number: path_of_owner(path, owner)
+        for group in groups
+        if (owner := owners.get((group.schema, group.table))) is not None
+    }

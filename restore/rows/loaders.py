@@ -61,12 +61,11 @@ class Loader:
         self._connection, self._target, self._task, self._alone = connection, target, task, alone
         self._rows: dict[int, int] = {}
         self._frozen: set[int] = set()
-        self._said = 0.0
+        self._said, self._path = 0.0, ""
         connection.execute("SET LOCAL synchronous_commit = off")
         entry = f"INSERT INTO {target.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
         # This waits for another attempt of the same task that is still running.
         self._is_loaded = connection.execute(entry.encode(), (task,)).rowcount == 0
-        connection.execute("SELECT set_config('search_path', %s, true)", (target.search_path,))
 
     def add(self, batch: pa.RecordBatch, groups: Mapping[int, Group]) -> None:
         """Send the batch's rows (columns group and row, in the order of the groups) with one COPY per group."""
@@ -78,6 +77,7 @@ class Loader:
                 self._copy(groups[number], lines.slice(rows.start, rows.stop - rows.start))
 
     def _copy(self, group: Group, lines: pa.Array) -> None:
+        self._set_path(self._target.search_paths.get(group.number, ""))
         column = column_of(lines)
         data = column.data.data[int(column.offsets[0]) : int(column.offsets[-1])]
         table = self._target.roots.get(group.number) or qualify(group)
@@ -94,6 +94,12 @@ class Loader:
             )
         self._rows[group.number] = self._rows.get(group.number, 0) + len(lines)
         self._say()
+
+    def _set_path(self, path: str) -> None:
+        if path and path != self._path:
+            query = "SELECT set_config('search_path', convert_from(%s, 'UTF8'), true)"
+            self._connection.execute(query, (path.encode(),))
+            self._path = path
 
     def _is_frozen(self, group: Group, table: str, rows: int) -> bool:
         """Whether the group's rows are stored frozen, as VACUUM would leave them; the table is emptied for it.

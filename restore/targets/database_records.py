@@ -58,6 +58,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     database. `aside`: whether another database was put aside for it. `sequences_set`: whether the sequences of tables
     that were filled have their values, `undoing` whether the process that fills tables has begun to empty them again;
     one that resumes the restore resets it.
+    `allow_refused_ddl`: the restore does without what the target refuses, and `refused` names that.
     `borrowed` are by standby the groups, by number, whose rows are taken from its copy.
     """
 
@@ -78,6 +79,8 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     phase: Phase
     publishes: bool = False
     aside: bool = False
+    allow_refused_ddl: bool
+    refused: tuple[str, ...] = ()
     sequences_set: bool = False
     undoing: bool = False
     ledger: str | None = None

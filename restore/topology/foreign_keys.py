@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 
 from fleet.tables.names import table_name
-from restore.ddl.scripts import IDENTIFIER, RELATION
 from restore.routing.routes import RouteKind
 from restore.routing.table_routes import TableRoute
 from restore.topology.topology import Topology
 
+IDENTIFIER = r'"(?:[^"]|"")+"'
+RELATION = rf"{IDENTIFIER}\.{IDENTIFIER}"
 COLUMNS = rf"{IDENTIFIER}(?:, {IDENTIFIER})*"
 # As pg_dump writes it, with every identifier quoted. What has another form (PERIOD) is left out.
 DEFINITION = re.compile(

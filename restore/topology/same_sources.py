@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from fleet.some_names import join_some
 from fleet.tables.groups import Group
 from restore.copies.choice import Wanted, explain_damage
 from restore.ddl.archive import is_own_publication, read_archive
 from restore.ddl.ddl import show_name
-from restore.ddl.stored import read_stored_ddl
 from snapshots.ddl.archive import ArchiveEntry, statements_of_entry
+from snapshots.ddl.dump import read_stored_ddl
 from snapshots.records.chain import Chain
 from snapshots.records.large_objects import count_by_node
-from snapshots.records.stored_object import DDL_ARCHIVE
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 from wal.segments.damage import ObjectDamagedError
@@ -114,17 +111,13 @@ def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[t
 
 
 def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
-    """The statements of a source's DDL by what they define; of scripts of early versions, by section.
+    """The statements of a source's DDL by what they define.
 
     Cutline's own publications are left out: a node may have one for tables that were append-only, and another has not,
     though their tables are the same.
     """
-    stored = read_stored_ddl(store, chain, source)
-    if DDL_ARCHIVE not in stored:
-        return {f"the {section} DDL": body for section, body in stored.items()}
-    body = stored[DDL_ARCHIVE]
-    with TemporaryDirectory(prefix="cutline-ddl-") as folder:
-        archive = read_archive(body, Path(folder) / "archive")
+    body = read_stored_ddl(store, chain, source)
+    archive = read_archive(body)
     found: dict[str, Counter[tuple[str, ...]]] = {}
     for entry in archive.entries:
         if is_own_publication(entry):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,11 +19,15 @@ TASK_TABLES = 500
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """The tables to copy from one node, as its exported snapshot shows them."""
+    """The tables to copy from one node, as its exported snapshot shows them.
+
+    `undivided` are those, by oid, that one session copies whole, however large they are.
+    """
 
     node: Node
     exported: str
     tables: Sequence[Table]
+    undivided: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,10 @@ class PlannedRanges:
     size: int
 
 
-def plan_ranges(tables: Sequence[Table], task_pages: int = TASK_PAGES) -> list[PlannedRanges]:
-    """Plan the ranges of each task: one range of a large table, or several whole small tables.
+def plan_ranges(
+    tables: Sequence[Table], task_pages: int = TASK_PAGES, undivided: Container[int] = ()
+) -> list[PlannedRanges]:
+    """Plan the ranges of each task: a range of a large table, a table of `undivided`, or several whole small tables.
 
     The last range of a table has no upper bound: it includes pages added after the size was read.
     """
@@ -51,6 +57,9 @@ def plan_ranges(tables: Sequence[Table], task_pages: int = TASK_PAGES) -> list[P
 
     for table in sorted(tables, key=lambda table: (-table.size_bytes, table.group.name)):
         pages = -(-table.size_bytes // PAGE_BYTES)
+        if pages > task_pages and table.oid in undivided:
+            planned.append(PlannedRanges((PageRange(table.group, table.oid),), pages * PAGE_BYTES))
+            continue
         if pages > task_pages:
             bounds = [*range(0, pages - task_pages // 2, task_pages), None]
             for low, high in pairwise(bounds):
@@ -74,7 +83,7 @@ def task_pages_for(sources: Sequence[TableSource], tasks_max: int) -> int:
 def plan_copy(sources: Sequence[TableSource], destination: CopyDestination, tasks_max: int) -> list[CopyTask]:
     """The tasks that copy all sources, in turn from each node; a few more than `tasks_max` if there is much to copy."""
     task_pages = task_pages_for(sources, tasks_max)
-    queues = [(source, plan_ranges(source.tables, task_pages)) for source in sources]
+    queues = [(source, plan_ranges(source.tables, task_pages, source.undivided)) for source in sources]
     tasks: list[CopyTask] = []
     for turn in range(max((len(planned) for _, planned in queues), default=0)):
         for source, planned in queues:

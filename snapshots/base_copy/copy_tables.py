@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import psycopg
+
+from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.free_connections import task_sessions
 from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
-from snapshots.base_copy.copy_plan import TableSource, plan_copy
+from fleet.tables.planned_code import find_planned_code
+from snapshots.base_copy.copy_plan import PAGE_BYTES, TASK_PAGES, TableSource, plan_copy
 from snapshots.base_copy.copy_ranges import CopyTask, copy_ranges
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.operations.crash_points import CrashPoint
@@ -29,6 +35,7 @@ def copy_tables(
     Raises the first error that a task reports; the job is cancelled if a node falls silent.
     """
     session = start_session(spark, progress)
+    sources = [_with_undivided(source, sessions.connections[source.node.id]) for source in sources]
     tasks = plan_copy(sources, destination, cores_of(session).lanes_max)
     progress.step("copy", total=len(tasks), unit="tasks")
     limited = limited_sessions(session, task_sessions(sessions.by_node))
@@ -39,3 +46,10 @@ def copy_tables(
     raise_first([report.problem for report in reports])
     progress.reached(CrashPoint.BASE_COPIED)
     return [one for report in reports for one in report.entries]
+
+
+def _with_undivided(source: TableSource, connection: psycopg.Connection[Any]) -> TableSource:
+    """The source with its large tables that no query may read: see fleet/tables/planned_code.py."""
+    large = [table.oid for table in source.tables if table.size_bytes > TASK_PAGES * PAGE_BYTES]
+    with raising_unreachable(source.node):
+        return replace(source, undivided=find_planned_code(connection, large))

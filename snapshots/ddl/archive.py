@@ -1,6 +1,6 @@
 """pg_dump's archive of a database's DDL: its entries, and archives made of it.
 
-These have other statements, other numbers, or some of the entries alone.
+These have other statements, or some of the entries alone.
 
 The format is that of PostgreSQL's src/bin/pg_dump (pg_backup_archiver.c, WriteHead and WriteToc; pg_backup_custom.c).
 An archive of DDL alone is a header and a table of contents. Type, name, owner, statements and dependencies of an entry
@@ -41,8 +41,8 @@ class ArchiveEntry:
 
     `catalog` and `oid` identify the object on the source. `tablespace` is "" for the database's own. `section` is
     BEFORE_ROWS or AFTER_ROWS, or another number if it is that of the entry before. `begin` and `end` are where the
-    archive has its statements, `owner_begin` and `owner_end` its owner; "" is none. It begins with its number, at
-    `number_begin`, and ends at `entry_end`; `needs_begin` and `needs_end` are where its dependencies are.
+    archive has its statements, `owner_begin` and `owner_end` its owner; "" is none. The entry itself is the bytes from
+    `entry_begin` to `entry_end`.
     """
 
     number: int
@@ -60,9 +60,7 @@ class ArchiveEntry:
     owner_end: int
     tablespace: str
     access: str
-    number_begin: int
-    needs_begin: int
-    needs_end: int
+    entry_begin: int
     entry_end: int
 
 
@@ -78,7 +76,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class NewEntry:
-    """An entry that pg_dump did not write: statements to run first, or only a name."""
+    """An entry that pg_dump did not write: statements, or only a name."""
 
     kind: str
     name: str
@@ -119,7 +117,7 @@ def read_contents(body: bytes) -> Contents:
 
 
 def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
-    number_begin = reader.offset
+    entry_begin = reader.offset
     number = reader.integer()
     if reader.integer():
         raise DumpFormatError(f"entry {number} has data")
@@ -137,17 +135,14 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     owner = reader.text()
     owner_end = reader.offset
     reader.string()
-    needs_begin = needs_end = reader.offset
     dependencies: list[int] = []
     while (dependency := reader.string()) is not None:
         dependencies.append(_digits(dependency))
-        needs_end = reader.offset
     reader.take(1 + OFFSET_BYTES)
     return ArchiveEntry(
         number=number, kind=kind, name=name, schema=schema, catalog=catalog, oid=oid, section=section,
         dependencies=tuple(dependencies), begin=begin, end=end, owner=owner, owner_begin=owner_begin,
-        owner_end=owner_end, tablespace=tablespace, access=access, number_begin=number_begin, needs_begin=needs_begin,
-        needs_end=needs_end, entry_end=reader.offset,
+        owner_end=owner_end, tablespace=tablespace, access=access, entry_begin=entry_begin, entry_end=reader.offset,
     )  # fmt: skip
 
 
@@ -180,39 +175,18 @@ def rewrite(
     return b"".join([*pieces, body[done:]])
 
 
-def extract(
-    body: bytes, contents: Contents, entries: Iterable[ArchiveEntry], first: Sequence[NewEntry]
-) -> tuple[bytes, list[int]]:
-    """An archive of the `first` new entries and then of these of `contents`, in their order, with nothing else to run.
-
-    Returns it, and the numbers of all of them. pg_restore reads a whole archive, however little of it is run.
-    """
+def extract(body: bytes, contents: Contents, entries: Iterable[ArchiveEntry | NewEntry]) -> bytes:
+    """An archive of these entries of `contents` and new ones, in their order, with nothing else to run."""
+    settings = (entry for entry in contents.entries if entry.kind in SETTINGS)
     number = max((entry.number for entry in contents.entries), default=0)
-    added = range(number + 1, number + 1 + len(first))
-    pieces = [_new_entry(one, entry, contents.version) for one, entry in zip(added, first, strict=True)]
-    settings, chosen = (entry for entry in contents.entries if entry.kind in SETTINGS), list(entries)
-    pieces += [body[entry.number_begin : entry.entry_end] for entry in (*settings, *chosen)]
-    whole = b"".join([body[: contents.count_at], _integer(len(pieces)), *pieces])
-    return whole, [*added, *(entry.number for entry in chosen)]
-
-
-def renumber(body: bytes, contents: Contents, numbers: Sequence[int]) -> bytes:
-    """The archive with the entries of these numbers renumbered among themselves: the first gets the lowest, and so on.
-
-    Of entries that pg_restore may run side by side, those with the lowest numbers are begun first.
-    """
-    new = dict(zip(numbers, sorted(numbers), strict=True))
     pieces: list[bytes] = []
-    done = 0
-    for entry in contents.entries:
-        if entry.number in new:
-            pieces += [body[done : entry.number_begin], _integer(new[entry.number])]
-            done = entry.number_begin + INTEGER.size
-        if not new.keys().isdisjoint(entry.dependencies):
-            needed = b"".join(_string(str(new.get(one, one))) for one in entry.dependencies)
-            pieces += [body[done : entry.needs_begin], needed]
-            done = entry.needs_end
-    return b"".join([*pieces, body[done:]])
+    for entry in (*settings, *entries):
+        if isinstance(entry, NewEntry):
+            number += 1
+            pieces.append(_new_entry(number, entry, contents.version))
+        else:
+            pieces.append(body[entry.entry_begin : entry.entry_end])
+    return b"".join([body[: contents.count_at], _integer(len(pieces)), *pieces])
 
 
 def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:

@@ -29,13 +29,12 @@ from snapshots.ddl.dump_faults import read_dump_faults
 from snapshots.ddl.search_path import read_search_path
 from snapshots.records.chain import Chain
 from snapshots.records.documents import ManifestError
-from snapshots.records.stored_object import DDL_ARCHIVE, DDL_SCRIPTS, StoredObject
+from snapshots.records.stored_object import DDL, StoredObject
 from storage.errors import ChainEnd, RefusedError
 from storage.store import ObjectStore, stoppable_requests
 from storage.storing import create_or_find
-from wal.segments.damage import ObjectDamagedError
+from wal.segments.damage import ObjectDamagedError, read_listed
 
-PRE_DATA, POST_DATA, REFRESH, EVENT_TRIGGERS = DDL_SCRIPTS
 DUMP_SECONDS_MAX = 3600
 # The archive of 10,000 tables has 10 MB.
 DDL_BYTES_MAX, WINDOW_BYTES_MAX = 512 << 20, 128 << 20
@@ -132,34 +131,26 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
 def store_ddl(store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch) -> list[StoredObject]:
     """Dump a shard's DDL and store its archive, compressed with zstd. Ends as `dump_archive` does."""
     body = zstandard.compress(dump_archive(node, exported, watch))
-    key = f"{prefix}/{DDL_ARCHIVE}-{secrets.token_hex(4)}.dump.zst"
+    key = f"{prefix}/{DDL}-{secrets.token_hex(4)}.dump.zst"
     with stoppable_requests() as stop, watch.on_silence(stop):
         digest = create_or_find(store, key, body)
-    return [StoredObject(key, DDL_ARCHIVE, node.id, len(body), digest, {})]
+    return [StoredObject(key, DDL, node.id, len(body), digest, {})]
 
 
-def find_ddl_objects(chain: Chain, shard: str) -> tuple[StoredObject, ...]:
-    """The objects of the shard's DDL: its archive, or its scripts in the order of DDL_SCRIPTS.
-
-    Raises ManifestError if one is not listed.
-    """
-    objects = {stored.kind: stored for stored in chain.schema_objects(shard)}
-    if DDL_ARCHIVE in objects:
-        return (objects[DDL_ARCHIVE],)
-    missing = [section for section in DDL_SCRIPTS if section not in objects]
-    if missing:
-        what = f"{' and no '.join(missing)} DDL" if objects else "DDL"
-        raise ManifestError(
-            f"snapshot {chain.name} lists no {what} of shard {shard}",
-            hint=f"it can't be restored; {NEW_CHAIN}",
-            ends_chain=ChainEnd.PERHAPS,
-            details={"node": shard},
-        )
-    return tuple(objects[section] for section in DDL_SCRIPTS)
+def find_ddl(chain: Chain, shard: str) -> StoredObject:
+    """The archive of the shard's DDL; raise ManifestError if no commit lists it."""
+    if (stored := chain.ddl_object(shard)) is not None:
+        return stored
+    raise ManifestError(
+        f"snapshot {chain.name} lists no DDL of shard {shard}",
+        hint=f"it can't be restored; {NEW_CHAIN}",
+        ends_chain=ChainEnd.PERHAPS,
+        details={"node": shard},
+    )
 
 
 def read_ddl(body: bytes, stored: StoredObject) -> bytes:
-    """A stored archive or script as it was before it was compressed; raise ObjectDamagedError if it can't be read.
+    """A stored archive as it was before it was compressed; raise ObjectDamagedError if it can't be read.
 
     The caller has verified that `body` is the committed object.
     """
@@ -171,12 +162,17 @@ def read_ddl(body: bytes, stored: StoredObject) -> bytes:
             raise ValueError(f"it is larger than {DDL_BYTES_MAX >> 20} MiB")
         if zstandard.frame_content_size(body) not in (UNKNOWN_SIZE, len(ddl)):
             raise ValueError("it ends early")
-        if stored.kind == DDL_ARCHIVE:
-            read_contents(ddl)
+        read_contents(ddl)
     except (zstandard.ZstdError, MemoryError, ValueError) as error:
         detail = f"it can't be read as DDL: {error}"
         raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
     return ddl
+
+
+def read_stored_ddl(store: ObjectStore, chain: Chain, shard: str) -> bytes:
+    """The archive of a shard's DDL; raise ObjectDamagedError, ManifestError."""
+    stored = find_ddl(chain, shard)
+    return read_ddl(read_listed(store, shard, stored.key, (stored.size, stored.digest)), stored)
 
 
 def read_roles(connection: psycopg.Connection[Any]) -> tuple[str, ...]:

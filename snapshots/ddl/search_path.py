@@ -7,11 +7,12 @@ setting of the database (ALTER DATABASE … SET) is stored with its DDL.
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 # PostgreSQL's default.
 DEFAULT = '"$user", public'
@@ -21,8 +22,6 @@ SELECT substr(setting, length('search_path=') + 1)
  WHERE s.setrole = 0 AND s.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND setting ^@ 'search_path='
 """
-# How earlier versions of Cutline stored it: a comment before the DDL.
-STORED = re.compile(r'\A-- search_path: (".*")\n')
 
 
 def read_search_path(connection: psycopg.Connection[Any]) -> str | None:
@@ -36,7 +35,19 @@ def search_path_of(path: str | None) -> str:
     return f"pg_catalog, {DEFAULT if path is None else path}"
 
 
-def read_stored_path(script: str) -> str | None:
-    """The database's search_path in a stored script; None if it has none."""
-    match = STORED.match(script)
-    return str(json.loads(match[1])) if match else None
+@contextmanager
+def having_path(connection: psycopg.Connection[Any], path: str | None) -> Iterator[None]:
+    """While the block runs, let the session have the search_path of its database, after pg_catalog.
+
+    The planner calls functions of a table's indexes whatever the query is, and these may name others without a schema.
+    The block's own queries name nothing without a schema but what pg_catalog has with exactly their types.
+    """
+    connection.execute(
+        "SELECT set_config('search_path', convert_from(%s, 'UTF8'), false)", (search_path_of(path).encode(),)
+    )
+    try:
+        yield
+    finally:
+        # A transaction that has failed takes the setting back.
+        if connection.info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS):
+            connection.execute("RESET search_path")

@@ -182,12 +182,13 @@ class Chain:
         """The fingerprint of the shard's catalogs at the last commit."""
         return _newest([self.full.fingerprints, *(changes.fingerprints for changes in self.definition_changes)], shard)
 
-    def schema_objects(self, shard: str) -> tuple[StoredObject, ...]:
-        """The objects of the shard's DDL at the last commit."""
+    def ddl_object(self, shard: str) -> StoredObject | None:
+        """The archive of the shard's DDL at the last commit; None if no commit lists any."""
         for commit in reversed(self.commits):
-            if objects := tuple(one for one in commit.own_objects if one.kind in DDL and one.node == shard):
-                return objects
-        return ()
+            for stored in commit.own_objects:
+                if stored.kind == DDL and stored.node == shard:
+                    return stored
+        return None
 
     def base_entries(self, node: str) -> tuple[NamedObject, ...]:
         """The entries for the objects of the node's base copies: the full snapshot's, and of tables copied again since.

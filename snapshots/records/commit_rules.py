@@ -134,7 +134,7 @@ def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
         raise ValueError("schema_changes names a node that is not in the snapshot")
     for shard, states in changes.tables.items():
         check_states(f"schema_changes.tables.{shard}", states)
-    with_ddl = {stored.node for stored in changes.objects if stored.kind in DDL}
+    with_ddl = {stored.node for stored in changes.objects if stored.kind == DDL}
     if not with_ddl == changes.roles.keys() == changes.fingerprints.keys():
         raise ValueError("schema_changes has objects of DDL, roles and fingerprints of different shards")
     entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)

@@ -105,11 +105,11 @@ def check_objects(commit: Commit) -> None:
         check_object(commit.snapshot, stored)
     for one in commit.object_lists:
         _check_list(commit, one)
-    sections = Counter((stored.node, stored.kind) for stored in commit.own_objects if stored.kind in DDL)
+    archives = Counter(stored.node for stored in commit.own_objects if stored.kind == DDL)
     by_commit = 2 if isinstance(commit, FullSnapshot) and commit.definition_changes else 1
-    for (node, kind), times in sections.items():
+    for node, times in archives.items():
         if times > by_commit:
-            raise ValueError(f"objects has the {kind} DDL of {node} twice")
+            raise ValueError(f"objects has the DDL of {node} twice")
 
 
 def _check_list(commit: Commit, one: ObjectList) -> None:
@@ -142,7 +142,7 @@ def check_listed(commit: Commit, one: ObjectList, listed: Iterable[StoredObject]
 def check_object(snapshot: str, stored: StoredObject) -> None:
     """Raise ValueError unless the object's key and rows are of its node and kind."""
     is_rows = stored.kind in (BASE, LARGE_OBJECTS)
-    if not is_rows and stored.kind not in DDL:
+    if not is_rows and stored.kind != DDL:
         raise ValueError(f"object {stored.key} is of an unknown kind: {stored.kind}")
     folder = (base_prefix if is_rows else ddl_prefix)(snapshot, stored.node, "")
     name = stored.key.rpartition("/")[2]

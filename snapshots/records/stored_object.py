@@ -10,9 +10,8 @@ from fleet.record import Count, Record, from_json
 
 LIST_FORMAT = "cutline/objects/1"
 BASE = "base"
-# A shard's DDL is one archive of pg_dump; earlier versions of Cutline stored scripts.
-DDL_SCRIPTS, DDL_ARCHIVE = ("pre-data", "post-data", "refresh", "event-triggers"), "archive"
-DDL = (*DDL_SCRIPTS, DDL_ARCHIVE)
+# The DDL of a shard: one archive of pg_dump.
+DDL = "archive"
 # In an object of this kind, `rows` counts under this number the large objects that begin in the object.
 LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import psycopg
@@ -19,13 +20,12 @@ from fleet.nodes.connections import NodeUnreachableError, connect
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import Watch, watch_nodes
 from restore.ddl.ddl import refresh_views
-from restore.ddl.scripts import ScriptDdl
+from restore.ddl.running import DdlRun
 from restore.ddl.unprivileged import adapt_ddl
-from restore.rehearsal import check_memberships, read_our_name, rehearse
-from restore.rows.ledger import create_ledger
+from restore.rehearsal import check_memberships, read_our_name, refuse, rehearse
 from restore.targets.databases import drop_database
 from restore.targets.target import Target, TargetUnfitError, target_of
-from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH
+from tests.commands.ddl_runs import NOTHING, ddl_of, make_ledger
 from tests.integration.refusing import execute
 
 RESTORER, OTHER = "Restorer", "other_owner"
@@ -59,15 +59,6 @@ def target(admin: str) -> Iterator[Target]:
         execute(admin, f'DROP DATABASE IF EXISTS "{target.loading}" WITH (FORCE)')
 
 
-def scripts(pre_data: str = "", post_data: str = "", refresh: str = "") -> dict[str, str]:
-    return {PRE_DATA: pre_data, POST_DATA: post_data, REFRESH: refresh, EVENT_TRIGGERS: ""}
-
-
-def make_ledger(target: Target) -> str:
-    with psycopg.connect(target.loaded.dsn) as connection:
-        return create_ledger(connection)
-
-
 def ask(dsn: str, query: str, *values: str) -> object:
     with psycopg.connect(dsn) as connection:
         (answer,) = connection.execute(query.encode(), values).fetchone() or (None,)
@@ -83,17 +74,18 @@ def test_the_role_that_restores_keeps_what_it_has_as_an_owner(target: Target, ad
     # As a schema that an extension made: no statement says who owns it.
     execute(target.loaded.dsn, 'CREATE SCHEMA "made"')
     ddl = adapt_ddl(
-        scripts(
+        ddl_of(
             f'CREATE TABLE "made"."t" ("id" integer);\nALTER TABLE "made"."t" OWNER TO "{RESTORER}";\n',
             f'CREATE PUBLICATION "ours";\nALTER PUBLICATION "ours" OWNER TO "{RESTORER}";\n'
             f'CREATE PUBLICATION "theirs";\nALTER PUBLICATION "theirs" OWNER TO "{OTHER}";\n',
         ),
-        None,
         read_our_name(target),
     )
     with watch_nodes([target.maintenance]) as watch:
-        ddl.run_before_rows(target.loaded, watch)
-        ddl.run_after_rows(target.loaded, make_ledger(target), watch)
+        run = DdlRun(target.loaded, ddl, watch)
+        run.before_rows()
+        run.after_rows(make_ledger(target.loaded))
+    assert run.refusals == {}
     for role, expected in ((RESTORER, True), (OTHER, False)):
         assert ask(database, "SELECT has_database_privilege(%s, current_database(), 'CREATE')", role) is expected
         assert ask(database, "SELECT has_schema_privilege(%s, 'made', 'CREATE')", role) is expected
@@ -107,10 +99,12 @@ def test_an_owners_name_is_no_statement_even_if_a_script_makes_backslashes_escap
     publication = f'CREATE PUBLICATION "theirs";\nALTER PUBLICATION "theirs" OWNER TO {quoted};\n'
     try:
         for setting in ("off", "on"):
-            script = f"SET standard_conforming_strings = {setting};\nSET escape_string_warning = off;\n{publication}"
-            ddl = adapt_ddl(scripts(post_data=script), None, read_our_name(target))
+            settings = f"SET standard_conforming_strings = {setting};\nSET escape_string_warning = off;\n"
+            ddl = adapt_ddl(replace(ddl_of(post_data=publication), settings=settings), read_our_name(target))
             with watch_nodes([target.maintenance]) as watch:
-                ddl.run_after_rows(target.loaded, make_ledger(target), watch)
+                run = DdlRun(target.loaded, ddl, watch)
+                run.after_rows(make_ledger(target.loaded))
+            assert run.refusals == {}
             asked = "SELECT pg_get_userbyid(pubowner) FROM pg_publication WHERE pubname = 'theirs'"
             assert ask(as_admin(target, admin), asked) == owner
             execute(as_admin(target, admin), "DROP PUBLICATION theirs")
@@ -124,36 +118,35 @@ def test_the_owner_of_the_database_may_own_what_is_restored(target: Target, admi
         'CREATE SCHEMA "app";\nALTER SCHEMA "app" OWNER TO "pg_database_owner";\n'
         'CREATE TABLE "app"."t" ("id" integer);\nALTER TABLE "app"."t" OWNER TO "pg_database_owner";\n'
     )
-    adapted = adapt_ddl(scripts(pre_data), None, read_our_name(target))
+    adapted = adapt_ddl(ddl_of(pre_data), read_our_name(target))
     with psycopg.connect(target.maintenance.dsn) as connection, watch_nodes([target.maintenance]) as watch:
         check_memberships(target, connection, adapted.roles)
-        rehearse(target, adapted.ddl.scripts, watch)
+        assert rehearse(target, adapted, watch) == []
     owner = "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'app.t'::regclass"
     assert ask(as_admin(target, admin), owner) == "pg_database_owner"
 
 
-@pytest.mark.parametrize("before", ["", "SELECT 1;\n" * 198], ids=["one batch", "two batches"])
-def test_a_grant_without_effect_is_found_among_those_of_other_roles(target: Target, before: str) -> None:
-    """Run again as another role, a good grant is without effect, and a bad one has an effect."""
+def test_a_grant_without_effect_is_found_among_those_of_other_roles(target: Target) -> None:
+    """Run as another role, a good grant is without effect, and a bad one has an effect."""
     execute(
         target.loaded.dsn,
         "CREATE SCHEMA app; CREATE TABLE app.a (id int); CREATE TABLE app.b (id int)",
         f"GRANT ALL ON SCHEMA app TO {OTHER}; ALTER TABLE app.a OWNER TO {OTHER}; GRANT SELECT ON app.b TO {OTHER}",
     )
     good, bad = "GRANT SELECT ON app.a TO pg_monitor;", "GRANT SELECT ON app.b TO pg_monitor;"
-    script = f"{before}SET ROLE {OTHER};\n{good}\n{bad}\nRESET ROLE;\n{bad}\n"
-    with (
-        watch_nodes([target.maintenance]) as watch,
-        pytest.raises(TargetUnfitError, match="no privileges were granted") as raised,
-    ):
-        rehearse(target, scripts(script), watch)
-    assert raised.value.details["refused"] == [f'no privileges were granted for "b" ({bad})']
+    statements = f"SET ROLE {OTHER};\n{good}\n{bad}\nRESET ROLE;\n{bad}\n"
+    ddl = replace(ddl_of(statements, kind="ACL"), is_adapted=True)
+    with watch_nodes([target.maintenance]) as watch, connect(target.maintenance) as connection:
+        refused = rehearse(target, ddl, watch)
+        with pytest.raises(TargetUnfitError, match="no privileges were granted"):
+            refuse({target: refused}, {"s1": connection})
+    assert [one.text() for one in refused] == [f'ACL public.made1: no privileges were granted for "b" ({bad})']
 
 
 def test_a_session_lost_in_the_rehearsal_is_an_unreachable_node(target: Target) -> None:
-    script = "CREATE TABLE public.t (id int);\nSELECT pg_terminate_backend(pg_backend_pid());\nSELECT 2;\n"
+    statements = "CREATE TABLE public.t (id int);\nSELECT pg_terminate_backend(pg_backend_pid());\nSELECT 2;\n"
     with watch_nodes([target.maintenance]) as watch, pytest.raises(NodeUnreachableError, match="node s1"):
-        rehearse(target, scripts(script), watch)
+        rehearse(target, ddl_of(statements), watch)
 
 
 def test_a_database_that_can_not_be_dropped_is_a_refusal(target: Target, admin: str) -> None:
@@ -162,12 +155,12 @@ def test_a_database_that_can_not_be_dropped_is_a_refusal(target: Target, admin: 
         drop_database(target, connection, target.loading)
 
 
-def run_stored(target: Target, watch: Watch) -> None:
-    ScriptDdl(scripts(post_data=SLEEP)).run_after_rows(target.loaded, make_ledger(target), watch)
+def run_after_rows(target: Target, watch: Watch) -> None:
+    DdlRun(target.loaded, ddl_of(post_data=SLEEP), watch).after_rows(make_ledger(target.loaded))
 
 
 def run_rehearsal(target: Target, watch: Watch) -> None:
-    rehearse(target, scripts(SLEEP), watch)
+    rehearse(target, ddl_of(SLEEP), watch)
 
 
 def run_refresh(target: Target, watch: Watch) -> None:
@@ -176,10 +169,10 @@ def run_refresh(target: Target, watch: Watch) -> None:
         "CREATE TABLE t (id int); CREATE MATERIALIZED VIEW v AS SELECT id, pg_sleep(60)::text FROM t",
         "INSERT INTO t VALUES (1)",
     )
-    refresh_views(target.loaded, ["public.v"], "public", watch)
+    refresh_views(target.loaded, replace(NOTHING, views=("public.v",)), watch)
 
 
-@pytest.mark.parametrize("work", [run_stored, run_rehearsal, run_refresh])
+@pytest.mark.parametrize("work", [run_after_rows, run_rehearsal, run_refresh])
 def test_an_interrupt_ends_the_sessions_that_run_ddl(
     target: Target, admin: str, work: Callable[[Target, Watch], None]
 ) -> None:
@@ -197,6 +190,6 @@ def test_an_interrupt_ends_the_sessions_that_run_ddl(
             in_parallel(partial(work, watch=watch), [target], watch.end_all)
         # Nothing that begins afterwards is waited for either.
         with pytest.raises(NodeUnreachableError):
-            run_stored(target, watch)
+            run_after_rows(target, watch)
     thread.join()
     assert time.monotonic() - began < WAIT_SECONDS_MAX

@@ -12,7 +12,6 @@ from fleet.config import Fleet
 from fleet.nodes.connections import NodeUnreachableError, database_name
 from fleet.nodes.problems import NodeUnfitError
 from fleet.nodes.sessions import open_sessions
-from fleet.programs.clients import restoring_programs
 from fleet.programs.wheel import wheel_bin_directory
 from snapshots.ddl.dump import dump_archive
 from tests.commands.snapshot_runs import configure_fleet
@@ -54,6 +53,3 @@ def test_programs_without_tls_work_over_a_socket_whatever_the_mode(fleet_factory
     (node,) = (replace(one, programs=wheel_bin_directory()) for one in strict.nodes)
     with open_sessions(strict, [node]) as sessions:
         assert dump_archive(node, None, sessions.watch)
-        _, access = restoring_programs(node, sessions.connections[node.id], 12)
-    assert access is not None
-    assert "sslmode=disable" in access.conninfo

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-import restore.ddl.archive
-import restore.ddl.pg_restore
-import restore.ddl.scripts
-import restore.ddl.statements
+import restore.ddl.running
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
 from fleet.nodes.connections import with_database
-from fleet.nodes.watch import Watch, watch_nodes
+from fleet.nodes.watch import watch_nodes
 from fleet.programs.wheel import run_tool
-from restore.ddl.archive import ArchiveDdl, read_archive
-from restore.ddl.ddl import Ddl, SchemaLoadError
-from restore.ddl.pg_restore import ArchivePart, Manner, run_part
-from restore.ddl.scripts import ScriptDdl
-from restore.rows.ledger import create_ledger, has_ledger
-from snapshots.ddl.dump import POST_DATA, dump_archive
+from restore.ddl.ddl import SchemaLoadError
+from restore.ddl.running import DdlRun
+from restore.rows.ledger import has_ledger
+from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute
 from tests.integration.test_definitions import ROLES, run_script
-from tests.run.soak import draw
 
 SOURCE, AGAIN = "defs_again_source", "defs_again"
 STEPS_MAX = 400
@@ -85,54 +80,38 @@ def schema_of(node: Node) -> list[str]:
     return run_tool("pg_dump", "--schema-only", "--restrict-key=same", node.dsn).stdout.splitlines()
 
 
-def end(ddl: Ddl, node: Node, ledger: str, watch: Watch) -> None:
-    ddl.run_after_rows(node, ledger, watch)
-    ddl.run_last(node, ledger, watch)
-
-
-@pytest.mark.parametrize("how", draw(["pg_restore", "its script", "stored script"]))
 def test_what_follows_the_rows_goes_on_after_every_transaction(
-    source: Node, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each process is killed after one more transaction that does something; the next one finds what is done."""
     again = with_database(source, AGAIN)
     execute(with_database(source, "postgres").dsn, f"DROP DATABASE IF EXISTS {AGAIN} WITH (FORCE)")
     execute(with_database(source, "postgres").dsn, f"CREATE DATABASE {AGAIN} TEMPLATE template0")
     with watch_nodes([source]) as watch:
-        ddl: Ddl = read_archive(dump_archive(source, None, watch), tmp_path / "archive")
-        if how == "stored script":
-            assert isinstance(ddl, ArchiveDdl)
-            ddl = ScriptDdl(ddl.write_scripts(again))
-        elif how == "its script":
-            # As on a server older than 17.
-            unable = restore.ddl.pg_restore.restoring_programs
-            monkeypatch.setattr(restore.ddl.pg_restore, "restoring_programs", lambda *of: (unable(*of)[0], None))
-        ddl.run_before_rows(again, watch)
-        with psycopg.connect(again.dsn) as connection:
-            ledger = create_ledger(connection)
-        if isinstance(ddl, ArchiveDdl):
-            # Some of what is run side by side was done.
-            long = [entry.number for entry in ddl.entries if entry.number in ddl.side_by_side]
-            assert len(long) > 10
-            some = ArchivePart(ddl.path, POST_DATA, long[::2], Manner.SIDE_BY_SIDE)
-            run_part(some, ddl.contents.writer, again, watch)
-        monkeypatch.setattr(restore.ddl.archive, "OBJECTS_AT_ONCE", 7)
-        monkeypatch.setattr(restore.ddl.statements, "STATEMENTS_MAX", 5)
-        place, name = (restore.ddl.scripts, "_execute") if how == "stored script" else (restore.ddl.archive, "run_part")
-        work, steps = getattr(place, name), 0
+        ddl = dumped_ddl(source, tmp_path, watch)
+        DdlRun(again, ddl, watch).before_rows()
+        ledger = make_ledger(again)
+        # Some of what is run side by side was done.
+        long = [entry for entry in ddl.post_data if entry.number in ddl.side_by_side]
+        assert len(long) > 10
+        some = DdlRun(again, ddl, watch)
+        some._run_side_by_side(long[::2], {})
+        assert some.refusals == {}
+        monkeypatch.setattr(restore.ddl.running, "OBJECTS_AT_ONCE", 5)
+        work, steps = DdlRun._run_chunk, 0
         while True:
             steps += 1
-            # What is done already is a step, too, in scripts alone: their settings.
-            monkeypatch.setattr(place, name, killed_after(work, steps if how == "stored script" else 2))
+            monkeypatch.setattr(DdlRun, "_run_chunk", killed_after(work, 1))
+            run = DdlRun(again, ddl, watch)
             try:
-                end(ddl, again, ledger, watch)
+                run.after_rows(ledger)
+                assert run.last(ledger)
             except KilledError:
                 assert steps < STEPS_MAX
-                with psycopg.connect(again.dsn) as connection:
-                    if not has_ledger(connection, ledger):
-                        break
             else:
                 break
+            finally:
+                assert run.refusals == {}
     assert steps > 5
     with psycopg.connect(again.dsn) as connection:
         assert not has_ledger(connection, ledger)
@@ -144,10 +123,10 @@ def test_ddl_that_other_programs_began_is_not_taken_for_done(source: Node, tmp_p
     execute(with_database(source, "postgres").dsn, f"DROP DATABASE IF EXISTS {AGAIN} WITH (FORCE)")
     execute(with_database(source, "postgres").dsn, f"CREATE DATABASE {AGAIN} TEMPLATE template0")
     with watch_nodes([source]) as watch:
-        ddl = read_archive(dump_archive(source, None, watch), tmp_path / "archive")
-        ddl.run_before_rows(again, watch)
-        with psycopg.connect(again.dsn) as connection:
-            ledger = create_ledger(connection)
-        ddl.run_after_rows(again, ledger, watch)
+        run = DdlRun(again, dumped_ddl(source, tmp_path, watch), watch)
+        run.before_rows()
+        ledger = make_ledger(again)
+        run.after_rows(ledger)
+        others = [replace(entry, statements=f"\n{entry.statements}") for entry in run.ddl.post_data]
         with pytest.raises(SchemaLoadError, match="begun by other programs"):
-            ScriptDdl(ddl.write_scripts(again)).run_after_rows(again, ledger, watch)
+            DdlRun(again, replace(run.ddl, post_data=tuple(others)), watch).after_rows(ledger)

@@ -19,10 +19,9 @@ from fleet.config import Node
 from fleet.nodes.connections import connect, with_database
 from fleet.nodes.watch import watch_nodes
 from fleet.tables.publications import publication_names
-from restore.ddl.archive import read_archive
-from restore.rows.ledger import create_ledger
+from restore.ddl.running import DdlRun
 from snapshots.create.sequences import read_sequences
-from snapshots.ddl.dump import dump_archive
+from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute
 
@@ -74,16 +73,17 @@ def test_every_section_holds_what_belongs_there(node: Node, tmp_path: Path) -> N
     execute(node.dsn, f"CREATE DATABASE {DATABASE}_again TEMPLATE template0")
     try:
         with watch_nodes([node]) as watch:
-            ddl = read_archive(dump_archive(node, None, watch), tmp_path / "archive")
-            assert ddl.views == ['"public"."b"', '"public"."a"']
+            ddl = dumped_ddl(node, tmp_path, watch)
+            assert ddl.views == ('"public"."b"', '"public"."a"')
             seen = []
-            ddl.run_before_rows(restored, watch)
-            with psycopg.connect(restored.dsn) as connection:
-                ledger = create_ledger(connection)
-            for run in (None, ddl.run_after_rows, ddl.run_last):
-                if run:
-                    run(restored, ledger, watch)
+            run = DdlRun(restored, ddl, watch)
+            run.before_rows()
+            ledger = make_ledger(restored)
+            for step in (None, run.after_rows, run.last):
+                if step:
+                    step(ledger)
                 seen.append(tuple(rows_of(restored.dsn, query) for query in (KEYS, PUBLICATIONS, TRIGGERS)))
+            assert run.refusals == {}
     finally:
         execute(node.dsn, f"DROP DATABASE {DATABASE}_again WITH (FORCE)")
     # The comment that records a read-only node would make the restored database read-only.

@@ -8,7 +8,7 @@ from typing import Any
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.targets.target_checks import find_xml_columns
-from snapshots.ddl.dump import find_ddl_objects
+from snapshots.ddl.dump import find_ddl
 from snapshots.fold.find_sources import sources_of
 from snapshots.fold.sources import SegmentSource
 from snapshots.records.large_objects import list_large_objects
@@ -32,7 +32,7 @@ def recipe_of(world: World) -> Any:
             tuple((one.number, one.name, one.key_width, [c.name for c in one.columns]) for one in plan.groups[shard]),
             chain.sequences(shard),
             chain.roles(shard),
-            tuple((one.key, one.digest, one.size) for one in find_ddl_objects(chain, shard)),
+            find_ddl(chain, shard),
             find_xml_columns(plan.groups[shard], chain.tables(shard)),
             [getattr(chain.baseline[shard], name) for name in DATABASE],
         )

@@ -14,7 +14,7 @@ from snapshots.operations.committing import put_commit
 from snapshots.operations.operation import begin, new_operation, record_outcome
 from snapshots.records.chains import read_chain
 from snapshots.records.commit import FullSnapshot, Previous
-from snapshots.records.stored_object import DDL_ARCHIVE, StoredObject
+from snapshots.records.stored_object import DDL, StoredObject
 from snapshots.removal.deletion import RemovalRun
 from storage.location import StoreLocation
 from storage.store import ObjectStore
@@ -41,7 +41,7 @@ def store_chain(store: ObjectStore, name: str, *taken_at: str) -> str:
         }
         if isinstance(new, FullSnapshot):
             base = [(f"snapshots/{name}/base/{node}/{chain}/part-0.parquet", "base", node) for node in ("a", "b")]
-            ddl = [(f"snapshots/{name}/schema/a/{chain}/archive.dump.zst", DDL_ARCHIVE, "a")]
+            ddl = [(f"snapshots/{name}/schema/a/{chain}/archive.dump.zst", DDL, "a")]
             new = structs.replace(new, copied=tuple(StoredObject(*one, 5, "d", {}) for one in (*base, *ddl)))
         new = structs.replace(
             new, snapshot=name, operation=f"op-{name}-{number}", created_at=at, segments=segments, previous=previous

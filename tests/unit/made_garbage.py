@@ -21,7 +21,7 @@ from snapshots.records.documents import seal
 from snapshots.records.keys import base_prefix, ddl_prefix
 from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.records.operation_records import Intent
-from snapshots.records.stored_object import DDL, StoredObject
+from snapshots.records.stored_object import BASE, DDL, StoredObject
 from snapshots.records.tombstones import only_full_key, tombstone_key
 from snapshots.removal.garbage import GarbageReason
 from snapshots.removal.gc import find_garbage, remove_garbage
@@ -58,10 +58,7 @@ class StoreBuilder:
             for node in NODES
             for part in range(parts)
         ]
-        keys += [
-            f"{ddl_prefix(operation.snapshot, 'a', operation.id)}/{part}"
-            for part in ("archive-0123abcd.dump.zst", "pre-data-0123abcd.sql.zst")
-        ]
+        keys.append(f"{ddl_prefix(operation.snapshot, 'a', operation.id)}/archive-0123abcd.dump.zst")
         for key in keys:
             self.store.create(key, key.encode())
         return keys
@@ -147,8 +144,7 @@ class StoreBuilder:
 
     def _read_stored(self, key: str) -> StoredObject:
         body = self.store.read(key)
-        name = key.rpartition("/")[2]
-        kind = "base" if "/base/" in key else next(one for one in DDL if name.startswith(one))
+        kind = BASE if "/base/" in key else DDL
         return StoredObject(key, kind, key.split("/")[3], len(body), digest(body), {})
 
 

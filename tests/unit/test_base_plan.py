@@ -58,10 +58,21 @@ def test_nodes_take_turns_and_tasks_are_numbered() -> None:
 
 def test_a_range_is_a_condition_on_ctid() -> None:
     ((whole,),) = (task.ranges for task in plan_ranges([table(1, 10)]))
-    assert copy_query(whole) == 'COPY (SELECT "id" FROM ONLY "public"."t1") ' + RAW
+    # Which needs no planner.
+    assert copy_query(whole) == 'COPY "public"."t1" ("id") ' + RAW
     first, second = (part for task in plan_ranges([table(1, TASK_PAGES * 2)]) for part in task.ranges)
     assert copy_query(first).endswith(f"WHERE ctid < '({TASK_PAGES},0)'::tid) {RAW}")
     assert copy_query(second).endswith(f"WHERE ctid >= '({TASK_PAGES},0)'::tid) {RAW}")
+
+
+def test_a_table_that_no_query_may_read_is_copied_whole_however_large_it_is() -> None:
+    tables = [table(number, pages) for number, pages in enumerate((3 * TASK_PAGES, 5 * TASK_PAGES, 1, 1), start=1)]
+    planned = plan_ranges(tables, undivided={2})
+    assert [(one.ranges[0].group.number, one.ranges[0].low) for one in planned] == [
+        (2, 0), *((1, low * TASK_PAGES) for low in range(3)), (3, 0),
+    ]  # fmt: skip
+    assert planned[0].size == 5 * TASK_PAGES * PAGE_BYTES
+    assert copy_query(planned[0].ranges[0]).startswith('COPY "public"."t2" (')
 
 
 def test_a_copy_of_much_has_about_as_many_tasks_as_wanted_and_no_smaller_ones() -> None:

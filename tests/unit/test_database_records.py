@@ -10,8 +10,8 @@ from restore.targets.database_records import DatabaseRecord, Phase, parse_record
 def record(ledger: str | None) -> DatabaseRecord:
     return DatabaseRecord(
         operation="20261122T081034Z-ac5ee8b427", snapshot="daily", increment=1, digest="d", by="cutline",
-        began_at="2026-11-22T08:10:34.000Z", version="1", groups=(), replace=False, create_roles=False, in_store=True,
-        shards=("s1",), phase=Phase.LOADING, ledger=ledger,
+        began_at="2026-11-22T08:10:34.000Z", version="1", groups=(), replace=False, create_roles=False,
+        allow_refused_ddl=False, in_store=True, shards=("s1",), phase=Phase.LOADING, ledger=ledger,
     )  # fmt: skip
 
 

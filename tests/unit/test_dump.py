@@ -12,7 +12,6 @@ from snapshots.records.stored_object import StoredObject
 from tests.unit.made_archives import MadeEntry, made_body
 from wal.segments.damage import ObjectDamagedError
 
-STORED = StoredObject("schema/a/op/pre-data-0.sql.zst", "pre-data", "a", 1, "digest", {})
 ARCHIVE = StoredObject("schema/a/op/archive-0.dump.zst", "archive", "a", 1, "digest", {})
 MAGIC, LAST_EMPTY_BLOCK = b"\x28\xb5\x2f\xfd", b"\x01\x00\x00"
 TERABYTE = struct.pack("<Q", 1 << 40)
@@ -20,11 +19,14 @@ TERABYTE = struct.pack("<Q", 1 << 40)
 DECLARED = [MAGIC + b"\xe0" + TERABYTE + LAST_EMPTY_BLOCK, MAGIC + b"\xc0\x50" + TERABYTE + LAST_EMPTY_BLOCK]
 
 
-@pytest.mark.parametrize("script", ["", "SELECT 1;\n" * 1000])
-def test_a_section_is_read_as_it_was_written(script: str) -> None:
-    assert dump.read_ddl(zstandard.compress(script.encode()), STORED) == script.encode()
-    without_size = zstandard.ZstdCompressor(write_content_size=False).compress(script.encode())
-    assert dump.read_ddl(without_size, STORED) == script.encode()
+ENTRY = MadeEntry("TABLE", statements="SELECT 1;\n" * 1000)
+
+
+def test_an_archive_is_read_as_it_was_written() -> None:
+    body = made_body([ENTRY])
+    assert dump.read_ddl(zstandard.compress(body), ARCHIVE) == body
+    without_size = zstandard.ZstdCompressor(write_content_size=False).compress(body)
+    assert dump.read_ddl(without_size, ARCHIVE) == body
 
 
 def test_an_archive_is_read_only_if_its_contents_can_be_read() -> None:
@@ -36,13 +38,15 @@ def test_an_archive_is_read_only_if_its_contents_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("body", [*DECLARED, b"", b"no frame", zstandard.compress(b"x" * 5000)[:-4]])
-def test_a_damaged_section_is_named_at_once(body: bytes) -> None:
-    with pytest.raises(ObjectDamagedError, match=r"pre-data-0\.sql\.zst of node a: it can't be read as DDL"):
-        dump.read_ddl(body, STORED)
+def test_a_damaged_archive_is_named_at_once(body: bytes) -> None:
+    with pytest.raises(ObjectDamagedError, match=r"archive-0\.dump\.zst of node a: it can't be read as DDL"):
+        dump.read_ddl(body, ARCHIVE)
 
 
-def test_a_section_that_expands_past_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump, "DDL_BYTES_MAX", 1 << 20)
-    assert len(dump.read_ddl(zstandard.compress(b"x" * (1 << 20)), STORED)) == 1 << 20
-    with pytest.raises(ObjectDamagedError, match="it is larger than 1 MiB"):
-        dump.read_ddl(zstandard.compress(b"x" * ((1 << 20) + 1)), STORED)
+def test_an_archive_that_expands_past_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = made_body([ENTRY])
+    monkeypatch.setattr(dump, "DDL_BYTES_MAX", len(body))
+    assert dump.read_ddl(zstandard.compress(body), ARCHIVE) == body
+    monkeypatch.setattr(dump, "DDL_BYTES_MAX", len(body) - 1)
+    with pytest.raises(ObjectDamagedError, match="it is larger than 0 MiB"):
+        dump.read_ddl(zstandard.compress(body), ARCHIVE)

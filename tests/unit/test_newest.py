@@ -17,7 +17,7 @@ from snapshots.records.chains import read_chain, read_newest_part, read_summarie
 from snapshots.records.commit import COMMENT_MAX, ChainHistory, DefinitionChanges, Increment, Previous, Void
 from snapshots.records.commits import SnapshotMissingError, commit_key, read_commit
 from snapshots.records.documents import ManifestError, seal
-from snapshots.records.stored_object import DDL_ARCHIVE, StoredObject
+from snapshots.records.stored_object import DDL, StoredObject
 from snapshots.records.tombstones import only_full_key
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
@@ -40,7 +40,7 @@ class NotingStore(InMemoryStore):
 
 def new_ddl(number: int) -> DefinitionChanges:
     """The DDL of increment `number` was dumped again."""
-    stored = StoredObject(f"snapshots/daily/schema/a/op-{number}/archive.dump.zst", DDL_ARCHIVE, "a", 5, "d", {})
+    stored = StoredObject(f"snapshots/daily/schema/a/op-{number}/archive.dump.zst", DDL, "a", 5, "d", {})
     return DefinitionChanges(objects=(stored,), roles={"a": ()}, fingerprints={"a": f"{number}"})
 
 
@@ -96,7 +96,7 @@ def test_what_changed_definitions_is_read_and_gives_the_state_of_the_whole() -> 
     assert newest.fingerprint("a") == f"{2 * BLOCK}" == whole.fingerprint("a")
     assert newest.position("a") == 100 * (2 * BLOCK + 8) == whole.position("a")
     assert known_tables(newest) == known_tables(whole)
-    for read in (Chain.schema_objects, Chain.roles, Chain.base_entries, Chain.sequences):
+    for read in (Chain.ddl_object, Chain.roles, Chain.base_entries, Chain.sequences):
         assert read(newest, "a") == read(whole, "a")
     assert newest.left_out == whole.left_out
     newest.check_archive()

@@ -19,6 +19,7 @@ from restore.plan import plan_restore
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
+from snapshots.ddl.dump import find_ddl
 from storage.errors import UsageError
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.watching import Reached, Watching
@@ -138,7 +139,7 @@ def test_damage_of_tables_that_are_not_restored_does_not_matter(copied: CopiedCh
 
 
 def test_ddl_has_one_copy_only(copied: CopiedChain) -> None:
-    (key,) = [one.key for one in copied.chain.schema_objects("s2")]
+    key = find_ddl(copied.chain, "s2").key
     copied.damage({key: flip_byte})
     error = refused(copied)
     assert error.details["lost"] == [{"shard": "s2", "what": "DDL", "partitions": None}]

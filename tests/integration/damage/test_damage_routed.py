@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshots.ddl.dump import find_ddl
 from tests.commands.in_process import run_here
 from tests.integration.damage.copied_chain import NAME, CopiedChain
 from tests.stores.damage import flip_byte, remove
@@ -25,7 +26,7 @@ def into_one(copied: CopiedChain, folder: Path) -> list[str]:
 def test_damaged_ddl_of_a_source_says_what_is_lost(
     copied: CopiedChain, tmp_path: Path, shard: str, damage: Callable[[Path], None]
 ) -> None:
-    (key,) = [one.key for one in copied.chain.schema_objects(shard)]
+    key = find_ddl(copied.chain, shard).key
     copied.damage({key: damage})
     code, refused = run_here(copied.fleet, *into_one(copied, tmp_path))
     assert (code, refused["error"], refused["details"]["object"]) == (3, "object-damaged", key)

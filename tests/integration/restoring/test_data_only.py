@@ -17,6 +17,7 @@ from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.rows.ledger import LoadError
+from snapshots.ddl.dump import find_ddl
 from snapshots.records.chains import read_chain
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.watching import Reached, Watching
@@ -47,7 +48,7 @@ def test_rows_and_values_are_loaded_into_tables_that_stay_as_they_are(place: Pla
         assert_empty(place)
         code, text = run_and_capture(place.fleet, *words(place, "--data-only", "--dry-run"))
         assert (code, "s1 into the tables of database shop on" in text) == (0, True), text
-        ddl = next(one.key for one in read_chain(place.fleet.store.open(), NAME).schema_objects("s2"))
+        ddl = find_ddl(read_chain(place.fleet.store.open(), NAME), "s2").key
         with hidden(place, ddl):
             code, done = run_here(place.fleet, *words(place, "--data-only"), spark=place.spark)
         assert (code, done["scope"]["data_only"], done["warnings"], done["aside"]) == (0, True, [], []), done

@@ -1,4 +1,4 @@
-"""pg_restore builds several indexes at once, and an interrupt ends all of its processes."""
+"""Several sessions build indexes at once, those of the largest tables first, and an interrupt ends them all."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import restore.ddl.pg_restore
+import restore.ddl.running
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
 from fleet.nodes.connections import with_database
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import watch_nodes
-from restore.ddl.archive import ArchiveDdl, read_archive
-from restore.rows.ledger import create_ledger
-from snapshots.ddl.archive import AFTER_ROWS
-from snapshots.ddl.dump import dump_archive
+from restore.ddl.running import DdlRun
+from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute
 
 DATABASE = "archived"
@@ -46,16 +44,6 @@ def node(shared_fleet: EmbeddedFleet) -> Iterator[Node]:
         execute(maintenance.dsn, *(f"DROP DATABASE {DATABASE}{more} WITH (FORCE)" for more in ("", "_again")))
 
 
-def dump(node: Node, path: Path) -> ArchiveDdl:
-    with watch_nodes([node]) as watch:
-        return read_archive(dump_archive(node, None, watch), path)
-
-
-def make_ledger(node: Node) -> str:
-    with psycopg.connect(node.dsn) as connection:
-        return create_ledger(connection)
-
-
 def building(node: Node) -> int:
     with psycopg.connect(with_database(node, "postgres").dsn) as connection:
         (count,) = connection.execute(BUILDING).fetchone() or (0,)
@@ -72,9 +60,10 @@ def await_building(node: Node, count: int) -> None:
 def test_indexes_are_built_side_by_side_and_an_interrupt_ends_them(node: Node, tmp_path: Path) -> None:
     execute(node.dsn, SLOW, "CREATE TABLE t (n int)", "INSERT INTO t VALUES (1)")
     execute(node.dsn, *(f"CREATE INDEX i{number} ON t (public.slow(n))" for number in range(3)))
-    ddl, again = dump(node, tmp_path / "archive"), with_database(node, f"{DATABASE}_again")
+    again = with_database(node, f"{DATABASE}_again")
     with watch_nodes([again]) as watch:
-        ddl.run_before_rows(again, watch)
+        run = DdlRun(again, dumped_ddl(node, tmp_path, watch), watch)
+        run.before_rows()
         execute(again.dsn, "INSERT INTO t VALUES (1)")
         ledger = make_ledger(again)
 
@@ -86,7 +75,7 @@ def test_indexes_are_built_side_by_side_and_an_interrupt_ends_them(node: Node, t
         thread.start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            in_parallel(lambda one: ddl.run_after_rows(one, ledger, watch), [again], watch.end_all)
+            in_parallel(run.after_rows, [ledger], watch.end_all)
         thread.join()
     assert time.monotonic() - began < WAIT_SECONDS_MAX
     # The server notices that its clients are gone.
@@ -117,24 +106,26 @@ def test_what_locks_more_than_its_table_at_once_is_not_run_beside_anything(node:
         "CREATE TABLE booked (id int, EXCLUDE USING btree (abs(id) WITH =))",
         "CREATE TRIGGER seen AFTER UPDATE ON visit EXECUTE FUNCTION suppress_redundant_updates_trigger()",
     )
-    ddl = dump(node, tmp_path / "archive")
+    with watch_nodes([node]) as watch:
+        ddl = dumped_ddl(node, tmp_path, watch)
     chosen = ddl.side_by_side
-    after_rows = [entry for entry in ddl.entries if entry.section == AFTER_ROWS]
-    assert {entry.name for entry in after_rows if entry.number in chosen} == {
+    assert {entry.name for entry in ddl.post_data if entry.number in chosen} == {
         "place place_pkey", "visit visit_pkey", "measured measured_pkey", "measured_low measured_low_pkey", "of_low",
         "visit visit_place_fkey", "of_places",
     }  # fmt: skip
-    assert {entry.kind for entry in after_rows if entry.number not in chosen} >= {
-        "INDEX ATTACH", "FK CONSTRAINT", "TRIGGER", "MATERIALIZED VIEW DATA",
+    assert {entry.kind for entry in ddl.post_data if entry.number not in chosen} >= {
+        "INDEX ATTACH", "FK CONSTRAINT", "TRIGGER",
     }  # fmt: skip
     again = with_database(node, f"{DATABASE}_again")
     with watch_nodes([again]) as watch:
-        ddl.run_before_rows(again, watch)
+        run = DdlRun(again, ddl, watch)
+        run.before_rows()
         rows = "FROM generate_series(1, 20000) AS id"
         execute(again.dsn, f"INSERT INTO place SELECT id {rows}", f"INSERT INTO visit SELECT id, id {rows}")
         ledger = make_ledger(again)
-        ddl.run_after_rows(again, ledger, watch)
-        ddl.run_last(again, ledger, watch)
+        run.after_rows(ledger)
+        assert run.last(ledger)
+        assert run.refusals == {}
     assert index_flags(again) == index_flags(node)
 
 
@@ -142,16 +133,17 @@ def test_the_indexes_of_the_largest_tables_are_begun_first(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One after another, as which of several sessions comes first is chance. Their names have the other order.
-    monkeypatch.setattr(restore.ddl.pg_restore, "JOBS", 1)
+    monkeypatch.setattr(restore.ddl.running, "JOBS", 1)
     rows = {"a": 1, "b": 2_000, "c": 20_000, "d": 200_000, "e": 400_000}
     for name in rows:
         execute(node.dsn, f"CREATE TABLE {name} (n int)", f"CREATE INDEX {name}_n ON {name} (n)")
-    ddl, target = dump(node, tmp_path / "archive"), with_database(node, f"{DATABASE}_again")
+    target = with_database(node, f"{DATABASE}_again")
     with watch_nodes([target]) as watch:
-        ddl.run_before_rows(target, watch)
+        run = DdlRun(target, dumped_ddl(node, tmp_path, watch), watch)
+        run.before_rows()
         for name, count in rows.items():
             execute(target.dsn, f"INSERT INTO {name} SELECT generate_series(1, {count})")
-        ddl.run_after_rows(target, make_ledger(target), watch)
+        run.after_rows(make_ledger(target))
     with psycopg.connect(target.dsn) as connection:
         # PostgreSQL numbers them as they are begun.
         query = "SELECT left(relname, 1) FROM pg_class WHERE relname ~ '^._n$' ORDER BY oid"

@@ -1,0 +1,410 @@
+"""Run a shard's DDL on a target, and collect the statements that the server refuses.
+
+Objects are created in transactions of OBJECTS_AT_ONCE, each of which holds a lock for every object until its commit. If
+the server refuses one, the transaction is repeated entry by entry, each in a savepoint, and what can be created is.
+Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS sessions at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from fleet.config import Node
+from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, raising_unreachable
+from fleet.nodes.encodings import RAW, raw_bytes
+from fleet.nodes.free_connections import task_sessions
+from fleet.nodes.server_messages import shorten_message
+from fleet.nodes.sessions import in_parallel
+from fleet.nodes.watch import Watch
+from fleet.tables.names import quote_identifier
+from restore.ddl.ddl import EVENT_TRIGGERS, POST_DATA, PRE_DATA, Ddl, DdlEntry, Refusal, SchemaLoadError, ending
+from restore.ddl.function_paths import run_statements, run_with_paths
+from restore.ddl.marks import (
+    drop_statement,
+    mark,
+    name_marks,
+    read_existing,
+    read_marks,
+    read_refused,
+    read_table_sizes,
+    refused_mark,
+    remove_refused,
+)
+from restore.ddl.role_statements import DEFAULT_PRIVILEGES, PRIVILEGES
+from restore.ddl.side_by_side import locked_tables, object_of
+from restore.ddl.statements import statements_of
+
+OBJECTS_AT_ONCE, TEXT_MAX = 200, 1 << 20
+JOBS = 4
+# For each of JOBS; more if the server gives more.
+BUILD_MEGABYTES = 128
+MEMORY_QUERY = "SELECT setting::bigint / 1024 FROM pg_settings WHERE name = 'maintenance_work_mem'"
+EMPTY = "''"
+# pg_dump 18 writes this for servers of every version.
+TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
+# privilege_not_granted and privilege_not_revoked: a GRANT without effect is only a warning.
+NOT_GRANTED = ("01007", "01006")
+
+
+@dataclass(slots=True)
+class DdlRun:
+    """The DDL of a shard as it runs in one database, that of `node`.
+
+    `refusals` are by the number of the entry. `helped` are entries that were created only because functions got a
+    search_path meanwhile. `is_strict`: a grant without effect counts as refused.
+    """
+
+    node: Node
+    ddl: Ddl
+    watch: Watch
+    is_strict: bool = False
+    refusals: dict[int, Refusal] = field(default_factory=dict)
+    helped: list[DdlEntry] = field(default_factory=list)
+
+    def before_rows(self) -> None:
+        """Create what the rows need.
+
+        This and the next two raise NodeUnreachableError if a session is lost.
+        """
+        with self._session() as connection:
+            for chunk in chunks_of(self.ddl.pre_data):
+                self._run_chunk(connection, PRE_DATA, chunk)
+
+    def after_rows(self, ledger: str = "") -> None:
+        """Create what follows the rows, but no event triggers, and refresh no views.
+
+        With a `ledger`, what an earlier process has created is left out, and what it was refused is tried again.
+        """
+        parallel = self.ddl.side_by_side
+        rest = list(chunks_of([entry for entry in self.ddl.post_data if entry.number not in parallel]))
+        texts = ("".join(entry.statements for entry in chunk) for chunk in rest)
+        names = name_marks(POST_DATA, map(raw_bytes, texts))
+        with self._session() as connection:
+            done = read_marks(connection, ledger, POST_DATA, names) if ledger else set[str]()
+            refused_before = read_refused(connection, ledger) if ledger else set[str]()
+            existing, sizes = read_existing(connection), read_table_sizes(connection)
+        long = [entry for entry in self.ddl.post_data if entry.number in parallel]
+        self._run_side_by_side([entry for entry in long if object_of(entry, self._tables) not in existing], sizes)
+        with self._session() as connection:
+            for name, chunk in zip(names, rest, strict=True):
+                if name not in done:
+                    self._run_chunk(connection, POST_DATA, chunk, ledger, name)
+                    continue
+                for entry in chunk:
+                    if refused_mark(POST_DATA, entry) in refused_before:
+                        self._run_again(connection, entry, ledger)
+
+    def note_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
+        """Take over what the ledger says that an earlier process was refused before the rows."""
+        refused = read_refused(connection, ledger)
+        for entry in self.ddl.pre_data:
+            if refused_mark(PRE_DATA, entry) in refused:
+                reason = "an earlier process of this restore was refused it"
+                self.refusals[entry.number] = Refusal(entry, PRE_DATA, reason, entry.statements)
+
+    def mark_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
+        """Let the ledger say what was refused before the rows."""
+        marks = (mark(ledger, refused_mark(PRE_DATA, refusal.entry)) for refusal in self.refusals.values())
+        run_statements(connection, "".join(marks).encode())
+
+    def last(self, ledger: str, first: str = "", *, allows_refused: bool = False) -> bool:
+        """Run the statements `first`, drop the ledger and create event triggers, in one transaction.
+
+        Unless it `allows_refused`, nothing of it happens if an event trigger is refused. Returns whether it is done.
+        Raises SchemaLoadError if the server refuses the other statements.
+        """
+        with self._session() as connection, connection.transaction() as transaction:
+            try:
+                # Event triggers would act on these.
+                run_statements(connection, raw_bytes(first + drop_statement(ledger)))
+            except psycopg.Error as error:
+                if connection.broken:
+                    raise
+                raise SchemaLoadError(
+                    f"node {self.node.id}: tables can't get their other names: {shorten_message(error)}",
+                    hint="see what has their names in the database, then repeat the command",
+                    details={"node": self.node.id},
+                ) from error
+            for entry in self.ddl.event_triggers:
+                self._try(connection, EVENT_TRIGGERS, entry)
+            if is_undone := bool(self.refusals) and not allows_refused:
+                raise psycopg.Rollback(transaction)
+        return not is_undone
+
+    def all_sections(self) -> None:
+        """Run all sections in the empty database: to see what is refused."""
+        self.before_rows()
+        self.after_rows()
+        with self._session() as connection:
+            for entry in self.ddl.event_triggers:
+                self._try(connection, EVENT_TRIGGERS, entry)
+
+    @property
+    def _tables(self) -> dict[int, DdlEntry]:
+        return {entry.number: entry for entry in self.ddl.pre_data if entry.kind in ("TABLE", "MATERIALIZED VIEW")}
+
+    @contextmanager
+    def _session(self) -> Iterator[psycopg.Connection[Any]]:
+        """A session in which statements are run. It is raw from the beginning: each message is converted as a whole."""
+        with (
+            raising_unreachable(self.node),
+            connect(self.node, client_encoding=RAW) as connection,
+            ending(self.watch, connection),
+        ):
+            (given,) = connection.execute(MEMORY_QUERY).fetchone() or (0,)
+            connection.execute(f"SET maintenance_work_mem = '{max(given, BUILD_MEGABYTES)}MB'".encode())
+            connection.execute("SET synchronous_commit = off")
+            has_timeout = connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION
+            settings = (one for one in statements_of(self.ddl.settings) if one.bare)
+            texts = (one.bare for one in settings if has_timeout or one.bare != TRANSACTION_TIMEOUT)
+            run_statements(connection, raw_bytes("\n".join(texts)))
+            yield connection
+
+    def _run_chunk(
+        self,
+        connection: psycopg.Connection[Any],
+        section: str,
+        chunk: Sequence[DdlEntry],
+        ledger: str = "",
+        name: str = "",
+    ) -> None:
+        """Run the entries in one transaction, with the mark `name` in the ledger; note those that are refused."""
+        done = mark(ledger, name).encode() if ledger else b""
+        is_judged = self.is_strict and any(one.kind in (PRIVILEGES, DEFAULT_PRIVILEGES) for one in chunk)
+        if not is_judged and all(self.refusals.keys().isdisjoint(one.dependencies) for one in chunk):
+            try:
+                run_statements(connection, message_of(chunk) + done)
+            except psycopg.Error:
+                if connection.broken:
+                    raise
+            else:
+                return
+        with connection.transaction():
+            refused = [entry for entry in chunk if self._try(connection, section, entry) is not None]
+            marks = (mark(ledger, refused_mark(section, entry)).encode() for entry in refused if ledger)
+            run_statements(connection, b"".join(marks) + done)
+
+    def _run_again(self, connection: psycopg.Connection[Any], entry: DdlEntry, ledger: str) -> None:
+        """Run an entry that was refused before; remove its mark if it is done now."""
+        with connection.transaction():
+            if self._try(connection, POST_DATA, entry) is None:
+                run_statements(connection, remove_refused(ledger, refused_mark(POST_DATA, entry)).encode())
+
+    def _try(self, connection: psycopg.Connection[Any], section: str, entry: DdlEntry) -> Refusal | None:
+        """Run one entry in a transaction or a savepoint; note and return its refusal."""
+        needed = next((self.refusals[one] for one in entry.dependencies if one in self.refusals), None)
+        if needed is not None:
+            reason = f"it needs {needed.label}, which was refused"
+            refusal = Refusal(entry, section, reason, "", needed.sqlstate, needed.needs or needed.label)
+        elif found := self._find_refusal(connection, section, entry):
+            refusal = found
+        else:
+            return None
+        self.refusals[entry.number] = refusal
+        return refusal
+
+    def _find_refusal(self, connection: psycopg.Connection[Any], section: str, entry: DdlEntry) -> Refusal | None:
+        if self.is_strict and entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES):
+            return self._find_idle_grant(connection, section, entry)
+        try:
+            if run_with_paths(connection, message_of([entry]), self.ddl.search_path):
+                self.helped.append(entry)
+        except psycopg.Error as error:
+            if connection.broken:
+                raise
+            statement = _find_refused(connection, entry)
+            return Refusal(entry, section, shorten_message(error), statement, error.diag.sqlstate or "")
+        return None
+
+    def _find_idle_grant(self, connection: psycopg.Connection[Any], section: str, entry: DdlEntry) -> Refusal | None:
+        """Run an entry's statements about privileges; the first that is refused or has no effect is its refusal."""
+        # A Diagnostic can be read only in the handler: afterwards all of its fields are None.
+        warnings: list[tuple[str, str]] = []
+
+        def note(warning: psycopg.errors.Diagnostic) -> None:
+            if warning.sqlstate in NOT_GRANTED:
+                warnings.append((str(warning.message_primary), str(warning.sqlstate)))
+
+        connection.add_notice_handler(note)
+        refusal: Refusal | None = None
+        try:
+            for statement in statements_of(entry.statements):
+                if not statement.bare:
+                    continue
+                try:
+                    with connection.transaction():
+                        run_statements(connection, raw_bytes(statement.bare))
+                except psycopg.Error as error:
+                    if connection.broken:
+                        raise
+                    reason, sqlstate = shorten_message(error), error.diag.sqlstate or ""
+                    refusal = refusal or Refusal(entry, section, reason, statement.bare, sqlstate)
+                for reason, sqlstate in warnings:
+                    refusal = refusal or Refusal(entry, section, reason, statement.bare, sqlstate)
+                warnings.clear()
+        finally:
+            connection.remove_notice_handler(note)
+        return refusal
+
+    def _run_side_by_side(self, entries: Sequence[DdlEntry], sizes: Mapping[tuple[str, str], int]) -> None:
+        """Create the entries in several sessions, those of the largest tables first; then what was refused, again.
+
+        One at a time what another session kept from being created is, and functions get a search_path.
+        """
+        if not entries:
+            return
+        with raising_unreachable(self.node), connect(self.node) as connection:
+            jobs = min(task_sessions({self.node: connection})[self.node.id], JOBS, len(entries))
+        queue = _Queue(entries, self._tables, sizes)
+
+        def work(_: int) -> None:
+            with queue.stopping(), self._session() as connection:
+                for entry in queue:
+                    run_statements(connection, raw_bytes(settings_of(entry)))
+                    # By itself, as the server's views show what a session runs.
+                    (statement,) = (one.bare for one in statements_of(entry.statements) if one.bare)
+                    try:
+                        run_statements(connection, raw_bytes(statement))
+                    except psycopg.Error:
+                        if connection.broken:
+                            raise
+                        queue.end(entry, is_refused=True)
+                    else:
+                        queue.end(entry, is_refused=False)
+
+        in_parallel(work, range(jobs))
+        if refused := queue.refused:
+            with self._session() as connection:
+                for entry in refused:
+                    self._try(connection, POST_DATA, entry)
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Entries that several sessions create: each waits for those that it needs, and for the tables that it locks.
+
+    Iterating takes the entries that are due, and waits while none is; each is to be given back by `end`.
+    """
+
+    waiting: list[DdlEntry]
+    locks: dict[int, frozenset[int]]
+    running: dict[int, DdlEntry]
+    refused: list[DdlEntry]
+    changed: threading.Condition
+    is_stopped: bool
+
+    def __init__(
+        self, entries: Sequence[DdlEntry], tables: Mapping[int, DdlEntry], sizes: Mapping[tuple[str, str], int]
+    ) -> None:
+        by_number = {entry.number: entry for entry in entries}
+        self.locks = {entry.number: locked_tables(entry, tables, by_number) for entry in entries}
+
+        def size(entry: DdlEntry) -> int:
+            named = (tables[number] for number in entry.dependencies if number in tables)
+            return max((sizes.get((table.schema, table.name), 0) for table in named), default=0)
+
+        # Of one size in the order of the archive.
+        self.waiting = sorted(entries, key=lambda entry: -size(entry))
+        self.running, self.refused, self.is_stopped = {}, [], False
+        self.changed = threading.Condition()
+
+    def __iter__(self) -> Iterator[DdlEntry]:
+        while (entry := self._take()) is not None:
+            yield entry
+
+    def _take(self) -> DdlEntry | None:
+        with self.changed:
+            while self.waiting and not self.is_stopped:
+                entry = next(filter(self._is_due, self.waiting), None)
+                if entry is not None:
+                    self.waiting.remove(entry)
+                    self.running[entry.number] = entry
+                    return entry
+                self.changed.wait()
+            return None
+
+    def _is_due(self, entry: DdlEntry) -> bool:
+        unfinished = {one.number for one in (*self.waiting, *self.running.values())}
+        if not unfinished.isdisjoint(entry.dependencies):
+            return False
+        # CREATE INDEX locks its table in a mode that allows others of its kind.
+        return not any(
+            self.locks[entry.number] & self.locks[number]
+            for number, other in self.running.items()
+            if not (entry.kind == other.kind == "INDEX")
+        )
+
+    def end(self, entry: DdlEntry, *, is_refused: bool) -> None:
+        """Give back an entry. If it was refused, those that need it are tried with it, after all others."""
+        with self.changed:
+            del self.running[entry.number]
+            if is_refused:
+                self.refused.append(entry)
+            self.changed.notify_all()
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Let no session take another entry if the block fails."""
+        try:
+            yield
+        except BaseException:
+            with self.changed:
+                self.is_stopped = True
+                self.changed.notify_all()
+            raise
+
+
+def chunks_of(entries: Iterable[DdlEntry]) -> Iterator[list[DdlEntry]]:
+    """Divide the entries into those of one transaction each."""
+    chunk: list[DdlEntry] = []
+    size = 0
+    for entry in entries:
+        if chunk and (len(chunk) >= OBJECTS_AT_ONCE or size + len(entry.statements) > TEXT_MAX):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(entry)
+        size += len(entry.statements)
+    if chunk:
+        yield chunk
+
+
+def message_of(entries: Iterable[DdlEntry]) -> bytes:
+    """The statements of the entries, each under its settings, as the server takes them in one message."""
+    pieces: list[str] = []
+    before = ""
+    for entry in entries:
+        if (settings := settings_of(entry)) != before:
+            pieces.append(settings)
+            before = settings
+        pieces.append(f"{entry.statements}\n")
+    return raw_bytes("".join(pieces))
+
+
+def settings_of(entry: DdlEntry) -> str:
+    """The statements that give the session the settings of the entry."""
+    tablespace = quote_identifier(entry.tablespace) if entry.tablespace else EMPTY
+    access = f"SET default_table_access_method = {quote_identifier(entry.access)};\n" if entry.access else ""
+    return f"SET default_tablespace = {tablespace};\n{access}"
+
+
+def _find_refused(connection: psycopg.Connection[Any], entry: DdlEntry) -> str:
+    """The statement of the entry that the server refuses; all of them if each by itself is accepted."""
+    bare = [one.bare for one in statements_of(entry.statements) if one.bare]
+    if len(bare) == 1:
+        return bare[0]
+    with connection.transaction(force_rollback=True):
+        for statement in bare:
+            try:
+                with connection.transaction():
+                    run_statements(connection, raw_bytes(statement))
+            except psycopg.Error:
+                if connection.broken:
+                    raise
+                return statement
+    return "\n".join(bare)

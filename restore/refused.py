@@ -1,0 +1,56 @@
+"""Statements of the DDL that a target refuses, and what a restore makes of them.
+
+Those that the rehearsal finds end a restore before any row is loaded. Others come up only with the rows: an index whose
+function fails on a value, a constraint that rows violate under another collation. Everything else is then restored all
+the same. The operator decides what becomes of it: mend what refuses and resume, publish without it, or undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from fleet.some_names import join_some
+from restore.build import FinishedDatabase
+from restore.report import RefusedStatement, describe_refusals
+from restore.run import RestoreRun
+from restore.targets.target import Target
+from storage.errors import SnapshotError
+
+# Of each database; a record is a comment on it.
+REFUSED_KEPT_MAX = 100
+NAMED_MAX = 5
+# From this version on maintenance commands give functions no search_path.
+RESTRICTED_VERSION = 170000
+MAINTAINED = ("INDEX", "CONSTRAINT", "STATISTICS")
+UNQUALIFIED = (
+    "calls a function that names others without a schema, so this server can neither analyze nor rebuild it; to mend"
+    " that: ALTER FUNCTION … SET search_path = …"
+)
+
+
+class DdlRefusedError(SnapshotError):
+    """All rows are restored and statements of the DDL were refused: the operator decides whether that is published."""
+
+    exit_code = 10
+
+
+def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase]) -> None:
+    """Note in the report what was refused; raise DdlRefusedError unless the restore is to do without it."""
+    for target in run.plan.targets:
+        if done := finished.get(target):
+            run.report.refused += describe_refusals(target, done.refusals)
+            if run.connections[target.shard].info.server_version >= RESTRICTED_VERSION:
+                run.report.warnings += [
+                    f"node {target.node.id}: {one.label} {UNQUALIFIED}" for one in done.helped if one.kind in MAINTAINED
+                ]
+        elif record := run.records.get(target.shard):
+            # What an earlier process was refused and did without.
+            run.report.refused += [RefusedStatement(target.node.id, target.database, one) for one in record.refused]
+    causes = [one.text() for one in run.report.refused if not one.needs]
+    if not causes or run.allows_refused:
+        return
+    raise DdlRefusedError(
+        f"all rows are loaded, but statements were refused: {join_some(causes, NAMED_MAX)}",
+        details={"refused": [asdict(one) for one in run.report.refused]},
+    )

@@ -88,7 +88,7 @@ def _load_target(
     database: Node, connection: psycopg.Connection[Any], ddl: Ddl, groups: Mapping[int, Group], ledger: str
 ) -> LoadTarget:
     paths = find_load_paths(connection, groups.values(), ddl.search_path)
-    return LoadTarget(database, groups, ledger, find_roots(connection, groups.values()), paths)
+    return LoadTarget(database, groups, ledger, find_roots(connection, groups.values()), *paths)
 
 
 def _without_refused(groups: Iterable[Group], run: DdlRun) -> dict[int, Group]:

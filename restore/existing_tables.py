@@ -140,7 +140,7 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
             roots = find_roots(filling.connection, groups)
             paths = find_load_paths(filling.connection, groups, read_search_path(filling.connection))
         numbered = {one.number: one for one in groups}
-        return LoadTarget(_as_replica(run.loaded(target)), numbered, filling.ledger, roots, paths, is_in_use=True)
+        return LoadTarget(_as_replica(run.loaded(target)), numbered, filling.ledger, roots, *paths, is_in_use=True)
 
     done = run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
     targets = [target for target in run.plan.targets if target not in done]

@@ -82,8 +82,8 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
         lines = [f"wait until that command ends; if it was killed: {command} --abandon", SAME_TARGET]
     if isinstance(error, DdlRefusedError):
         lines = [
-            f"to try again, once what is refused is mended: {command} --resume",
-            f"to do without it: {command} --resume --allow-refused-ddl",
+            f"to try the refused statements again, once the target is mended: {command} --resume",
+            f"to publish the databases without them: {command} --resume --allow-refused-ddl",
             f"to undo the restore: {command} --abandon",
             SAME_TARGET,
         ]

@@ -15,10 +15,12 @@ from msgspec import structs
 from fleet.config import Fleet
 from fleet.hints import SAME_TARGET
 from fleet.nodes.free_connections import check_free_connections
+from fleet.nodes.sessions import in_parallel
+from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from fleet.some_names import list_some
 from restore.checked_ddl import CheckedDdl, read_all_ddl
-from restore.ddl.ddl import Ddl
+from restore.ddl.ddl import Ddl, Refusal
 from restore.estimates.measured import read_measured
 from restore.estimates.model import Estimate, estimate_restore
 from restore.estimates.volumes import (
@@ -36,11 +38,13 @@ from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_locales
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.publishing import check_swappable, is_restored
+from restore.rehearsal import refuse, rehearse
+from restore.report import RefusedStatement, describe_refusals
 from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.run import RestoreRun, running
 from restore.targets.database_records import Phase, list_databases
-from restore.targets.databases import find_closed, find_slots
+from restore.targets.databases import create_database, drop_database, find_closed, find_slots
 from restore.targets.target import Target, lock_targets, server_of
 from restore.targets.target_checks import check_target, check_xml, find_xml_columns
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError
@@ -59,9 +63,9 @@ OTHERS_MAX = 5
 class RestorePreview:
     """What a restore would do: the roles that each shard's target lacks, and what it would leave out and replace.
 
-    `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where our role is
-    not a superuser: only the restore itself tries the DDL there, and compares the owners of large objects. `warnings`
-    may be meant. `begun` is what earlier processes have done, by shard: a shard that is done has no volume.
+    `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where the DDL was
+    not rehearsed, `refused` what the others refused of it. `warnings` may be meant. `begun` is what earlier processes
+    have done, by shard: a shard that is done has no volume.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -74,13 +78,14 @@ class RestorePreview:
     disks: list[DiskSpace]
     estimate: Estimate
     replaces: list[str] = field(default_factory=list)
+    refused: list[RefusedStatement] = field(default_factory=list)
     begun: Mapping[str, BegunShard] = field(default_factory=dict)
 
 
 def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
-    """Make every check of a restore that changes nothing.
+    """Make every check of a restore, and rehearse the DDL in databases that are dropped again; change nothing else.
 
-    Raises what check_restore and lock_targets raise.
+    Raises what check_restore, lock_targets and refuse raise.
     """
     progress.step("check targets")
     obstacles = Obstacles()
@@ -88,7 +93,37 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         reached = [target for target in plan.targets if target.shard in connections]
         check_no_unfinished(plan.store.open(), plan.request.name, reached, connections, progress)
         preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
-        return replace(preview, replaces=find_replaced(plan, connections, plan.targets))
+        preview = replace(preview, replaces=find_replaced(plan, connections, plan.targets))
+        # With roles that are missing, its statements would be refused.
+        tried = [one for one in plan.targets if one.shard in preview.ddl and not preview.roles_missing.get(one.shard)]
+        if not tried:
+            return preview
+        progress.step("rehearse the DDL")
+        with watch_nodes(target.maintenance for target in tried) as watch:
+            refused = _rehearse_all(plan, preview, tried, connections, watch)
+        if not plan.request.allow_refused_ddl:
+            refuse(refused, connections)
+        statements = [one for target, refusals in refused.items() for one in describe_refusals(target, refusals)]
+        untried = [one.node.id for one in plan.targets if one not in tried]
+        return replace(preview, refused=statements, untried=untried)
+
+
+def _rehearse_all(
+    plan: RestorePlan,
+    preview: RestorePreview,
+    targets: Sequence[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    watch: Watch,
+) -> dict[Target, list[Refusal]]:
+    def rehearse_one(target: Target) -> list[Refusal]:
+        connection = connections[target.shard]
+        try:
+            create_database(target, connection, plan.chain.baseline[target.source])
+            return rehearse(target, preview.ddl[target.shard], watch)
+        finally:
+            drop_database(target, connection, target.loading)
+
+    return dict(zip(targets, in_parallel(rehearse_one, targets, watch.end_all), strict=True))
 
 
 def preview_resumed(
@@ -182,14 +217,13 @@ def check_restore(
     sized = [one for one in readable if one.shard in volumes]
     disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
     obstacles.raise_found()
-    untried = [one.node.id for one in targets if (ddl := checked.ddl.get(one.shard)) and ddl.is_adapted]
     servers = {one.shard: server_of(connections[one.shard]) for one in targets}
     basis, figures = read_measured(store, sum(one.row_count for one in volumes.values())) or ("", None)
     return RestorePreview(
         roles_missing=missing,
         ddl=checked.ddl,
         left_out=[*checked.left_out, *left_rows(plan)],
-        untried=untried,
+        untried=[target.node.id for target in targets if target.shard in checked.ddl],
         warnings=obstacles.warnings,
         servers=servers,
         volumes=volumes,

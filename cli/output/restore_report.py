@@ -117,6 +117,7 @@ def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, An
         "left_out": preview.left_out,
         "roles_missing": _missing_roles(plan, preview),
         "ddl_not_tried": preview.untried,
+        "refused": [asdict(one) for one in preview.refused],
         "replaces": preview.replaces,
         "warnings": [*plan.report().warnings, *preview.warnings],
         "plan": plan_document(plan, preview),
@@ -151,9 +152,10 @@ def announce_plan(
 def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     """The output for people of a restore that only makes its checks."""
     lines = preview_lines(plan, preview)
+    lines += [f"refused, and left out: {one.text()}" for one in preview.refused]
     if preview.untried:
         where = ", ".join(preview.untried)
-        lines.append(f"not tried, as the role is not a superuser: the DDL on {where}; the restore tries it first")
+        lines.append(f"not rehearsed: the DDL on {where}; the restore does that before it loads any row")
     if several := plan.topology is not None and len(plan.topology.sources) > 1:
         lines.append("not compared: the keys of the sources; the restore does that first")
     other = "other " * (bool(preview.untried) or several)

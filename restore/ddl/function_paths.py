@@ -65,7 +65,8 @@ def run_with_paths(connection: psycopg.Connection[Any], statement: bytes, path: 
     """Run the statements, in a transaction or savepoint of their own; return whether functions needed a search_path.
 
     The session is raw (fleet.nodes.encodings). They run as they stand first; if a name is not found, once more while
-    every function without a search_path of its own has that of the database, for its owner, and then its own schema.
+    every function without a search_path of its own has that of the database, for its owner, then its own schema, and
+    then those of the other functions.
     Raises the psycopg.Error of the first attempt if neither succeeds.
     """
     try:
@@ -84,9 +85,11 @@ def _run_once_more(connection: psycopg.Connection[Any], statement: bytes, path: 
     given = [one.encode() for one in path_elements(path)]
     elements = [bytes(name) for (name,) in connection.execute(STORED_QUERY, (given,))]
     setting, resetting = [], []
-    for function, owner, schema in connection.execute(FUNCTIONS_QUERY).fetchall():
+    found = connection.execute(FUNCTIONS_QUERY).fetchall()
+    others = sorted({bytes(schema) for _, _, schema in found})
+    for function, owner, schema in found:
         schemas = [bytes(owner) if one == USER.encode() else one for one in elements]
-        value = b", ".join(dict.fromkeys([b"pg_catalog", *schemas, bytes(schema)]))
+        value = b", ".join(dict.fromkeys([b"pg_catalog", *schemas, bytes(schema), *others]))
         setting.append(b"ALTER ROUTINE %s SET search_path = %s;" % (bytes(function), value))
         resetting.append(b"ALTER ROUTINE %s RESET search_path;" % bytes(function))
     if not setting:

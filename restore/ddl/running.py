@@ -42,9 +42,12 @@ from restore.ddl.statements import statements_of
 
 OBJECTS_AT_ONCE, TEXT_MAX = 200, 1 << 20
 JOBS = 4
-# For each of JOBS; more if the server gives more.
-BUILD_MEGABYTES = 128
-MEMORY_QUERY = "SELECT setting::bigint / 1024 FROM pg_settings WHERE name = 'maintenance_work_mem'"
+# 128 MB for each of JOBS; more if the server gives more.
+SETTINGS_QUERY = b"""
+SELECT pg_catalog.set_config('synchronous_commit', 'off', false),
+       pg_catalog.set_config('maintenance_work_mem', greatest(setting::bigint, 131072)::text, false)
+  FROM pg_catalog.pg_settings WHERE name = 'maintenance_work_mem'
+"""
 EMPTY = "''"
 # pg_dump 18 writes this for servers of every version.
 TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
@@ -157,9 +160,7 @@ class DdlRun:
             connect(self.node, client_encoding=RAW) as connection,
             ending(self.watch, connection),
         ):
-            (given,) = connection.execute(MEMORY_QUERY).fetchone() or (0,)
-            connection.execute(f"SET maintenance_work_mem = '{max(given, BUILD_MEGABYTES)}MB'".encode())
-            connection.execute("SET synchronous_commit = off")
+            connection.execute(SETTINGS_QUERY)
             has_timeout = connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION
             settings = (one for one in statements_of(self.ddl.settings) if one.bare)
             texts = (one.bare for one in settings if has_timeout or one.bare != TRANSACTION_TIMEOUT)
@@ -268,7 +269,7 @@ class DdlRun:
                 for entry in queue:
                     run_statements(connection, raw_bytes(settings_of(entry)))
                     # By itself, as the server's views show what a session runs.
-                    (statement,) = (one.bare for one in statements_of(entry.statements) if one.bare)
+                    *_, statement = (one.bare for one in statements_of(entry.statements) if one.bare)
                     try:
                         run_statements(connection, raw_bytes(statement))
                     except psycopg.Error:

@@ -4,18 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
 from fleet.config import Node
 from fleet.tables.groups import Group
+from fleet.tables.names import quote_identifier
 from restore.ddl.function_paths import path_of_owner
 from restore.routing.table_routes import SourceRoutes
 
+# Of each table its owner, and whether its constraints or generated columns call functions that have no search_path of
+# their own. Those of a domain may be called for any table.
 OWNERS_QUERY = """
-SELECT n.nspname, c.relname, quote_ident(pg_get_userbyid(c.relowner))
+WITH functions AS (
+    SELECT p.oid FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+     WHERE p.oid >= 16384 AND l.lanname NOT IN ('c', 'internal') AND p.prosqlbody IS NULL
+       AND NOT EXISTS (SELECT FROM unnest(p.proconfig) AS of (setting) WHERE setting ^@ 'search_path=')),
+callers AS (
+    SELECT d.classid, d.objid FROM pg_depend d
+     WHERE d.refclassid = 'pg_proc'::regclass AND d.refobjid IN (SELECT oid FROM functions)),
+tables AS (
+    SELECT objid AS oid FROM callers WHERE classid = 'pg_class'::regclass
+    UNION SELECT k.conrelid FROM pg_constraint k
+            JOIN callers c ON c.classid = 'pg_constraint'::regclass AND c.objid = k.oid
+    UNION SELECT a.adrelid FROM pg_attrdef a JOIN callers c ON c.classid = 'pg_attrdef'::regclass AND c.objid = a.oid)
+SELECT n.nspname, c.relname, quote_ident(pg_get_userbyid(c.relowner)),
+       c.oid IN (SELECT oid FROM tables) OR pg_partition_root(c.oid) IN (SELECT oid FROM tables)
+       OR 0 IN (SELECT oid FROM tables)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r'
+"""
+FUNCTION_SCHEMAS_QUERY = """
+SELECT quote_ident(nspname) FROM pg_namespace
+ WHERE oid IN (SELECT pronamespace FROM pg_proc WHERE oid >= 16384) AND nspname <> 'information_schema' ORDER BY 1
 """
 
 
@@ -26,6 +47,7 @@ class LoadTarget:
     `ledger` is the table of the load's ledger (restore/rows/ledger.py).
     `roots` are the partitioned tables through which rows are loaded (restore/rows/partition_roots.py), by group number.
     `search_paths` are set while the rows of a group, by its number, are loaded: the table's functions may depend on it.
+    `wider_paths` are set instead if a function of the table does not find a name; tables without functions have none.
     `is_in_use`: others use the tables, too, and may have written rows; so no table is emptied.
     `task_sessions` are the most that tasks may have on its node at a time.
     """
@@ -35,6 +57,7 @@ class LoadTarget:
     ledger: str
     roots: Mapping[int, str] = field(default_factory=dict)
     search_paths: Mapping[int, str] = field(default_factory=dict)
+    wider_paths: Mapping[int, str] = field(default_factory=dict)
     is_in_use: bool = False
     task_sessions: int = 1
 
@@ -103,11 +126,27 @@ class LoadTargets:
         return chosen if chosen and chosen.targets else None
 
 
-def find_load_paths(connection: psycopg.Connection[Any], groups: Iterable[Group], path: str | None) -> dict[int, str]:
-    """The search_path of a session of each table's owner, by group number, where `path` is set for the database."""
-    owners = {(schema, table): owner for schema, table, owner in connection.execute(OWNERS_QUERY)}
-    return {
-        group.number: path_of_owner(path, owner)
-        for group in groups
-        if (owner := owners.get((group.schema, group.table))) is not None
-    }
+class LoadPaths(NamedTuple):
+    """The values of `search_paths` and `wider_paths` of a LoadTarget."""
+
+    search_paths: dict[int, str]
+    wider_paths: dict[int, str]
+
+
+def find_load_paths(connection: psycopg.Connection[Any], groups: Iterable[Group], path: str | None) -> LoadPaths:
+    """The search_path of a session of each table's owner, where `path` is set for the database, and a wider one.
+
+    Sessions of the source may have had any. A wider one has the schemas of the table and of all functions after it, so
+    that names which are found without it stand for what they did.
+    """
+    tables = {(schema, table): facts for schema, table, *facts in connection.execute(OWNERS_QUERY)}
+    schemas = [schema for (schema,) in connection.execute(FUNCTION_SCHEMAS_QUERY)]
+    found = LoadPaths({}, {})
+    for group in groups:
+        owner, has_functions = tables.get((group.schema, group.table), (None, False))
+        if owner is None:
+            continue
+        found.search_paths[group.number] = own = path_of_owner(path, owner)
+        if has_functions:
+            found.wider_paths[group.number] = ", ".join([own, quote_identifier(group.schema), *schemas])
+    return found

@@ -20,6 +20,7 @@ from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.encodings import RAW
 from fleet.nodes.server_messages import shorten_message
 from fleet.tables.groups import Group, column_list, qualify
+from restore.ddl.function_paths import NOT_FOUND
 from restore.estimates.tally import LOADING
 from restore.routing.placing import EVERYWHERE, NOWHERE, Places, place_rows
 from restore.rows.ledger import LoadError
@@ -61,6 +62,7 @@ class Loader:
         self._connection, self._target, self._task, self._alone = connection, target, task, alone
         self._rows: dict[int, int] = {}
         self._frozen: set[int] = set()
+        self._widened: set[int] = set()
         self._said, self._path = 0.0, ""
         connection.execute("SET LOCAL synchronous_commit = off")
         entry = f"INSERT INTO {target.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
@@ -77,15 +79,13 @@ class Loader:
                 self._copy(groups[number], lines.slice(rows.start, rows.stop - rows.start))
 
     def _copy(self, group: Group, lines: pa.Array) -> None:
-        self._set_path(self._target.search_paths.get(group.number, ""))
         column = column_of(lines)
         data = column.data.data[int(column.offsets[0]) : int(column.offsets[-1])]
         table = self._target.roots.get(group.number) or qualify(group)
         # A table may have no columns, or only generated ones: then there is no column list.
         columns = f" ({column_list(group)})" if group.columns else ""
         frozen = ", FREEZE" if self._is_frozen(group, table, len(lines)) else ""
-        statement = f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})"
-        stored = _copy_in(self._connection, statement, data)
+        stored = self._copy_in(group.number, f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})", data)
         if stored != len(lines):
             raise LoadError(
                 f"node {self._target.node.id}: table {group.name}: COPY stored {stored} of {len(lines)} rows",
@@ -94,6 +94,21 @@ class Loader:
             )
         self._rows[group.number] = self._rows.get(group.number, 0) + len(lines)
         self._say()
+
+    def _copy_in(self, number: int, statement: str, data: memoryview) -> int:
+        """Run a COPY of a group; if one of its functions does not find a name, once more with the wider search_path."""
+        wider = self._target.wider_paths.get(number)
+        self._set_path(wider if wider and number in self._widened else self._target.search_paths.get(number, ""))
+        if wider is None or number in self._widened:
+            return _copy_in(self._connection, statement, data)
+        try:
+            with self._connection.transaction():
+                return _copy_in(self._connection, statement, data)
+        except psycopg.Error as error:
+            if not NOT_FOUND.fullmatch(error.diag.sqlstate or ""):
+                raise
+        self._widened.add(number)
+        return self._copy_in(number, statement, data)
 
     def _set_path(self, path: str) -> None:
         if path and path != self._path:
@@ -108,7 +123,9 @@ class Loader:
         transaction, which takes longer than few rows are worth.
         """
         is_first = group.number not in self._rows
-        if is_first and rows >= FROZEN_FROM and group.number in self._alone - self._target.roots.keys():
+        # A COPY in a savepoint can't freeze.
+        may_freeze = self._alone - self._target.roots.keys() - self._target.wider_paths.keys()
+        if is_first and rows >= FROZEN_FROM and group.number in may_freeze:
             self._connection.execute(f"TRUNCATE ONLY {table}".encode())
             self._frozen.add(group.number)
         return group.number in self._frozen

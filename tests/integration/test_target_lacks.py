@@ -91,7 +91,7 @@ def test_tablespaces_and_security_labels_come_back_where_the_target_has_them(
     execute(server, *TABLESPACE)
     runs.restore(NAME, target, 0)
     assert sorted_copies(target.nodes[0].dsn)["public.placed"] == b"1\ta\n2\tb\n"
-    labelled = (' at SECURITY LABEL public.TABLE "elsewhere": ', ": SECURITY LABEL FOR ")
+    labelled = (': SECURITY LABEL public.TABLE "elsewhere": ', " (SECURITY LABEL FOR ")
     assert_refused(runs, target, 1, 'security label provider "guard" is not loaded', *labelled)
 
     execute(source.dsn, "DELETE FROM pg_seclabel")
@@ -166,11 +166,12 @@ def messages(error: ObstaclesError) -> list[str]:
 
 
 def assert_refused(runs: Runs, target: Fleet, increment: int, *said: str) -> None:
-    """The restore is refused, with the server's reason and, where pg_restore tells, with object and statement."""
+    """The restore is refused before any row is loaded, with the object, the server's reason and the statement."""
     before = databases(target)
     with pytest.raises(SchemaLoadError) as raised:
         runs.restore(NAME, target, increment)
-    assert raised.value.message.startswith("node s1: the ")
+    assert raised.value.message.startswith("node s1: the DDL was refused: ")
+    assert raised.value.message.endswith("; no row was loaded")
     assert [text for text in said if text not in raised.value.message] == []
     assert databases(target) == before
 

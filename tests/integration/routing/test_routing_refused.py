@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from fleet.progress import Silent
-from restore.ddl.ddl import SchemaLoadError
 from restore.plan import plan_restore
+from restore.refused import DdlRefusedError
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from restore.routing.placing import RowWithoutTargetError
 from restore.topology.conflicts import KeyConflictError
 from restore.topology.same_sources import LargeObjectsUnroutedError, SourcesDifferError
+from restore.undoing.abandoning import abandon_restore
 from storage.errors import UsageError
 from tests.integration.refusing import execute
 from tests.integration.routing.routed_place import (
@@ -82,9 +83,12 @@ def test_a_row_without_a_target_is_named_and_nothing_is_left(place: RoutedPlace)
     assert place.databases() == set()
 
 
-def test_a_unique_value_of_two_sources_ends_the_restore_by_name(place: RoutedPlace) -> None:
-    with pytest.raises(SchemaLoadError, match="badge_code_key"):
-        place.restore(place.plan(1, increment=BAD, groups=("public.badge",)))
+def test_a_unique_value_of_two_sources_leaves_the_restore_to_the_operator(place: RoutedPlace) -> None:
+    plan = place.plan(1, increment=BAD, groups=("public.badge",))
+    with pytest.raises(DdlRefusedError, match="badge_code_key"):
+        place.restore(plan)
+    assert [name.startswith("elsewhere_restoring_") for name in place.databases()] == [True]
+    abandon_restore(place.runs.fleet, plan.target_fleet, plan.request.name, print, Silent())
     assert place.databases() == set()
 
 

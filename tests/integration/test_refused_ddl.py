@@ -1,0 +1,187 @@
+"""Statements that a target refuses: known before the rows where that is possible, and never the end of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from embedded.fleet import EmbeddedFleet
+from fleet.config import Fleet, load_fleet
+from fleet.nodes.connections import with_database
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
+from tests.integration.own_shard import database_on
+from tests.integration.refusing import execute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SOURCE, TARGET = "refusing", "refusing_again"
+# Functions that hold on the source and on no other database: of a value, or in any case.
+ROWS = (
+    "CREATE TABLE t (id int PRIMARY KEY, v text)",
+    "INSERT INTO t SELECT n, 'v' || n FROM generate_series(1, 100) AS n",
+    "CREATE TABLE u (id int PRIMARY KEY, t int REFERENCES t)",
+    "INSERT INTO u SELECT n, n FROM generate_series(1, 50) AS n",
+)
+AT_HOME = f"IF current_database() <> '{SOURCE}' THEN RAISE 'not at home'; END IF; RETURN v;"
+OF_ROWS = (
+    f"CREATE FUNCTION at_home(v text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$BEGIN {AT_HOME} END$$",
+    "CREATE INDEX t_home ON t (at_home(v))",
+    "COMMENT ON INDEX t_home IS 'at home'",
+    "CREATE TABLE parted (id int, v text) PARTITION BY RANGE (id)",
+    "CREATE TABLE parted_low PARTITION OF parted FOR VALUES FROM (0) TO (9)",
+    "INSERT INTO parted VALUES (1, 'v')",
+    "ALTER TABLE parted_low REPLICA IDENTITY FULL",
+    "CREATE INDEX parted_home ON parted (at_home(v))",
+)
+# The server evaluates a constant when it reads the statement.
+OF_STATEMENTS = (
+    f"CREATE FUNCTION constant(v text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$BEGIN {AT_HOME} END$$",
+    "CREATE TABLE w (id int PRIMARY KEY, v text)",
+    "INSERT INTO w VALUES (1, 'v')",
+    "CREATE INDEX w_constant ON w ((v || constant('x')))",
+    "CREATE TABLE g (id int PRIMARY KEY, v text GENERATED ALWAYS AS (constant('x')) STORED)",
+    "INSERT INTO g VALUES (1)",
+)
+INDEXES = "SELECT indexname FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1"
+
+
+@pytest.fixture
+def own(shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession) -> Iterator[Runs]:
+    with database_on(shared_fleet, SOURCE, tmp_path) as fleet:
+        fleet = load_fleet(fleet.path)
+        execute(fleet.primaries[0].dsn, *ROWS)
+        with dropping_slots(fleet):
+            runs = Runs(fleet, Ready(spark))
+            runs.init()
+            yield runs
+
+
+@pytest.fixture
+def there(own: Runs, tmp_path: Path) -> Path:
+    """The fleet file of the target."""
+    node = with_database(own.fleet.primaries[0], TARGET)
+    path = tmp_path / "there.toml"
+    path.write_text(f'name = "there"\nstore = "file://{tmp_path}/other"\n[[node]]\nid = "s1"\ndsn = "{node.dsn}"\n')
+    return path
+
+
+def restore(own: Runs, there: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    return run_here(own.fleet, "restore", "snp", "--to", str(there), *words, spark=own.spark.session())
+
+
+def databases(own: Runs) -> list[str]:
+    with psycopg.connect(make_conninfo(own.fleet.primaries[0].dsn, dbname="postgres")) as connection:
+        query = "SELECT datname FROM pg_database WHERE datname ^@ %s ORDER BY 1"
+        return [name for (name,) in connection.execute(query, (TARGET,))]
+
+
+def again(own: Runs) -> Fleet:
+    return Fleet(own.fleet.path, own.fleet.name, own.fleet.store, (with_database(own.fleet.primaries[0], TARGET),))
+
+
+def indexes(dsn: str) -> list[str]:
+    with psycopg.connect(dsn) as connection:
+        return [name for (name,) in connection.execute(INDEXES)]
+
+
+def test_what_only_rows_show_costs_nothing_but_itself(
+    own: Runs, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named and left in a file; the operator mends it and resumes, or publishes without it, or undoes it all."""
+    monkeypatch.chdir(tmp_path)
+    execute(own.fleet.primaries[0].dsn, *OF_ROWS)
+    own.full("snp")
+    code, refused = restore(own, there)
+    assert (code, refused["error"]) == (10, "ddl-refused"), refused
+    assert "INDEX public.t_home: not at home" in refused["message"]
+    found = {one["object"]: one for one in refused["details"]["refused"]}
+    assert found['COMMENT public.INDEX "t_home"']["needs"] == "INDEX public.t_home"
+    assert {one["needs"] for name, one in found.items() if not name.startswith(("COMMENT", "INDEX ATTACH"))} == {""}
+    statements = Path(refused["details"]["file"]).read_text()
+    assert 'CREATE INDEX "t_home" ON "public"."t" USING "btree" ("public"."at_home"("v"));' in statements
+    assert "-- INDEX public.t_home: not at home" in statements
+    # Nothing has its real name, and everything else is done.
+    (left,) = databases(own)
+    assert left.startswith(f"{TARGET}_restoring_")
+    dsn = with_database(own.fleet.primaries[0], left).dsn
+    assert sorted_copies(dsn).keys() >= sorted_copies(own.fleet.primaries[0].dsn).keys()
+    assert [one for one in indexes(own.fleet.primaries[0].dsn) if one not in indexes(dsn)] == [
+        "parted_low_at_home_idx", "t_home",
+    ]  # fmt: skip
+    hints = refused["hint"]
+    for words in ("--resume", "--resume --allow-refused-ddl", "--abandon"):
+        assert f" restore snp {words} --to {there}" in hints, hints
+
+    # As long as nothing is mended, the same is refused again, and nothing else is tried.
+    code, refused = restore(own, there, "--resume")
+    assert (code, {one["object"] for one in refused["details"]["refused"]}) == (10, set(found))
+    execute(dsn, "CREATE OR REPLACE FUNCTION at_home(v text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT v'")
+    code, done = restore(own, there, "--resume")
+    assert (code, done["refused"]) == (0, []), done
+    assert databases(own) == [TARGET]
+    target = with_database(own.fleet.primaries[0], TARGET).dsn
+    assert indexes(target) == indexes(own.fleet.primaries[0].dsn)
+    assert sorted_copies(target) == sorted_copies(own.fleet.primaries[0].dsn)
+
+
+@pytest.mark.parametrize("words", [("--allow-refused-ddl",), ()], ids=["from the beginning", "when it is resumed"])
+def test_an_operator_may_do_without_what_is_refused(
+    own: Runs, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    execute(own.fleet.primaries[0].dsn, *OF_ROWS)
+    own.full("snp")
+    code, done = restore(own, there, *words)
+    assert code == 10, done
+    if not words:
+        code, done = restore(own, there, "--resume", "--allow-refused-ddl")
+    assert (code, done["schema"]) == (10, "cutline/restore/1"), done
+    assert "INDEX public.t_home" in [one["object"] for one in done["refused"]]
+    assert 'CREATE INDEX "t_home"' in Path(done["refused_file"]).read_text()
+    assert databases(own) == [TARGET]
+    target = with_database(own.fleet.primaries[0], TARGET).dsn
+    assert "t_home" not in indexes(target)
+    assert sorted_copies(target) == sorted_copies(own.fleet.primaries[0].dsn)
+    code, history = run_here(own.fleet, "history")
+    assert next(one["code"] for one in history["operations"] if one["kind"] == "restore") == 10
+
+
+def test_what_statements_show_is_known_before_any_row_is_loaded(own: Runs, there: Path) -> None:
+    execute(own.fleet.primaries[0].dsn, *OF_STATEMENTS)
+    own.full("snp")
+    for words in (("--dry-run",), ()):
+        code, refused = restore(own, there, *words)
+        assert (code, refused["error"]) == (3, "schema-load"), refused
+        assert "INDEX public.w_constant: not at home" in refused["message"]
+        assert refused["message"].endswith("no row was loaded")
+        assert "--allow-refused-ddl" in refused["hint"]
+        assert databases(own) == []
+
+
+def test_a_table_that_is_refused_is_left_out_with_its_rows(
+    own: Runs, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    execute(
+        own.fleet.primaries[0].dsn,
+        *OF_STATEMENTS,
+        "CREATE TABLE of_g (g int REFERENCES g)",
+        "INSERT INTO of_g VALUES (1)",
+        "ALTER TABLE of_g REPLICA IDENTITY FULL",
+    )
+    own.full("snp")
+    code, done = restore(own, there, "--allow-refused-ddl")
+    assert code == 10, done
+    found = {one["object"]: one["needs"] for one in done["refused"]}
+    assert found["TABLE public.g"] == "", found
+    assert found["CONSTRAINT public.g g_pkey"] == found["FK CONSTRAINT public.of_g of_g_g_fkey"] == "TABLE public.g"
+    rows = sorted_copies(own.fleet.primaries[0].dsn)
+    del rows["public.g"]
+    assert sorted_copies(with_database(own.fleet.primaries[0], TARGET).dsn) == rows

@@ -6,6 +6,7 @@ Each test is an attack that succeeded once.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,8 @@ import psycopg
 import pytest
 
 import fleet.nodes.connections as connections
+import snapshots.base_copy.copy_plan
+import snapshots.base_copy.copy_tables
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, GroupRules
 from fleet.nodes.connections import connect, with_database
@@ -22,6 +25,7 @@ from fleet.tables.groups import read_tables
 from snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.create.sequences import read_sequences
+from snapshots.records.commit import FullSnapshot
 from storage.errors import error_of
 from storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
@@ -97,6 +101,34 @@ def test_a_view_in_the_place_of_a_table_is_not_copied(own: Fleet) -> None:
         problem = copy_ranges(task).problem
     assert problem
     assert "another relation now" in error_of(problem).message
+
+
+@pytest.mark.parametrize("task_pages", [1, 8192], ids=["large tables", "small tables"])
+def test_functions_of_indexes_and_statistics_do_not_run_when_a_table_is_copied(
+    own: Fleet, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, task_pages: int
+) -> None:
+    """The planner evaluates what is constant in them, as the role of the session, for any query of the table."""
+    monkeypatch.setattr(snapshots.base_copy.copy_plan, "TASK_PAGES", task_pages)
+    monkeypatch.setattr(snapshots.base_copy.copy_tables, "TASK_PAGES", task_pages)
+    (node,) = own.primaries
+    execute(
+        node.dsn, "SET ROLE mallory",
+        "CREATE FUNCTION m.spy(n int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$"
+        " BEGIN IF current_user <> 'mallory' THEN RAISE EXCEPTION 'it ran'; END IF; RETURN n; END $$",
+        "CREATE TABLE m.i (id int PRIMARY KEY, v text)", "CREATE INDEX ON m.i ((id + m.spy(1)))",
+        "CREATE TABLE m.s (id int PRIMARY KEY, v text)", "CREATE STATISTICS m.st ON (id + m.spy(1)), v FROM m.s",
+        "CREATE TABLE m.w (id int PRIMARY KEY, v text)", "CREATE INDEX ON m.w (id) WHERE id > m.spy(1)",
+        *(f"INSERT INTO m.{one} SELECT n, repeat('x', 100) FROM generate_series(1, 500) AS n" for one in "isw"),
+    )  # fmt: skip
+    with psycopg.connect(node.dsn) as connection, pytest.raises(psycopg.errors.RaiseException, match="it ran"):
+        connection.execute("SELECT count(*) FROM m.i")
+    runs = Runs(own, Ready(spark))
+    with dropping_slots(own):
+        runs.init()
+        full = runs.full("hostile")
+    assert isinstance(full, FullSnapshot)
+    rows = sum((Counter(one.rows) for one in full.copied), Counter[int]())
+    assert sorted(rows.values()) == [500 * len(own.nodes)] * 3
 
 
 def restore_again(own: Fleet, spark: SparkSession, groups: tuple[str, ...] = ()) -> str:

@@ -264,7 +264,7 @@ class DdlRun:
             jobs = min(task_sessions({self.node: connection})[self.node.id], JOBS, len(entries))
         queue = _Queue(entries, self._tables, sizes)
 
-        def work(_: int) -> None:
+        def work(_job: int) -> None:
             with queue.stopping(), self._session() as connection:
                 for entry in queue:
                     run_statements(connection, raw_bytes(settings_of(entry)))

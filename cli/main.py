@@ -23,12 +23,12 @@ import typer.main
 
 from cli.background.announcing import find_starter
 from cli.folders.session_folder import begin_session, end_session
-from cli.output.characters import write_everything
 from cli.output.context import FLEET_FILE_DEFAULT, FLEET_VARIABLE, CommandContext, default_fleet_path
-from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
+from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, UNWRITTEN, USAGE
 from cli.output.failure import failure_of, naming_fleet, report
 from cli.output.results import write_document
 from cli.output.stopping import begin_stopping
+from cli.output.streams import secure_streams, unwritten
 from storage.errors import UsageError
 
 PROGRAM = "snapshot"
@@ -244,7 +244,7 @@ def _given_fleet(shared: Sequence[str]) -> str | None:
 
 def main() -> None:
     """Run `snapshot` and exit. SIGTERM unwinds the stack as Ctrl-C does, so that cleanup runs."""
-    write_everything((sys.stdout, sys.stderr))
+    secure_streams()
     signal.signal(signal.SIGTERM, _unwind)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Else it is ignored, as whoever started this process wants it.
@@ -256,6 +256,9 @@ def main() -> None:
     except KeyboardInterrupt as error:  # while an error was reported
         shared = _before_dashes(arguments)
         code = report(failure_of(error), error, json="--json" in shared, verbose="--verbose" in shared)
+    if why := unwritten():
+        sys.stderr.write(f"error: the command has ended, but its result could not be written to stdout: {why}\n")
+        code = code or UNWRITTEN
     # The result is written: nothing changes the exit code any more.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -16,6 +16,7 @@ from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import recorded_activity
 from cli.output.arguments import Increment
 from cli.output.context import command_context
+from cli.output.exit_codes import DONE, UNWRITTEN
 from cli.output.format import quantity_text, seconds_text, size_text
 from cli.output.junit import junit_of, reporting_errors, write_report
 from cli.output.left_out import warning_lines
@@ -59,9 +60,10 @@ def check(
         with leaving_metrics(context, fleet, "check", metrics):
             name = newest_name(fleet, name) if name is not None else None
             report = run_check(context, fleet, CheckRequest(name, increment, metadata_only))
-            write_report(junit, junit_of(report))
-            emit(context, report.to_json(), lines_of(report))
-            raise typer.Exit(report.exit_code)
+            problems = write_report(junit, junit_of(report))
+            lines = [*lines_of(report), *(f"warning: {one}" for one in problems)]
+            emit(context, report.to_json() | {"warnings": problems}, lines)
+            raise typer.Exit(report.exit_code or (UNWRITTEN if problems else DONE))
 
 
 def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> CheckReport:

@@ -11,6 +11,7 @@ import typer
 from cli.output.activity import activity
 from cli.output.context import command_context
 from cli.output.drill import drill_document, drill_lines
+from cli.output.exit_codes import DONE, UNWRITTEN
 from cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
 from cli.output.restore_report import announce_plan
 from cli.output.results import emit
@@ -44,8 +45,9 @@ def run_drill_command(
     ):
         noting, announced = Noting(shown), dict[str, Any]()
         report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced))
-    write_report(junit, junit_of_drill(report))
+    problems = write_report(junit, junit_of_drill(report))
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
-    emit(context, drill_document(report) | announced | {"warnings": noting.notes}, drill_lines(report) + unseen)
-    raise typer.Exit(EXIT_CODES[report.result])
+    lines = [*drill_lines(report), *unseen, *(f"warning: {one}" for one in problems)]
+    emit(context, drill_document(report) | announced | {"warnings": [*noting.notes, *problems]}, lines)
+    raise typer.Exit(EXIT_CODES[report.result] or (UNWRITTEN if problems else DONE))

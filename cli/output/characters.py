@@ -7,8 +7,6 @@ An output never ends a command because the locale is another one. This module mu
 from __future__ import annotations
 
 import codecs
-import io
-from collections.abc import Iterable
 
 # The name of the rule among Python's handlers of encoding errors.
 RULE = "cutline.ascii"
@@ -34,13 +32,6 @@ def _escape(character: str) -> str:
 
 
 codecs.register_error(RULE, _replace)
-
-
-def write_everything(streams: Iterable[object]) -> None:
-    """Apply the rule to the streams, whatever their encoding: from now on no text is refused by one of them."""
-    for stream in streams:
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=RULE)
 
 
 def writable(text: str, encoding: str | None) -> str:

@@ -16,6 +16,7 @@ BUSY = 7
 CANCELLED = 8
 INCONSISTENT_CUT = 9
 DDL_REFUSED = 10
+UNWRITTEN = 11
 BUG = 70
 INTERRUPTED = 130
 
@@ -32,6 +33,7 @@ MEANINGS: dict[int, str] = {
     CANCELLED: "cancelled from elsewhere, or by SIGTERM",
     INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
     DDL_REFUSED: "restored but for statements that a target refused; published only with --allow-refused-ddl",
+    UNWRITTEN: "done, but the result could not be written",
     BUG: "a bug: traceback kept in a file whose name is printed",
     INTERRUPTED: "stopped by Ctrl-C",
 }

@@ -22,6 +22,7 @@ from cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
 from cli.output.format import name_fleet, printable
 from cli.output.results import write_document
 from cli.output.stopping import cancel_request, owner_text
+from cli.output.streams import unwritten
 from storage.errors import SnapshotError, StoppedError, find_behind, redact
 
 ERROR_SCHEMA = "cutline/error/1"
@@ -73,7 +74,10 @@ def naming_fleet(failure: CommandFailure, fleet_file: str | None) -> CommandFail
 
 
 def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose: bool) -> int:
-    """Write `failure` as the one JSON document or as lines on stderr; return its exit code."""
+    """Write `failure` as the one JSON document or as lines on stderr; return its exit code.
+
+    A document that stdout can't take is written as lines, too.
+    """
     if json:
         write_document(
             {
@@ -85,7 +89,8 @@ def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose
                 "details": failure.details,
             }
         )
-        return failure.code
+        if not unwritten():
+            return failure.code
     if verbose:
         sys.stderr.write(printable(redact("".join(traceback.format_exception(error))), keep="\n"))
     sys.stderr.write(f"error: {printable(failure.message)}\n")

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from check.report import CheckReport, SnapshotReport
+from cli.folders.whole_file import replaced_file
 from cli.output.format import printable
 from restore.drill.drill import DrillReport
 from storage.errors import SnapshotError, UsageError
@@ -102,32 +103,26 @@ def reporting_errors(file: Path | None, what: str = CHECK) -> Iterator[None]:
     if file is None:
         yield
         return
-    with _naming_file(file), file.open("a"):
-        is_kept = file.is_file()
-    if is_kept:  # a pipe or a device has one report only
-        with _naming_file(file):
-            file.write_text(
-                junit_of_error(what, f"the {what.rpartition(' ')[2]} did not end", "unfinished"), encoding="utf-8"
-            )
+    _replace(file, junit_of_error(what, f"the {what.rpartition(' ')[2]} did not end", "unfinished"))
     try:
         yield
     except SnapshotError as error:
         # If the file can't be written any more, it says still that the command did not end.
-        with suppress(OSError):
-            file.write_text(junit_of_error(what, error.message, error.slug), encoding="utf-8")
+        with suppress(UsageError):
+            _replace(file, junit_of_error(what, error.message, error.slug))
         raise
 
 
-@contextmanager
-def _naming_file(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", hint="name a file that you may write") from error
-
-
-def write_report(file: Path | None, text: str) -> None:
-    """Write the report to the file, if there is one; raise UsageError if it can't be written."""
+def write_report(file: Path | None, text: str) -> list[str]:
+    """Write the report to the file, if there is one; return a warning if it can't be written."""
     if file is not None:
-        with _naming_file(file):
-            file.write_text(text, encoding="utf-8")
+        try:
+            _replace(file, text)
+        except UsageError as error:
+            return [f"the report could not be written to {error.message}"]
+    return []
+
+
+def _replace(file: Path, text: str) -> None:
+    with replaced_file(file) as write:
+        write(text)

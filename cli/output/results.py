@@ -36,16 +36,16 @@ def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable
 
     The document's `warnings` begin with those about fleet.toml, which stderr has shown.
     Text is written as it is; anything else is drawn by rich. Times in `document` become RFC 3339, paths become text;
-    any other value without a JSON form raises TypeError. If the reader closes the pipe, the rest of the output is
-    discarded and the command continues: its exit code still says what was done.
+    any other value without a JSON form raises TypeError. Whether stdout can take it is said when the command ends
+    (cli/output/streams.py).
     """
     options = command_context(context)
-    with _open_stdout():
-        if options.json:
-            own = document.get("warnings", ())
-            write_document({**document, "warnings": [*options.warnings, *(own if isinstance(own, Iterable) else ())]})
-        else:
-            _write_lines(_naming_fleet(lines, options.given_fleet))
+    if options.json:
+        own = document.get("warnings", ())
+        write_document({**document, "warnings": [*options.warnings, *(own if isinstance(own, Iterable) else ())]})
+    else:
+        _write_lines(_naming_fleet(lines, options.given_fleet))
+    sys.stdout.flush()
 
 
 def emit_items(
@@ -53,29 +53,19 @@ def emit_items(
 ) -> None:
     """As `emit` with `--json`, with a last field `name` whose items are written one at a time: they may be many."""
     head = json.dumps({**document, "warnings": command_context(context).warnings}, default=_json_value)
-    with _open_stdout():
-        sys.stdout.write(f"{head[:-1]}, {json.dumps(name)}: [")
-        for number, item in enumerate(items):
-            sys.stdout.write(", " * (number > 0) + json.dumps(item, default=_json_value, allow_nan=False))
-        sys.stdout.write("]}\n")
+    sys.stdout.write(f"{head[:-1]}, {json.dumps(name)}: [")
+    for number, item in enumerate(items):
+        sys.stdout.write(", " * (number > 0) + json.dumps(item, default=_json_value, allow_nan=False))
+    sys.stdout.write("]}\n")
+    sys.stdout.flush()
 
 
 def emit_csv(rows: Iterable[Iterable[object]]) -> None:
     """Write rows to stdout as RFC 4180 has it; None is an empty cell."""
     import csv
 
-    with _open_stdout():
-        csv.writer(sys.stdout).writerows(rows)
-
-
-@contextmanager
-def _open_stdout() -> Iterator[None]:
-    """Flush at the end; if the reader has closed the pipe, discard what it does not read."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_stdout()
+    csv.writer(sys.stdout).writerows(rows)
+    sys.stdout.flush()
 
 
 def show_preview(context: typer.Context, lines: Iterable[str | RenderableType]) -> None:
@@ -87,11 +77,6 @@ def show_preview(context: typer.Context, lines: Iterable[str | RenderableType]) 
 def write_document(document: Mapping[str, object], stream: TextIO | None = None) -> None:
     """Write one JSON document as one line, to stdout unless told otherwise."""
     (stream or sys.stdout).write(json.dumps(document, default=_json_value, allow_nan=False) + "\n")
-
-
-def discard_stdout() -> None:
-    """Discard further output, so that the flush at interpreter exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def progress(context: typer.Context) -> AbstractContextManager[Progress]:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cli.folders.whole_file import replaced_file
 from cli.output.tables import FittingTable
 from snapshots.listing.in_doubt import InDoubtTransaction, state_of
 from snapshots.listing.recovery_plan import NodeRecovery
 from snapshots.records.commit import Commit
 from snapshots.records.commits import increment_label
+from storage.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -71,7 +73,8 @@ def write_transactions(
     what = f"transactions in doubt at the cut of {increment_label(name, increment)}: {len(transactions)}"
     again = f"; list them with snapshot show {name} --increment {increment} --transactions"
     try:
-        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        return [f"{WARNING}{what}; {path} can't be written: {error.strerror}{again}"]
+        with replaced_file(path) as write:
+            write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    except UsageError as error:
+        return [f"{WARNING}{what}; they can't be written to {error.message}{again}"]
     return [f"{what}; how they are decided is in {path}{again}"]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
-from cli.output.characters import ASCII_LEVELS, BLOCKS, FORMS, RULE, writable, write_everything
+from cli.output.characters import ASCII_LEVELS, BLOCKS, FORMS, RULE, writable
 from cli.output.drill import SQL_SHOWN_MAX, drill_lines
 from fleet.config import load_fleet
 from fleet.fleet_file import DrillTable
@@ -151,9 +151,7 @@ def test_what_is_drawn_has_an_ascii_form_as_wide_as_it() -> None:
 
 @pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "cp1252", "gbk", "utf-8"])
 def test_a_stream_takes_every_character(encoding: str) -> None:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    write_everything((stream, io.StringIO(), None))
-    assert stream.errors == RULE
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=RULE)
     # Surrogates are what a file name that is no text has.
     stream.write("".join(map(chr, (*range(0xA0, 0x3000), 0xDCC3, 0x1F600))))
     stream.flush()
@@ -162,8 +160,7 @@ def test_a_stream_takes_every_character(encoding: str) -> None:
 def test_the_lines_of_a_drill_are_written_in_ascii() -> None:
     failed = AssertionResult(DrillTable("a", f"SELECT '{'長' * SQL_SHOWN_MAX}'"), holds=False, why="é")
     restored = RestoreReport("daily", 0, "op", [NodeReport("a", "drill", 5)], rows=5)
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    write_everything([stream])
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=RULE)
     stream.writelines(drill_lines(DrillReport(restored, (failed,), 1.0)))
     stream.seek(0)
     assert r"\u9577...: \xe9" in stream.read()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.output.junit import write_report
 from fleet.config import Fleet, load_fleet
 from snapshots.records.store_identity import ensure_identity
 from storage.local import LocalStore
@@ -90,12 +91,27 @@ def test_a_check_that_is_interrupted_is_reported_as_one_that_did_not_end(
     assert [*seen, error_in(file)] == [("the check did not end", "unfinished")] * 2
 
 
-def test_a_report_to_a_pipe_is_one_document(fleet: Fleet) -> None:
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    try:
-        assert run_here(fleet, "check", "--junit", f"/dev/fd/{writing}")[0] == 3
-        assert os.read(reading, 1 << 16).count(b"<testsuites") == 1
-    finally:
-        os.close(reading)
-        os.close(writing)
+def test_a_report_is_written_to_nothing_but_a_file(fleet: Fleet, tmp_path: Path) -> None:
+    """A pipe would be waited for, and a link that another user has made leads where he wants."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    code, refused = run_here(fleet, "check", "--junit", str(pipe))
+    assert (code, refused["message"]) == (2, f"{pipe}: it is not a file")
+    kept, link = tmp_path / "kept", tmp_path / "link"
+    kept.write_text("kept")
+    link.symlink_to(kept)
+    if not os.getuid():
+        os.chown(link, 4711, -1, follow_symlinks=False)
+        code, refused = run_here(fleet, "check", "--junit", str(link))
+        assert (code, refused["message"]) == (2, f"{link}: it is a symbolic link of another user")
+        assert kept.read_text() == "kept"
+
+
+def test_a_report_that_can_not_be_written_at_the_end_has_an_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    file = tmp_path / "folder" / "check.xml"
+    assert write_report(file, "<testsuites/>") == []
+    file.unlink()
+    (tmp_path / "folder").rmdir()
+    assert write_report(file, "<testsuites/>") == [
+        f"the report could not be written to {file}: No such file or directory"
+    ]

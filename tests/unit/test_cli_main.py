@@ -55,7 +55,7 @@ def stand_in(context: typer.Context, how: str) -> None:
         steps.advance(2)
         steps.note("nearly there")
     emit(context, {"schema": "cutline/stand-in/1", "how": how}, [f"it was {how} [here]"])
-    raise typer.Exit(4)
+    raise typer.Exit(0 if how == "done" else 4)
 
 sys.modules["stand_in"] = types.SimpleNamespace(stand_in=stand_in)
 main.COMMANDS["stand-in"] = main.CommandEntry("stand_in", "stand_in", "Stand in.")
@@ -240,6 +240,55 @@ def test_a_closed_pipe_does_not_change_the_exit_code() -> None:
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 4
     assert done.stderr == ""
+
+
+def run_in_shell(words: str, redirections: str) -> subprocess.CompletedProcess[str]:
+    line = f"{sys.executable} -c '{STAND_IN}' stand-in {words} {redirections}"
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("redirections", ["2>/dev/full", "2>&-", "0<&-", "0<&- 2>&-", "2>/dev/full 3>/dev/full"])
+@pytest.mark.parametrize("words", ["done", "done --quiet", "done --json", "done --verbose"])
+def test_what_stderr_can_not_take_ends_nothing(words: str, redirections: str) -> None:
+    done = run_in_shell(words, redirections)
+    assert (done.returncode, "it was done" in done.stdout or '"how": "done"' in done.stdout) == (0, True), done
+
+
+@pytest.mark.parametrize(
+    ("redirections", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
+)
+@pytest.mark.parametrize("words", ["", "--quiet", "--json"])
+def test_a_result_that_stdout_can_not_take_has_an_exit_code_of_its_own(words: str, redirections: str, why: str) -> None:
+    done = run_in_shell(f"done {words}", redirections)
+    assert done.returncode == 11
+    assert done.stderr.endswith(
+        f"error: the command has ended, but its result could not be written to stdout: {why}\n"
+    ), done.stderr
+    assert "Traceback" not in done.stderr
+    # What the work itself says is not covered up.
+    assert run_in_shell(f"fine {words}", redirections).returncode == 4
+
+
+def test_an_error_that_stdout_can_not_take_is_on_stderr() -> None:
+    done = run_in_shell("busy --json", ">/dev/full")
+    assert (done.returncode, done.stderr.splitlines()[:2]) == (7, ["error: a is busy", "hint: wait"])
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "create --help"])
+def test_help_that_can_not_be_written_is_no_bug(words: str) -> None:
+    line = f"{sys.executable} -c 'from cli.main import main; main()' {words}"
+    for redirections, code in ((">/dev/full", 11), ("| true", 0)):
+        shell = ["bash", "-c", f"set -o pipefail; {line} {redirections}"]
+        assert subprocess.run(shell, capture_output=True, timeout=60, check=False).returncode == code
+
+
+def test_no_other_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """Whatever writes to stderr would write into that file."""
+    program = "import os; from cli.output.streams import secure_streams; secure_streams()\n"
+    program += f"handle = os.open('{tmp_path}/file', os.O_WRONLY | os.O_CREAT); print(handle, flush=True)"
+    for closed in ("2>&-", "0<&-", "0<&- 2>&-"):
+        shell = ["bash", "-c", f'{sys.executable} -c "{program}" {closed}']
+        assert int(subprocess.run(shell, stdout=subprocess.PIPE, timeout=60, check=True).stdout) > 2
 
 
 @pytest.mark.parametrize(

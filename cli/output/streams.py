@@ -1,0 +1,102 @@
+"""The standard streams of a command: whatever becomes of them, the command does its work and its exit code says so.
+
+A full disk, a closed stream or a reader that has gone ends no operation. What stderr can't take is lost. If stdout
+can't take the result, `unwritten` says why, and the command ends with an exit code of its own, UNWRITTEN, unless its
+work has another one than 0. A reader that closes its pipe, as `head` does, has what it wants.
+
+This module must stay cheap to import: `snapshot --help` imports it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+from cli.output.characters import RULE
+
+STANDARD = (0, 1, 2)
+
+
+class _Unfailing(io.RawIOBase):
+    """A file descriptor whose writes never fail: `problem` is the first error, but for a reader that has gone."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.problem: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: object) -> int:
+        view = memoryview(data)  # type: ignore[arg-type]  # any buffer
+        size = len(view)
+        while len(view):
+            try:
+                view = view[os.write(self._descriptor, view) :]
+            except BlockingIOError:
+                select.select([], [self._descriptor], [])
+            except BrokenPipeError:
+                break
+            except OSError as error:
+                self.problem = self.problem or error
+                break
+        return size
+
+
+# What stdout writes to, once it is made unfailing.
+_stdout: list[_Unfailing] = []
+
+
+def secure_streams() -> None:
+    """Make the streams of this process unfailing. Those that are closed are opened: another file would take the number.
+
+    To be called before anything is opened or written.
+    """
+    closed = [descriptor for descriptor in STANDARD if not _is_open(descriptor)]
+    for descriptor in closed:
+        # The lowest number that is free. What is written to stdout fails, as it did before.
+        os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_RDWR)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115  # for as long as the process lives
+    out, err = _Unfailing(1), _Unfailing(2)
+    _stdout[:] = [out]
+    sys.stdout, sys.stderr = _text_of(out, sys.stdout), _text_of(err, sys.stderr, is_unbuffered=True)
+
+
+def _is_open(descriptor: int) -> bool:
+    with suppress(OSError):
+        os.fstat(descriptor)
+        return True
+    return False
+
+
+def _text_of(raw: _Unfailing, before: TextIO | None, *, is_unbuffered: bool = False) -> io.TextIOWrapper:
+    if before is not None:
+        with suppress(OSError):
+            before.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=getattr(before, "encoding", None) or "utf-8",
+        errors=RULE,
+        line_buffering=is_unbuffered or raw.isatty(),
+        write_through=is_unbuffered,
+    )
+
+
+def unwritten() -> str:
+    """Why the result could not be written to stdout; "" if it was, or if nobody reads it any more."""
+    for raw in _stdout:
+        sys.stdout.flush()
+        if raw.problem is not None:
+            return raw.problem.strerror or str(raw.problem)
+    return ""

@@ -34,7 +34,7 @@ from restore.rows.ledger import LoadError
 from restore.rows.load_target import LoadTarget
 from restore.run import RestoreRun
 from restore.targets.database_records import Phase
-from restore.targets.databases import create_database
+from restore.targets.databases import create_database, drop_rehearsals
 from restore.targets.target import Target
 from restore.topology.feeds import find_feeds
 from snapshots.records.large_objects import count_by_node
@@ -138,6 +138,7 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
     targets = [target for target in run.plan.targets if target.shard not in kept]
 
     def create(target: Target) -> None:
+        drop_rehearsals(target, run.connections[target.shard])
         run.records.pop(target.shard, None)
         run.created.add(target.shard)
         create_database(target, run.connections[target.shard], run.plan.chain.baseline[target.source])

@@ -44,7 +44,7 @@ from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.run import RestoreRun, running
 from restore.targets.database_records import Phase, list_databases
-from restore.targets.databases import create_database, drop_database, find_closed, find_slots
+from restore.targets.databases import find_closed, find_slots, rehearsal_database
 from restore.targets.target import Target, lock_targets, server_of
 from restore.targets.target_checks import check_target, check_xml, find_xml_columns
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError
@@ -116,12 +116,9 @@ def _rehearse_all(
     watch: Watch,
 ) -> dict[Target, list[Refusal]]:
     def rehearse_one(target: Target) -> list[Refusal]:
-        connection = connections[target.shard]
-        try:
-            create_database(target, connection, plan.chain.baseline[target.source])
-            return rehearse(target, preview.ddl[target.shard], watch)
-        finally:
-            drop_database(target, connection, target.loading)
+        source = plan.chain.baseline[target.source]
+        with rehearsal_database(target, connections[target.shard], source) as own:
+            return rehearse(own, preview.ddl[target.shard], watch)
 
     return dict(zip(targets, in_parallel(rehearse_one, targets, watch.end_all), strict=True))
 

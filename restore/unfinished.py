@@ -105,7 +105,17 @@ class UnfinishedRestore:
         if any(one.publishes or one.phase == Phase.PUBLISHED for one in self.records.values()):
             return True
         decision = read_decision(store, record.operation) if record.in_store else None
-        return decision is not None and decision.decision == PUBLISH
+        return self.may_be_decided and decision is not None and decision.decision == PUBLISH
+
+    @property
+    def may_be_decided(self) -> bool:
+        """Whether its process can have decided to publish: it does when all databases are finished.
+
+        So a decision in the store before that was planted there.
+        """
+        return {one.phase for one in self.records.values()} <= {Phase.FINISHED, Phase.PUBLISHED} and (
+            self.records.keys() >= self.shards
+        )
 
     def may_be_undone(self, store: ObjectStore) -> bool:
         """Whether it can be undone: one that fills tables only until it is decided that their rows stay."""

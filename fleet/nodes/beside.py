@@ -1,4 +1,4 @@
-"""The databases beside a node's own: those that a restore is loading, and those that restores have put aside.
+"""The databases beside a node's own: those that a restore is loading or a dry run tries, and those put aside.
 
 Their names derive from the own database's name and the restore's id.
 """
@@ -16,7 +16,7 @@ from fleet.config import Node
 from fleet.nodes.connections import database_name
 
 NAME_BYTES_MAX = 63
-LOADING, ASIDE = "_restoring_", "_before_"
+LOADING, REHEARSING, ASIDE = "_restoring_", "_rehearsing_", "_before_"
 # The schema of a restore into tables that exist begins with this, and ends with the restore's suffix.
 FILLING = "cutline_restoring_"
 # The random part of an operation's id.

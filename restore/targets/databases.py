@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -15,6 +15,7 @@ from psycopg import sql
 
 from fleet.config import Fleet, Node
 from fleet.nodes.baseline import BUILTIN, LIBC, NodeIdentity
+from fleet.nodes.beside import REHEARSING, is_beside, name_beside
 from fleet.nodes.connections import (
     MAINTENANCE_DATABASE,
     NodeUnreachableError,
@@ -35,6 +36,13 @@ from wal.slots.own_slots import list_own_slots
 
 # A database or template in use, or a privilege that is lacking.
 REFUSALS = (psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege)
+# The comment on the database of a dry run.
+REHEARSAL = "a dry run of snapshot restore tries its DDL here; nobody needs this database afterwards"
+REHEARSALS_QUERY = """
+SELECT datname FROM pg_database
+ WHERE shobj_description(oid, 'pg_database') = %s
+   AND datdba IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
+"""
 DATABASE_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
 # The owner of a database that was put aside, if the one in its place belongs to another role.
 PREVIOUS_OWNER_QUERY = f"""
@@ -77,6 +85,31 @@ def create_database(target: Target, connection: psycopg.Connection[Any], source:
             f"node {target.node.id}: database {target.loading} can't be created: {str(error).strip()}",
             hint="install the locale on the target's machine, then repeat the command",
         ) from error
+
+
+@contextmanager
+def rehearsal_database(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity) -> Iterator[Target]:
+    """Create an empty database for a dry run, and yield the target with it; it is dropped when the block ends.
+
+    What a killed dry run has left is dropped first. The caller holds the target's lock.
+    """
+    drop_rehearsals(target, connection)
+    suffix = target.loading.rsplit("_", 1)[-1]
+    own = replace(target, loading=name_beside(target.database, REHEARSING, suffix))
+    try:
+        create_database(own, connection, source)
+        comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
+        connection.execute(comment.format(sql.Identifier(own.loading), sql.Literal(REHEARSAL)))
+        yield own
+    finally:
+        drop_database(own, connection, own.loading)
+
+
+def drop_rehearsals(target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Drop the databases that killed dry runs have left beside the target's; the caller holds the target's lock."""
+    for (name,) in connection.execute(REHEARSALS_QUERY, (REHEARSAL,)).fetchall():
+        if is_beside(name, target.database, REHEARSING):
+            drop_database(target, connection, name)
 
 
 @contextmanager

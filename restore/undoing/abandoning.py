@@ -175,7 +175,7 @@ def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progre
     record, intent = found.last_record, None
     if record.in_store:
         intent = read_intent(store, record.operation)
-        if decide_restore(store, intent, ABANDON) == PUBLISH:
+        if decide_restore(store, intent, ABANDON) == PUBLISH and found.may_be_decided:
             raise UnfinishedRestoreError(
                 f"{found.label()} has decided that its rows stay, and can't be undone",
                 hint=f"to end it: {record.command} --resume",

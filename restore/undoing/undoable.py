@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fleet.config import Fleet
 from fleet.hints import restore_command
+from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.privileges import quote
 from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
@@ -20,6 +21,11 @@ from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_u
 from restore.unfinished_checks import check_readable, check_recorded, check_whole
 from storage.errors import RefusedError
 from storage.store import ObjectStore
+
+# Objects with lower numbers come with every database (transam.h, FirstNormalObjectId).
+EMPTY_QUERY = """
+SELECT NOT EXISTS (SELECT FROM pg_class WHERE oid >= 16384) AND NOT EXISTS (SELECT FROM pg_proc WHERE oid >= 16384)
+"""
 
 
 class OldDatabaseMissingError(RefusedError):
@@ -68,6 +74,7 @@ def hold_undoable(
             check_readable(one, targets)
             check_recorded(one, store)
             _check_undoable(store, one, name)
+            _check_unrecorded_empty(one, own[one.suffix])
             check_whole(one, targets, connections, store, undoes=True)
             _check_old_are_there(one, own[one.suffix], connections)
         yield Undoable(store, targets, connections, watch, inside, found, own)
@@ -100,6 +107,25 @@ def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> 
             f"{found.label()} {what}, and can't be undone",
             hint=f"to end it: {restore_command(name, found.scope.nodes)} --resume",
         )
+
+
+def _check_unrecorded_empty(found: UnfinishedRestore, targets: list[Target]) -> None:
+    """Raise UnfinishedRestoreError if a database would be dropped for its name alone, and has something in it.
+
+    A restore gives its databases their records before it creates anything in them.
+    """
+    for target in targets:
+        if found.is_filling or target.shard in found.records or target.shard not in found.databases:
+            continue
+        with raising_unreachable(target.node), connect(target.loaded) as connection:
+            is_empty = connection.execute(EMPTY_QUERY).fetchone() == (True,)
+        if not is_empty:
+            raise UnfinishedRestoreError(
+                f"node {target.node.id}: database {target.loading} has the name of a restore's database, but no record"
+                " of a restore, and is not empty",
+                hint=f"if nobody needs it: DROP DATABASE {quote(target.loading)};   else rename it",
+                details={"node": target.node.id, "database": target.loading},
+            )
 
 
 def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:

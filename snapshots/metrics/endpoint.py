@@ -15,7 +15,8 @@ from typing import Any, Self
 from fleet.config import ListenAddress
 from storage.errors import RefusedError
 
-# Prometheus asks alone: more at a time are turned away, and who sends nothing is not waited for.
+# A scraper and a probe are expected. Of more connections the oldest are closed: those that ask at once are answered,
+# whatever others do that send nothing.
 REQUESTS_MAX, REQUEST_SECONDS_MAX = 8, 10.0
 # Every Prometheus reads this version of the text format; later ones differ in names that no metric here has.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -92,14 +93,16 @@ def shut_down(request: socket.socket) -> None:
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers REQUESTS_MAX requests at a time; others are closed."""
+    """Holds REQUESTS_MAX connections at a time; one more closes the oldest."""
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, address: ListenAddress, endpoint: MetricsEndpoint) -> None:
         self.endpoint = endpoint
-        self._places = threading.BoundedSemaphore(REQUESTS_MAX)
+        self._lock = threading.Lock()
+        # The open connections, the oldest first.
+        self._open: dict[socket.socket, None] = {}
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         super().__init__((address.host, address.port), _Handler)
 
@@ -111,14 +114,17 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, if one is free."""
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        """Answer in a thread; close the oldest connection if there are too many."""
+        with self._lock:
+            if len(self._open) == REQUESTS_MAX:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                shut_down(oldest)
+            self._open[request] = None
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and free the thread's place; who takes too long in all is cut off, however busy they look."""
+        """Answer; a client that takes too long in all is cut off, however busy it looks."""
         cut_off = threading.Timer(REQUEST_SECONDS_MAX, shut_down, (request,))
         cut_off.daemon = True
         cut_off.start()
@@ -126,7 +132,8 @@ class _Server(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             cut_off.cancel()
-            self._places.release()
+            with self._lock:
+                self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that go away."""

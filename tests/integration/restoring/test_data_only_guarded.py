@@ -18,6 +18,8 @@ from restore.preview import preview_restore
 from restore.rows.ledger import TablesInUseError
 from restore.undoing.abandoning import abandon_restore
 from restore.unfinished import UnfinishedRestoreError
+from snapshots.operations.restore_decisions import PUBLISH, decide_restore
+from snapshots.records.operation_records import read_intent
 from storage.errors import SnapshotError
 from storage.store import StoreUnreachableError
 from tests.commands.in_process import run_here
@@ -285,3 +287,13 @@ def test_a_dry_run_of_resume_changes_nothing(place: Place, filled: Node) -> None
     code, _ = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume")
     assert code == 3
     assert len(place.fleet.store.open().list("operations")) == len(before) + 1
+
+
+def test_a_decision_that_was_planted_in_the_store_keeps_nothing_from_being_undone(place: Place, filled: Node) -> None:
+    """A restore decides only when all of its databases are finished."""
+    leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
+    store = place.fleet.store.open()
+    (operation,) = open_restores(place)
+    assert decide_restore(store, read_intent(store, operation), PUBLISH) == PUBLISH
+    abandon(place)
+    assert_empty(place)

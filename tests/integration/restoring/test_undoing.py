@@ -15,7 +15,7 @@ import pytest
 import snapshots.operations.leases
 from cli.commands.restore_ends import Confirmation, NotConfirmedError
 from fleet.nodes.beside import read_old
-from fleet.nodes.connections import NodeUnreachableError, with_database
+from fleet.nodes.connections import NodeUnreachableError, database_name, with_database
 from fleet.nodes.lock import FleetBusyError
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
@@ -24,6 +24,7 @@ from restore.plan import plan_restore
 from restore.preview import preview_resumed
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
+from restore.targets.databases import REHEARSAL
 from restore.undoing.abandoning import abandon_restore, preview_abandon
 from restore.undoing.undoable import OldDatabaseMissingError
 from restore.unfinished import UnfinishedRestoreError
@@ -249,3 +250,38 @@ def test_a_restore_that_ended_well_is_in_nobodys_way_before_its_records_are_remo
         assert plain_restore(place) is None
         with pytest.raises(UnfinishedRestoreError, match="no restore"):
             resume(place)
+
+
+def test_a_database_is_not_dropped_for_its_name_alone(place: Place) -> None:
+    """A restore gives its database a record before it creates anything in it."""
+    node = place.target.primaries[0]
+    loading = with_database(node, f"{database_name(node.dsn)}_restoring_abcdef0123")
+    maintenance = with_database(node, "postgres").dsn
+    with old_databases(place):
+        execute(maintenance, f'CREATE DATABASE "{database_name(loading.dsn)}"')
+        try:
+            execute(loading.dsn, "CREATE TABLE mine (id int)")
+            with pytest.raises(UnfinishedRestoreError, match="no record of a restore, and is not empty") as raised:
+                abandon(place)
+            assert f'DROP DATABASE "{database_name(loading.dsn)}";' in raised.value.hint
+            execute(loading.dsn, "SELECT FROM mine", "DROP TABLE mine")
+            assert abandon(place).dropped == [f"{node.id}: {database_name(loading.dsn)}"]
+        finally:
+            execute(maintenance, f'DROP DATABASE IF EXISTS "{database_name(loading.dsn)}"')
+
+
+def test_what_a_killed_dry_run_leaves_is_dropped_by_the_next_one_and_by_a_restore(place: Place) -> None:
+    node = place.target.primaries[0]
+    name = f"{database_name(node.dsn)}_rehearsing_abcdef0123"
+    maintenance = with_database(node, "postgres").dsn
+    words = ("restore", NAME, "--to", str(place.target.path), "--replace")
+    with old_databases(place):
+        for more in (("--dry-run",), ()):
+            execute(maintenance, f'CREATE DATABASE "{name}"', f"COMMENT ON DATABASE \"{name}\" IS '{REHEARSAL}'")
+            # One that another user has given such a name stays.
+            execute(maintenance, f'CREATE DATABASE "{name[:-1]}4"')
+            assert run_here(place.fleet, *words, *more, spark=place.spark)[0] == 0
+            with psycopg.connect(maintenance) as connection:
+                found = connection.execute("SELECT datname FROM pg_database WHERE datname ~ '_rehearsing_'").fetchall()
+            assert found == [(f"{name[:-1]}4",)]
+            execute(maintenance, f'DROP DATABASE "{name[:-1]}4"')

@@ -46,6 +46,14 @@ class FleetFileError(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
+class KnownServer:
+    """What identifies the server that a command has found at a node's dsn: later sessions have to lead there, too."""
+
+    system_identifier: str
+    in_recovery: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One PostgreSQL database: a primary, or the standby of the primary `backup_of`."""
 
@@ -59,6 +67,8 @@ class Node:
     connections_max: int | None = None
     # The folder of pg_dump and pg_restore; None: they are found.
     programs: Path | None = None
+    # None: the command has not found it yet.
+    server: KnownServer | None = field(default=None, compare=False)
 
     @property
     def shard(self) -> str:

@@ -1,17 +1,18 @@
 """Connections to nodes. All sessions have the same settings, so that a value always has the same text.
 
 COPY and logical decoding print values under the session's settings: a row read by COPY and the same row read from WAL
-have the same bytes only because both sessions are opened here.
+have the same bytes only because both sessions are opened here. Each is asked once whether it has them.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -20,56 +21,41 @@ from fleet.config import Node
 from fleet.hints import UNFINISHED_RESTORE
 from fleet.libpq_environment import missing_files
 from fleet.nodes.encodings import ADAPTERS, UTF8
+from fleet.nodes.pinned import (
+    LATER_SETTINGS,
+    SessionState,
+    read_state,
+    set_query,
+    startup_options,
+    state_query,
+    wanted_settings,
+)
+from fleet.nodes.poolers import (
+    DIRECT,
+    Open,
+    SessionUnfitError,
+    check_keeps,
+    refuses_options,
+    refuses_replication,
+    unfit_error,
+)
+from fleet.nodes.server_messages import called_functions, explain, shorten_message
 from fleet.nodes.shut_down import remember_open
 from fleet.variables import SECRET_PARAMETERS, remember_secrets_of
-from storage.errors import UnreachableError, UsageError
+from storage.errors import RefusedError, SnapshotError, UnreachableError, UsageError
 
 # A database that every server has; others are created and renamed from there.
 MAINTENANCE_DATABASE = "postgres"
 CONNECT_SECONDS_MAX = 10
-# Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"). search_path is one:
-# regclass and similar types print a schema only if it is not in the path. With row_security=off a query that policies
-# would filter fails, instead of silently copying less.
-PINNED_SETTINGS = {
-    "datestyle": "ISO,YMD",
-    "intervalstyle": "postgres",
-    "timezone": "UTC",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
-    "xmlbinary": "base64",
-    # Settings that change how a value is read: with others, only a document would be XML, and {NULL} one string.
-    "xmloption": "content",
-    "array_nulls": "on",
-    "standard_conforming_strings": "on",
-    "transform_null_equals": "off",
-    "search_path": "pg_catalog",
-    "quote_all_identifiers": "off",
-    "row_security": "off",
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    "lock_timeout": "0",
-    "synchronize_seqscans": "off",
-    "default_transaction_read_only": "off",
-    # A standby refuses serializable transactions.
-    "default_transaction_isolation": "read\\ committed",
-    "default_transaction_deferrable": "off",
-    "default_tablespace": "",
-    # Compiling a long catalog query takes longer than running it.
-    "jit": "off",
-    # The server ends a session whose client is gone, even during a query, and releases its locks and slots.
-    "client_connection_check_interval": "2s",
-    "tcp_keepalives_idle": "30",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-}
 # Older servers refuse a session that sets transaction_timeout in its connection string.
 TRANSACTION_TIMEOUT_VERSION = 170000
 # Reading a view runs functions of its owner's choice under our role. What is read was planned as a table or a sequence,
 # but its owner may have put a view in its place since. The first minor version of each that can refuse to read views.
 RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table'"
 RESTRICTION_VERSIONS = {15: 150008, 16: 160004}
+
+NO_REPLICATION = f"{DIRECT} (PgBouncer passes replication connections on since 1.23)"
+ONE_SERVER = "let its dsn lead to one server: name one host; or, of several, the primary: target_session_attrs=primary"
 
 # The values of sslmode with which libpq never connects without TLS.
 STRICT_MODES = ("require", "verify-ca", "verify-full")
@@ -83,21 +69,30 @@ ALL_USED = (
     "remaining connection slots are reserved",
     "too many connections for ",
 )
-# Lines that libpq adds after the reason, guessing at a cause.
-LIBPQ_GUESSES = {
-    "This probably means the server terminated abnormally",
-    "before or while processing the request.",
-    "Is the server running on that host and accepting TCP/IP connections?",
-    "Is the server running locally and accepting connections on that socket?",
-}
 
 
-# The line that libpq adds after a refused password.
-FROM_FILE = 'password retrieved from file "'
+class Passage(NamedTuple):
+    """How a session reached its server: through a pooler or not, and which settings it did not have when it began."""
+
+    pooled: bool
+    lacking: Mapping[str, str]
+
+
+DIRECTLY = Passage(pooled=False, lacking={})
+# Of sessions that did not just begin as they should.
+_passages: WeakKeyDictionary[psycopg.Connection[Any], Passage] = WeakKeyDictionary()
 
 
 class NodeUnreachableError(UnreachableError):
     """A node can't be connected to, or its session was lost."""
+
+
+class OtherServerError(NodeUnreachableError):
+    """A session came to another server than the one that the command has found at the node's dsn."""
+
+
+class LoginTriggerError(RefusedError):
+    """A login event trigger of a node's database refuses the session."""
 
 
 class CopyError(UnreachableError):
@@ -107,11 +102,8 @@ class CopyError(UnreachableError):
 def conninfo(dsn: str, **more: str) -> str:
     """`dsn` as a libpq connection string, with the pinned settings, timeouts and keepalives added."""
     given = conninfo_to_dict(dsn)
-    pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items())
-    options = f"{given.get('options') or ''} {pinned}".strip()
     defaults = {
         "connect_timeout": str(CONNECT_SECONDS_MAX),
-        "application_name": "cutline",
         "keepalives_idle": "30",
         "keepalives_interval": "10",
         "keepalives_count": "3",
@@ -119,7 +111,18 @@ def conninfo(dsn: str, **more: str) -> str:
     merged = defaults | {key: value for key, value in given.items() if value is not None}
     # Without a passphrase OpenSSL would ask the terminal for that of an encrypted key, also one in the default place.
     merged.setdefault("sslpassword", NO_PASSPHRASE)
-    return make_conninfo("", **(merged | {"options": options, "client_encoding": UTF8} | more))
+    # Others tell our sessions by their name.
+    ours = {
+        "application_name": "cutline",
+        "options": startup_options(str(given.get("options") or "")),
+        "client_encoding": UTF8,
+    }
+    return make_conninfo("", **(merged | ours | more))
+
+
+def probe_conninfo(dsn: str) -> str:
+    """As `conninfo`, without settings: for sessions that only ask whether the server answers."""
+    return make_conninfo(conninfo(dsn), options="")
 
 
 class ProgramConnection(NamedTuple):
@@ -153,25 +156,129 @@ def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramCo
 
 
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
-    """Open an autocommit session on `node`; raise NodeUnreachableError if that is not possible."""
-    try:
-        return _register(node, psycopg.connect(conninfo(node.dsn, **more), autocommit=True, context=ADAPTERS))
-    except psycopg.OperationalError as error:
-        raise unreachable_error(node, error) from error
+    """Open an autocommit session on `node`; raise NodeUnreachableError if that is not possible.
+
+    Raises SessionUnfitError if a connection pooler is between that keeps no sessions, or if a setting can't be set, and
+    OtherServerError if another server answers than the one that the command has found there.
+    """
+    return _begin(node, conninfo(node.dsn, **more), psycopg.Cursor)
 
 
 def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
-    """Open a session on `node` that takes replication commands for its database."""
+    """Open a session on `node` that takes replication commands for its database; raise as `connect` does."""
+    asked = conninfo(node.dsn, replication="database", **more)
+    session = _begin(node, asked, psycopg.ClientCursor)
     try:
-        session = psycopg.connect(
-            conninfo(node.dsn, replication="database", **more),
-            autocommit=True,
-            cursor_factory=psycopg.ClientCursor,
-            context=ADAPTERS,
-        )
-        return _register(node, session)
+        session.execute("IDENTIFY_SYSTEM")
+    except psycopg.errors.SyntaxError:
+        session.close()
+        raise unfit_error(node, "drops what asks for replication commands, which every create needs") from None
     except psycopg.OperationalError as error:
         raise unreachable_error(node, error) from error
+    return session
+
+
+def _begin(node: Node, asked: str, cursors: type[psycopg.Cursor[Any]]) -> psycopg.Connection[Any]:
+    """Open a session, and let it have the settings that the connection string asks for."""
+
+    def open_bare(text: str) -> psycopg.Connection[Any]:
+        return psycopg.connect(text, autocommit=True, context=ADAPTERS, cursor_factory=cursors)
+
+    try:
+        try:
+            session = open_bare(asked)
+        except psycopg.OperationalError as error:
+            if not refuses_options(error):
+                raise
+            session = open_bare(make_conninfo(asked, options=""))
+    except psycopg.OperationalError as error:
+        raise session_error(node, error) from error
+    try:
+        _remember_password(node, session.pgconn.password)
+        remember_open(session, node)
+        _settle(node, session, asked, lambda: open_bare(make_conninfo(asked, options="")))
+    except psycopg.OperationalError as error:
+        session.close()
+        raise unreachable_error(node, error) from error
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _settle(node: Node, session: psycopg.Connection[Any], asked: str, open_bare: Open) -> None:
+    """Ask the session for its settings and its server, and set what it lacks; raise as `connect` does."""
+    wanted = wanted_settings(asked)
+    state = ask_state(node, session, wanted)
+    check_server(node, state)
+    is_replication = "replication" in conninfo_to_dict(asked)
+    if pooled := session.info.backend_pid != state.process and not is_replication:
+        check_keeps(node, open_bare)
+        # Others had this session before.
+        session.execute("DISCARD ALL")
+        state = ask_state(node, session, wanted)
+    if pooled or state.lacking:
+        _passages[session] = Passage(pooled, dict(state.lacking))
+    # What a dsn asks for beyond our settings is dropped with these.
+    if missing := dict(wanted) if pooled and state.lacking else state.lacking:
+        _set(node, session, missing)
+        if still := ask_state(node, session, wanted).lacking:
+            raise lacking_error(node, still)
+
+
+def lacking_error(node: Node, lacking: Iterable[str]) -> SessionUnfitError:
+    """The error for a session that does not have settings although they were set."""
+    return unfit_error(node, f"does not let a session have the settings {', '.join(lacking)}")
+
+
+def _set(node: Node, session: psycopg.Connection[Any], settings: Mapping[str, str]) -> None:
+    known = {name: value for name, value in settings.items() if name not in LATER_SETTINGS or _knows_later(session)}
+    try:
+        session.execute(set_query(known).encode())
+    except psycopg.errors.OperationalError:
+        raise
+    except psycopg.Error as error:
+        raise unfit_error(
+            node, f"drops settings, and the server refuses them later: {shorten_message(error)}"
+        ) from error
+
+
+def _knows_later(session: psycopg.Connection[Any]) -> bool:
+    return session.info.server_version >= TRANSACTION_TIMEOUT_VERSION
+
+
+def ask_state(node: Node, session: psycopg.Connection[Any], wanted: Mapping[str, str]) -> SessionState:
+    """Ask a session for its settings, and for its server if the command has found the node's."""
+    row = session.execute(state_query(wanted, asks_server=node.server is not None).encode()).fetchone()
+    if row is None:
+        raise RuntimeError("a query without a table returned no row")
+    return read_state(row, wanted)
+
+
+def check_server(node: Node, state: SessionState) -> None:
+    """Raise OtherServerError unless the session is on the server that the command has found at the node's dsn."""
+    if node.server is None or state.server is None:
+        return
+    problem = ""
+    if state.server.system_identifier != node.server.system_identifier:
+        problem = (
+            f"its dsn leads to more than one server: system identifier {node.server.system_identifier} before, now"
+            f" {state.server.system_identifier}"
+        )
+    elif state.server.in_recovery and not node.server.in_recovery:
+        problem = "its dsn leads to the primary and to a standby: a session came to a standby"
+    if problem:
+        raise OtherServerError(f"node {node.id}: {problem}", hint=ONE_SERVER, details={"node": node.id})
+
+
+def lacking_at_start(connection: psycopg.Connection[Any]) -> Mapping[str, str]:
+    """The settings that the session did not have when it began, although it asked for them: what a program lacks."""
+    return _passages.get(connection, DIRECTLY).lacking
+
+
+def is_pooled(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a connection pooler is between the command and the session's server."""
+    return _passages.get(connection, DIRECTLY).pooled
 
 
 def _remember_password(node: Node, password: bytes | None) -> None:
@@ -179,14 +286,6 @@ def _remember_password(node: Node, password: bytes | None) -> None:
     if password:
         # It is as the user wrote it, whatever the encoding of the session.
         remember_secrets_of(make_conninfo(node.dsn, password=password.decode(errors="replace")))
-
-
-def _register(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
-    _remember_password(node, connection.pgconn.password)
-    remember_open(connection, node)
-    if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
-        connection.execute("SET transaction_timeout = 0")
-    return connection
 
 
 def has_restriction(version: int) -> bool:
@@ -201,17 +300,21 @@ def refuse_views(connection: psycopg.Connection[Any]) -> None:
 
 
 def as_connected(node: Node, connection: psycopg.Connection[Any]) -> Node:
-    """The node for client programs: over a Unix socket without any mode of TLS, if `connection` is over that socket.
+    """The node for client programs, which connect to the very server of `connection`, whatever hosts its dsn names.
 
-    libpq ignores sslmode there, but a program that is built without TLS refuses it.
+    Over a Unix socket they use no mode of TLS: libpq ignores sslmode there, but a program that is built without TLS
+    refuses it. A host's name stays: certificates and password files have it.
     """
-    given = conninfo_to_dict(node.dsn)
-    if given.get("sslmode") not in STRICT_MODES or not _is_over_socket(connection):
-        return node
-    # The very socket, as the dsn may name other hosts, too.
-    here = {"host": connection.info.host, "port": str(connection.info.port), "sslmode": "disable"}
-    kept = {name: value for name, value in given.items() if name not in ("sslrootcert", "sslnegotiation")}
-    return replace(node, dsn=make_conninfo("", **(kept | here)))
+    given = {name: value for name, value in conninfo_to_dict(node.dsn).items() if value is not None}
+    here = {"host": connection.info.host, "port": str(connection.info.port)}
+    dropped = {"hostaddr", "target_session_attrs", "load_balance_hosts"}
+    if not _is_over_socket(connection):
+        here["hostaddr"] = connection.info.hostaddr
+    elif given.get("sslmode") in STRICT_MODES:
+        here["sslmode"] = "disable"
+        dropped |= {"sslrootcert", "sslnegotiation"}
+    kept = {name: value for name, value in given.items() if name not in dropped}
+    return replace(node, dsn=make_conninfo("", **(kept | {name: value for name, value in here.items() if value})))
 
 
 def _is_over_socket(connection: psycopg.Connection[Any]) -> bool:
@@ -219,12 +322,34 @@ def _is_over_socket(connection: psycopg.Connection[Any]) -> bool:
         return handle.family == socket.AF_UNIX
 
 
+def session_error(node: Node, error: psycopg.Error) -> SnapshotError:
+    """The error for a session that could not be opened."""
+    if refuses_replication(error):
+        return unfit_error(node, "takes no replication connections, which every create needs", NO_REPLICATION)
+    functions = called_functions(str(error))
+    return login_trigger_error(node, error, functions[-1]) if functions else unreachable_error(node, error)
+
+
+def login_trigger_error(node: Node, error: psycopg.Error, function: str) -> LoginTriggerError:
+    """The error for a session that a login event trigger refuses: nothing else runs a function before a session."""
+    role = conninfo_to_dict(node.dsn).get("user") or "…"
+    return LoginTriggerError(
+        f"node {node.id}: a login event trigger of database {database_name(node.dsn)}, which calls {function}, refuses"
+        f" the session: {explain(error)}",
+        hint=[
+            "see which: SELECT evtname, evtfoid::regprocedure FROM pg_event_trigger WHERE evtevent = 'login';",
+            f"if it names objects without a schema: ALTER FUNCTION {function} SET search_path = …;",
+            "if the role lacks a privilege, grant it; or let a superuser exempt the role:"
+            f' ALTER ROLE "{role}" SET event_triggers = off;',
+        ],
+        details={"node": node.id, "function": function},
+    )
+
+
 def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     """The error for a node that can't be reached, with the reason from the server or libpq."""
     if error.pgconn is not None:
         _remember_password(node, error.pgconn.password)
-    lines = [line.strip() for line in str(error).splitlines()]
-    lines = [line for line in lines if line and line not in LIBPQ_GUESSES and not line.startswith(FROM_FILE)]
     hint = "check that the server runs, and that its dsn and your password file are right"
     if any(text in str(error) for text in ALL_USED):
         hint = (
@@ -235,19 +360,27 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         # It runs, and has answered.
         hint = f"check the name of the database in fleet.toml; {UNFINISHED_RESTORE}"
     return NodeUnreachableError(
-        f"node {node.id}: {lines[-1] if lines else type(error).__name__}{missing_files(node.dsn)}",
+        f"node {node.id}: {explain(error)}{missing_files(node.dsn)}",
         hint=hint,
         details={"node": node.id},
     )
 
 
+def has_answered(error: BaseException | None) -> bool:
+    """Whether an attempt to connect ended with the server's or a pooler's answer.
+
+    Servers translate their messages, but not the two spaces after the severity.
+    """
+    return ":  " in str(error)
+
+
 def refuses_database(node: Node, error: BaseException | None) -> bool:
     """Whether the server's answer to a connection is about the database, and not a failed authentication.
 
-    Servers translate their messages, but not the two spaces after the severity, nor the name of pg_hba.conf.
+    Servers translate their messages, but not the name of pg_hba.conf.
     """
     text = str(error)
-    is_answer = ":  " in text and database_name(node.dsn) in text
+    is_answer = has_answered(error) and database_name(node.dsn) in text
     return is_answer and not any(sign in text for sign in ("authentication", "pg_hba.conf"))
 
 

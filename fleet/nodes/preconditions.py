@@ -9,6 +9,7 @@ import psycopg
 
 from fleet.config import Node
 from fleet.nodes.beside import FILLING, SUFFIX_LENGTH
+from fleet.nodes.connections import is_pooled
 from fleet.nodes.encodings import RAW, UTF8, encoding_of, find_inconvertible
 from fleet.nodes.privileges import (
     STANDBY_FUNCTIONS,
@@ -19,6 +20,7 @@ from fleet.nodes.privileges import (
     read_role,
 )
 from fleet.nodes.problems import NodeProblem, refuse_unfit
+from fleet.nodes.session_kinds import find_session_problems
 from fleet.nodes.sessions import Sessions
 from fleet.some_names import list_some
 
@@ -74,7 +76,9 @@ def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[Nod
         if node.id in with_standbys and connection.info.server_version >= STANDBY_SNAPSHOT_VERSION:
             problems += find_function_problems(node, connection, STANDBY_FUNCTIONS)
         problems += _find_setting_problems(node, connection, slots_needed)
-    return problems
+    # What else passes through a pooler is asked before anything is made on its nodes.
+    pooled = [node for node in sessions.nodes if is_pooled(sessions.connections[node.id])]
+    return problems + find_session_problems(sessions, pooled)
 
 
 def check_decoding(sessions: Sessions) -> None:

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import psycopg
 
-from fleet.config import Fleet, Node
+from fleet.config import Fleet, KnownServer, Node
 from fleet.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
 from fleet.nodes.connections import (
     NodeUnreachableError,
@@ -75,7 +75,8 @@ class Sessions:
         Raises NodeUnreachableError, BaselineChangedError.
         """
         self.connections[node.id].close()
-        connection = connect(node)
+        # Which server it is, the baseline tells.
+        connection = connect(replace(node, server=None))
         try:
             check_baseline({node.id: self.identities[node.id]}, {node.id: identify(node, connection).identity})
         except BaseException:
@@ -138,7 +139,10 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_
         for node in too_old:
             connections.pop(node.id).close()
             del identities[node.id]
-        chosen = tuple(node for node in chosen if node.id in identities)
+        known = {name: KnownServer(one.system_identifier, one.in_recovery) for name, one in identities.items()}
+        nodes_found = [replace(node, server=known.get(node.id)) for node in fleet.nodes]
+        fleet = replace(fleet, nodes=tuple(nodes_found))
+        chosen = tuple(replace(node, server=known[node.id]) for node in chosen if node.id in known)
         try:
             yield Sessions(fleet, chosen, connections, identities, watch, too_old)
         except psycopg.OperationalError as error:

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import NodeUnreachableError, conninfo
+from fleet.nodes.connections import NodeUnreachableError, probe_conninfo
 from fleet.nodes.shut_down import shut_down, shut_down_sessions
 from storage.errors import IndeterminateError
 
@@ -181,7 +181,7 @@ class _Probe:
     async def _answers(self) -> bool:
         try:
             if self.session is None:
-                self.session = await psycopg.AsyncConnection.connect(conninfo(self.node.dsn), autocommit=True)
+                self.session = await psycopg.AsyncConnection.connect(probe_conninfo(self.node.dsn), autocommit=True)
             await self.session.execute("SELECT 1")
         except psycopg.Error as error:
             session, self.session = self.session, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,9 @@ from storage.errors import RefusedError, UnreachableError
 
 # For root, the first of these that exists runs the server.
 ACCOUNT_NAMES = ("postgres", "nobody")
+
+# The line in which a client program, or the server, says what is wrong; and how many lines are shown from there.
+ERROR_LINE, SHOWN_LINES = re.compile(r"\w+: (?:error|fatal): |(?:ERROR|FATAL|PANIC): "), 3
 
 # If the account can't read all of these, the wheel is copied.
 PROBED_FILES = ("bin/postgres", "bin/initdb", "lib/plpgsql.so", "share/postgres.bki")
@@ -112,8 +116,9 @@ def run_tool(
     """Run client program `name`, of the wheel or of `folder`, with the caller's working directory and environment.
 
     `environment` has more variables; secrets belong there, never into `arguments`. Its output is raw text
-    (fleet.nodes.encodings). `ended_by` is given a function that kills the program, and returns a context that may call
-    it while the program runs. Raises ProgramFailedError if the program fails or takes longer than `seconds_max`.
+    (fleet.nodes.encodings), its messages are English. `ended_by` is given a function that kills the program, and
+    returns a context that may call it while the program runs. Raises ProgramFailedError if the program fails or takes
+    longer than `seconds_max`.
     """
     command = [*(tool(name) if folder is None else [str(folder / name)]), *arguments]
     with (
@@ -123,7 +128,7 @@ def run_tool(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | dict(environment or {}),
+            env=os.environ | dict(environment or {}) | {"LC_ALL": "C"},
         ) as process,
     ):
         try:
@@ -249,8 +254,13 @@ def _limit_seconds(command: list[str], seconds_max: float) -> Iterator[None]:
 
 def _program_error(name: str, completed: subprocess.CompletedProcess[str]) -> ProgramFailedError:
     lines = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
+    # What follows the error may be long: the query, and the context.
+    begins = next(
+        (number for number, line in enumerate(lines) if ERROR_LINE.match(line)), max(len(lines) - SHOWN_LINES, 0)
+    )
+    shown = lines[begins : begins + SHOWN_LINES]
     return ProgramFailedError(
-        f"{name} ended with exit code {completed.returncode}: {' / '.join(lines[-3:]) or 'no output'}",
-        hint="the details have more of its output" if len(lines) > 3 else "",
+        f"{name} ended with exit code {completed.returncode}: {' / '.join(shown) or 'no output'}",
+        hint="the details have more of its output" if len(lines) > len(shown) else "",
         details={"program": name, "said": lines[-40:]},
     )

@@ -11,6 +11,7 @@ from fleet.nodes.lock import lock_fleet
 from fleet.nodes.preconditions import find_node_problems
 from fleet.nodes.problems import GRANT, NodeProblem, refuse_unfit
 from fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
+from fleet.nodes.session_kinds import find_session_problems
 from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.programs.clients import check_programs
 from fleet.programs.wheel import wheel_bin_directory
@@ -114,7 +115,11 @@ def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> 
 
     Raises NodeUnfitError naming everything, if something lacks that every create needs.
     """
+    # Imported here, as Arrow is: the nodes have answered before it is needed.
+    from wal.drain.peek import open_reader
+
     problems = find_node_problems(sessions) + find_table_problems(sessions, rules, fleet_id)
+    problems += find_session_problems(sessions, sessions.nodes, [open_reader])
     for node, connection in sessions.primaries.items():
         problems += find_large_object_problems(sessions.fleet.node(node), connection)
         problems += find_freeze_problems(sessions.fleet.node(node), connection, fleet_id)

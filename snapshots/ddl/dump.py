@@ -21,6 +21,7 @@ from fleet.hints import NEW_CHAIN
 from fleet.nodes.connections import as_connected, connect, program_connection, raising_unreachable
 from fleet.nodes.encodings import RAW
 from fleet.nodes.relation_locks import LockWatch, locked_error
+from fleet.nodes.session_kinds import check_dump_settings
 from fleet.nodes.watch import Watch
 from fleet.programs.clients import programs_for
 from fleet.programs.wheel import ProgramFailedError, run_tool
@@ -84,6 +85,7 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
     with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
+        check_dump_settings(node, connection)
         needs_tls = bool(connection.pgconn.ssl_in_use)
         access = program_connection(as_connected(node, connection), needs_tls=needs_tls, application_name=application)
         path, programs = Path(folder) / "archive", programs_for(node, connection)

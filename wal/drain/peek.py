@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import adbc_driver_manager as adbc
 import adbc_driver_postgresql
 import pyarrow as pa
+from psycopg.conninfo import make_conninfo
 
 from fleet.config import Node
 from fleet.libpq_environment import missing_files
 from fleet.lsn import Lsn
-from fleet.nodes.connections import conninfo
+from fleet.nodes.connections import check_server, conninfo, lacking_error
 from fleet.nodes.encodings import RAW
+from fleet.nodes.pinned import SessionState, read_state, set_query, state_query, wanted_settings
+from fleet.nodes.poolers import refuses_options
 from storage.errors import BusyError, SnapshotError, UnreachableError
 
 OBJECT_IN_USE = "55006"
 # So that several batches fit into AHEAD_BYTES (overlap.py).
 BATCH_BYTES = 4 << 20
-# Works on every version: before 17 there is no such setting, and a connection that sets it would be refused.
-UNBOUNDED = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'"
 
 
 class SlotInUseError(BusyError):
@@ -37,15 +39,7 @@ def peek(
     """
     query = peek_query(slot, publications, finish, messages_max)
     try:
-        # Don't use the driver's dbapi module: it imports pandas.
-        with (
-            adbc_driver_postgresql.connect(conninfo(node.dsn, client_encoding=RAW)) as database,
-            adbc.AdbcConnection(database) as connection,
-            adbc.AdbcStatement(connection) as unbounded,
-            adbc.AdbcStatement(connection) as statement,
-        ):
-            unbounded.set_sql_query(UNBOUNDED)
-            unbounded.execute_update()
+        with open_reader(node) as connection, adbc.AdbcStatement(connection) as statement:
             statement.set_options(
                 **{adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)}
             )
@@ -56,6 +50,54 @@ def peek(
     except (adbc.Error, pa.ArrowException, OSError) as error:
         # Errors of the server during the transfer come through the stream, as Arrow errors.
         raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+
+
+@contextmanager
+def open_reader(node: Node) -> Iterator[adbc.AdbcConnection]:
+    """Open a session of `node` that reads a slot as Arrow arrays, in the server's encoding.
+
+    Raises OtherServerError, SessionUnfitError if it can't have its settings, and errors of ADBC.
+    """
+    asked = conninfo(node.dsn, client_encoding=RAW)
+    wanted = wanted_settings(asked)
+    # Don't use the driver's dbapi module: it imports pandas.
+    with ExitStack() as stack:
+        connection = stack.enter_context(_open(asked))
+        state = _ask_state(node, connection, wanted)
+        check_server(node, state)
+        if state.lacking:
+            _ask(connection, set_query(state.lacking))
+            if still := _ask_state(node, connection, wanted).lacking:
+                raise lacking_error(node, still)
+        yield connection
+
+
+@contextmanager
+def _open(asked: str) -> Iterator[adbc.AdbcConnection]:
+    with ExitStack() as stack:
+        try:
+            database = stack.enter_context(adbc_driver_postgresql.connect(asked))
+            connection = stack.enter_context(adbc.AdbcConnection(database))
+        except adbc.Error as error:
+            if not refuses_options(error):
+                raise
+            database = stack.enter_context(adbc_driver_postgresql.connect(make_conninfo(asked, options="")))
+            connection = stack.enter_context(adbc.AdbcConnection(database))
+        yield connection
+
+
+def _ask_state(node: Node, connection: adbc.AdbcConnection, wanted: Mapping[str, str]) -> SessionState:
+    row = _ask(connection, state_query(wanted, asks_server=node.server is not None))
+    return read_state(row, wanted)
+
+
+def _ask(connection: adbc.AdbcConnection, query: str) -> list[Any]:
+    """The only row of the query."""
+    with adbc.AdbcStatement(connection) as statement:
+        statement.set_sql_query(query)
+        stream, _ = statement.execute_query()
+        table = pa.RecordBatchReader._import_from_c(stream.address).read_all()
+    return [column[0].as_py() for column in table.columns]
 
 
 def peek_query(slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int) -> str:

@@ -28,7 +28,7 @@ from fleet.fleet_file import (
     toml_hint,
     toml_problem,
 )
-from fleet.fleet_rules import check_global_id, check_spark_master, check_spark_settings, check_watch
+from fleet.fleet_rules import check_dsn, check_global_id, check_spark_master, check_spark_settings, check_watch
 from fleet.record import Record
 from fleet.settings import flatten, remember_secret_settings, spark_settings
 from fleet.variables import VariableMissingError, expand, expand_all, expand_dsn, remember_secrets_of
@@ -160,7 +160,8 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
     `hint` says what to do if there is no such file.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        # Editors on Windows begin a file with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise FleetFileError(f"no fleet file at {path}", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -236,6 +237,7 @@ def _store(file: FleetFile, encryption: FleetEncryption | None) -> StoreLocation
 def _node(entry: NodeTable, wal: WalTable, tools: ToolsTable) -> Node:
     dsn = libpq_environment.with_environment(expand_dsn(f"node {entry.id}: dsn", entry.dsn))
     remember_secrets_of(dsn)
+    dsn = check_dsn(f"node {entry.id}: dsn", dsn, is_primary=entry.backup_of is None)
     return Node(
         id=entry.id,
         dsn=dsn,

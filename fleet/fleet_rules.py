@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from fleet.fleet_file import WatchTable
 
 DEPLOY_MODE = "spark.submit.deployMode"
@@ -29,6 +31,17 @@ def check_global_id(rule: str) -> None:
         raise ValueError(f"cut.global_id is not exact, xa or citus, nor a valid regex: {error}") from error
     if "global" not in groups:
         raise ValueError(f"cut.global_id: the regex {rule!r} has no group named global: (?P<global>…)")
+
+
+def check_dsn(key: str, dsn: str, *, is_primary: bool) -> str:
+    """Return the dsn; if it names several hosts, with the kind of server that the node is."""
+    given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+    if "replication" in given:
+        raise ValueError(f"{key} has replication, which Cutline asks for itself where it needs it: remove it")
+    # Without that, libpq takes the first host that answers, and each session may come to another server.
+    if any("," in given.get(name, "") for name in ("host", "hostaddr")) and "target_session_attrs" not in given:
+        return make_conninfo(dsn, target_session_attrs="primary" if is_primary else "standby")
+    return dsn
 
 
 def check_spark_master(master: object) -> str:

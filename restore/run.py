@@ -16,7 +16,7 @@ from msgspec import structs
 from fleet.config import Fleet, Node
 from fleet.label import own_label
 from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
-from fleet.nodes.lock import lock_key, take_lock
+from fleet.nodes.lock import take_lock
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
@@ -285,7 +285,7 @@ def lock_target_fleet(
                 raise
             else:
                 stack.callback(_close, connection)
-                take_lock(target.node, connection, lock_key(fleet.name), own_label("restore", target.database))
+                take_lock(target.node, connection, fleet.name, own_label("restore", target.database))
                 sessions[target.shard] = connection
         yield sessions
 

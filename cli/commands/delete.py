@@ -172,7 +172,7 @@ def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
         lines.append(NEXT_INIT)
     lines += [f"warning: the store refused to delete {key}: {why}" for key, why in removed.refused.items()]
     lines += [f"warning: slot not dropped, the node is unreachable: {one}" for one in removed.slots_left]
-    lines += [f"warning: publication not dropped, permission denied: {one}" for one in removed.publications_left]
+    lines += [f"warning: publication not dropped: {one}" for one in removed.publications_left]
     lines += [
         f"warning: slot on a node that is no longer in fleet.toml; if the node exists, drop it by hand: {one}"
         for one in removed.slots_unknown

@@ -79,6 +79,7 @@ class Passage(NamedTuple):
 
 
 DIRECTLY = Passage(pooled=False, lacking={})
+_nodes: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
 # Of sessions that did not just begin as they should.
 _passages: WeakKeyDictionary[psycopg.Connection[Any], Passage] = WeakKeyDictionary()
 
@@ -196,6 +197,7 @@ def _begin(node: Node, asked: str, cursors: type[psycopg.Cursor[Any]]) -> psycop
     try:
         _remember_password(node, session.pgconn.password)
         remember_open(session, node)
+        _nodes[session] = node.id
         _settle(node, session, asked, lambda: open_bare(make_conninfo(asked, options="")))
     except psycopg.OperationalError as error:
         session.close()
@@ -274,6 +276,11 @@ def check_server(node: Node, state: SessionState) -> None:
 def lacking_at_start(connection: psycopg.Connection[Any]) -> Mapping[str, str]:
     """The settings that the session did not have when it began, although it asked for them: what a program lacks."""
     return _passages.get(connection, DIRECTLY).lacking
+
+
+def node_of(connection: psycopg.Connection[Any]) -> str:
+    """The id of the node that the session is on, for a message."""
+    return _nodes.get(connection, connection.info.host)
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from fleet.config import Fleet, Node
-from fleet.nodes.lock import Holder, find_holder, lock_key, watch_lock
+from fleet.nodes.lock import Holder, find_holder, watch_lock
 from fleet.nodes.nodes_query import NodesQuery
 
 ASKING_SECONDS_MAX = 5.0
@@ -29,10 +29,9 @@ class LockAnswer:
 
 def ask_lock_holders(fleet: Fleet) -> list[LockAnswer]:
     """The answers of all primaries, in the order of fleet.toml, within ASKING_SECONDS_MAX."""
-    keys = lock_key(fleet.name), lock_key(watch_lock(fleet))
 
     def ask(_node: Node, connection: psycopg.Connection[Any]) -> tuple[Holder | None, Holder | None]:
-        return find_holder(connection, keys[0]), find_holder(connection, keys[1])
+        return find_holder(connection, fleet.name), find_holder(connection, watch_lock(fleet))
 
     answers = NodesQuery(fleet.primaries, ask, ASKING_SECONDS_MAX).answers()
     return [

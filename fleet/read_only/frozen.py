@@ -24,6 +24,7 @@ from fleet.config import Node
 from fleet.nodes.other_sessions import OtherSession, end_sessions, server_time
 from fleet.progress import Progress
 from fleet.record import Record, Time, fields_of, from_json
+from fleet.tables.event_triggers import run_ddl
 from fleet.tables.names import quote_identifier
 from fleet.tables.publications import publication_names
 from storage.errors import RefusedError
@@ -208,4 +209,4 @@ def _set(connection: psycopg.Connection[Any], setting: ReadOnlySetting) -> None:
 
 def _comment(connection: psycopg.Connection[Any], publication: str, text: str | None) -> None:
     statement = sql.SQL("COMMENT ON PUBLICATION {} IS {}")
-    connection.execute(statement.format(sql.Identifier(publication), sql.Literal(text)))
+    run_ddl(connection, statement.format(sql.Identifier(publication), sql.Literal(text)))

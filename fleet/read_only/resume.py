@@ -16,7 +16,7 @@ import psycopg
 from fleet.config import Fleet, Node
 from fleet.label import own_label
 from fleet.nodes.connections import connect, raising_unreachable
-from fleet.nodes.lock import lock_key, take_lock
+from fleet.nodes.lock import take_lock
 from fleet.nodes.problems import NodeUnfitError
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.nodes.shut_down import shut_down_after
@@ -113,7 +113,7 @@ def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
         # Take all locks before anything is changed: another operation would hold them all.
         for node in reached:
             with raising_unreachable(node):
-                take_lock(node, connections[node.id], lock_key(fleet.name), own_label("resume"))
+                take_lock(node, connections[node.id], fleet.name, own_label("resume"))
 
         def undo(node: Node) -> ThawResult | None:
             try:

@@ -16,6 +16,7 @@ from psycopg import sql
 
 from fleet.config import GroupRules
 from fleet.hints import NEW_CHAIN
+from fleet.tables.event_triggers import run_ddl
 from fleet.tables.groups import Group, Table, qualify, read_tables
 from fleet.tables.names import TABLE_NAME
 from storage.errors import ChainEnd, RefusedError
@@ -142,7 +143,7 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
     """Create both publications, add missing tables, and repair what was altered; return the tables added.
 
     A table whose updates PostgreSQL rejects is removed. Safe to repeat: it changes only what is wrong, so it ends no
-    chain. If it raises NotOwnerError, nothing was changed.
+    chain. If it raises NotOwnerError or EventTriggerError, nothing was changed.
     """
     wanted: dict[str, dict[str, Table]] = {name: {} for name in publication_names(fleet_id)}
     for table in tables:
@@ -190,10 +191,13 @@ def _remove_tables(connection: psycopg.Connection[Any], fleet_id: str, members: 
 
 
 def drop_publications(connection: psycopg.Connection[Any], fleet_id: str) -> list[str]:
-    """Drop the fleet's publications and return their names; raise psycopg.Error if our role may not."""
+    """Drop the fleet's publications and return their names.
+
+    Raises EventTriggerError, and psycopg.Error if our role may not.
+    """
     found = sorted(_options(connection, fleet_id))
     for name in found:
-        connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
+        run_ddl(connection, sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
     return found
 
 
@@ -219,7 +223,7 @@ def _ensure_options(
         statement += ")"
     else:
         return
-    connection.execute(sql.SQL(statement).format(sql.Identifier(name), sql.Literal(operations)))
+    run_ddl(connection, sql.SQL(statement).format(sql.Identifier(name), sql.Literal(operations)))
 
 
 def _has_generated(connection: psycopg.Connection[Any]) -> bool:
@@ -231,8 +235,9 @@ def _alter(connection: psycopg.Connection[Any], name: str, action: str, tables: 
         # Only ADD needs ONLY: DROP removes just the named table.
         only = "ONLY " if action == "ADD TABLE" else ""
         listed = ", ".join(f"{only}{qualify(table.group)}" for table in tables)
-        connection.execute(
-            sql.SQL("ALTER PUBLICATION {} {} {}").format(sql.Identifier(name), sql.SQL(action), sql.SQL(listed))
+        run_ddl(
+            connection,
+            sql.SQL("ALTER PUBLICATION {} {} {}").format(sql.Identifier(name), sql.SQL(action), sql.SQL(listed)),
         )
 
 

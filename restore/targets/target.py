@@ -20,7 +20,7 @@ from fleet.nodes.connections import (
     unreachable_error,
     with_database,
 )
-from fleet.nodes.lock import lock_key, take_lock
+from fleet.nodes.lock import take_lock
 from fleet.nodes.problems import GRANT, raising_unfit
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.shut_down import shut_down
@@ -169,8 +169,7 @@ def naming_lost_nodes(targets: Iterable[Target], connections: Mapping[str, psyco
 def lock_target(target: Target, connection: psycopg.Connection[Any]) -> None:
     """Lock out other restores of the same database while the session lasts; raise FleetBusyError naming the holder."""
     # The lock is per database name: two shards may be restored to two databases of one server.
-    key = lock_key(f"{LOCK_NAME} {target.database}")
-    take_lock(target.node, connection, key, own_label("restore", target.database))
+    take_lock(target.node, connection, f"{LOCK_NAME} {target.database}", own_label("restore", target.database))
 
 
 def _find_apart(targets: Iterable[Target], connections: Connections, obstacles: Obstacles) -> list[Target]:

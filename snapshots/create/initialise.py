@@ -20,7 +20,7 @@ from fleet.read_only.freezable import find_freeze_problems
 from fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
 from fleet.tables.privileges import find_large_object_problems, find_table_problems
 from fleet.tables.publications import check_admissible, ensure_publications
-from snapshots.ddl.attempts import DDL_RACE_ERRORS
+from snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
 from snapshots.operations.slot_guard import note_unknown_slots
 from snapshots.records.store_identity import StoreIdentity, ensure_identity, read_identity
@@ -137,7 +137,9 @@ def _update_publications(sessions: Sessions, node_id: str, fleet_id: str, tables
     except DDL_RACE_ERRORS as error:
         raise SchemaChangedError(
             f"node {node_id}: tables can't be published: {' '.join(str(error).split())}",
-            hint="repeat the command: concurrent DDL changed the tables, or locked them in another order (deadlock)",
+            hint="repeat the command: concurrent DDL changed the tables, or locked them in another order (deadlock)"
+            if isinstance(error, DROPPED_ERRORS)
+            else "see what the server says; repeat the command if DDL was run meanwhile",
             details={"node": node_id},
         ) from error
 

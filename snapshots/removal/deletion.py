@@ -15,8 +15,10 @@ from msgspec import structs
 from fleet.config import Fleet
 from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.lock import FleetLock
+from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
+from fleet.tables.event_triggers import EventTriggerError
 from fleet.tables.publications import drop_publications
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.leases import check_not_in_use
@@ -88,7 +90,9 @@ class FleetNodes:
                 try:
                     dropped += [f"{name} on {node}" for name in drop_publications(connection, self.fleet_id)]
                 except psycopg.errors.InsufficientPrivilege as error:
-                    left.append(f"publications on {node}: {str(error).strip()}")
+                    left.append(f"publications on {node}: {shorten_message(error)}")
+                except EventTriggerError as error:
+                    left.append(f"publications on {node}: {error.message.removeprefix(f'node {node}: ')}")
         return dropped, left
 
 

@@ -9,25 +9,27 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import fleet.nodes.lock
 from cli.watch.turn import LOST_HINT, RENEW_SECONDS, take_turn
 from embedded.fleet import EmbeddedFleet
 from embedded.server import EmbeddedNode, running_pid
 from fleet.label import own_label
-from fleet.nodes.lock import FleetBusyError, lock_fleet, lock_key
+from fleet.nodes.connections import connect
+from fleet.nodes.lock import FleetBusyError, lock_class, lock_fleet, take_lock
 from fleet.nodes.sessions import open_sessions
 from fleet.nodes.shut_down import shut_down
 from tests.commands.snapshot_runs import Runs, run_command, runs_on
 from tests.held.lock_holders import read_lock_holders
-from tests.integration.refusing import refused, take_increment
+from tests.integration.refusing import execute, refused, take_increment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 NAME = "locked"
 WAIT_SECONDS_MAX = 60
 ENDED_SECONDS_MAX = 5.0
+
+
+def database_role(dsn: str) -> str:
+    return str(conninfo_to_dict(dsn)["user"])
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +65,12 @@ def test_a_busy_fleet_error_names_the_holder_of_the_lock(chain: Runs) -> None:
     where = address or "local socket"
     assert error.message == (
         f"node {primary.id}: another operation is running: create daily by {getpass.getuser()}@{host}"
-        f" (process {os.getpid()}), since {since}, from {where}"
+        f" (process {os.getpid()}), as role {database_role(primary.dsn)}, since {since}, from {where}"
     )
     assert error.details == {
         "node": primary.id, "command": "create", "snapshot": "daily", "operation": None, "user": getpass.getuser(),
-        "host": host, "process": os.getpid(), "since": since, "from": where, "session": session,
+        "host": host, "process": os.getpid(), "role": database_role(primary.dsn), "since": since, "from": where,
+        "session": session,
     }  # fmt: skip
     assert f"pg_terminate_backend({session})" in error.hint
 
@@ -75,7 +82,9 @@ def test_another_applications_session_that_holds_the_lock_is_also_named(chain: R
         refused(chain.fleet, "fleet-busy", 7) as errors,
     ):
         take_increment(chain.fleet, NAME)
-    assert "of somebody's script, since " in errors[0].message
+    role = database_role(chain.fleet.primaries[0].dsn)
+    assert f"of somebody's script, as role {role}, since " in errors[0].message
+    assert f"see what role {role} runs there" in errors[0].hint
     assert errors[0].details["command"] is None
 
 
@@ -213,47 +222,115 @@ def test_locks_of_silent_nodes_are_released_at_once(
 
 
 @pytest.fixture
-def held_by_no_session(chain: Runs) -> Iterator[str]:
-    """The lock of s1, held by a prepared transaction: as of a session that is ending, no session is shown for it."""
+def powerless(chain: Runs) -> Iterator[psycopg.Connection[Any]]:
+    """A session of s1 of a role that may connect, and nothing else."""
+    dsn = chain.fleet.node("s1").dsn
+    execute(dsn, "DROP ROLE IF EXISTS mallory", "CREATE ROLE mallory LOGIN")
+    with closing(psycopg.connect(make_conninfo(dsn, user="mallory"), autocommit=True)) as session:
+        yield session
+    execute(dsn, "DROP ROLE mallory")
+
+
+def seen_lock(session: psycopg.Connection[Any]) -> tuple[int, int]:
+    """The number of a lock as any role sees it in pg_locks, and as the functions that take it have it."""
+    rows = session.execute(
+        "SELECT classid::bigint, objid::bigint FROM pg_locks"
+        " WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    ).fetchall()
+    ((first, second),) = rows
+    return first - (1 << 32) if first >= 1 << 31 else first, second
+
+
+def test_locks_of_a_role_that_may_run_no_command_keep_nobody_out(
+    chain: Runs, powerless: psycopg.Connection[Any]
+) -> None:
+    """It takes the lock that it has seen of an operation, others of the same class, and the class's own numbers."""
+    with open_sessions(chain.fleet, chain.fleet.primaries) as sessions:
+        with lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")):
+            first, second = seen_lock(powerless)
+            assert first == lock_class(chain.fleet.name)
+            assert powerless.execute("SELECT pg_try_advisory_lock(%s, %s)", (first, second)).fetchone() == (False,)
+        powerless.execute("SELECT pg_advisory_lock(%s, n) FROM generate_series(1, 99) n", (first,))
+        powerless.execute("SELECT pg_advisory_lock(%s, %s)", (first, second))
+        powerless.execute("SELECT pg_advisory_lock((%s::bigint << 32) | n) FROM generate_series(0, 9) n", (first,))
+        powerless.execute("SELECT set_config('application_name', 'cutline create daily ops@db7:4711', false)")
+        with lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")) as lock:
+            lock.check_held()
+        code, _ = run_command(chain.fleet, "create", NAME, "--incremental")
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        "ALTER ROLE mallory REPLICATION",
+        "ALTER ROLE mallory CREATEDB",
+        "GRANT SET ON PARAMETER session_replication_role TO mallory",
+    ],
+)
+def test_the_lock_of_a_role_that_may_run_commands_is_named_with_the_role(
+    chain: Runs, powerless: psycopg.Connection[Any], right: str
+) -> None:
+    execute(chain.fleet.node("s1").dsn, right)
+    powerless.execute("SELECT pg_advisory_lock(%s, 7)", (lock_class(chain.fleet.name),))
+    try:
+        with (
+            open_sessions(chain.fleet, chain.fleet.primaries) as sessions,
+            pytest.raises(FleetBusyError, match="as role mallory, since") as raised,
+            lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")),
+        ):
+            pass
+        assert raised.value.details["role"] == "mallory"
+        assert f"pg_terminate_backend({powerless.info.backend_pid})" in raised.value.hint
+    finally:
+        execute(chain.fleet.node("s1").dsn, "REVOKE SET ON PARAMETER session_replication_role FROM mallory")
+
+
+def test_a_prepared_transaction_is_no_operation(chain: Runs) -> None:
     dsn = chain.fleet.node("s1").dsn
     with psycopg.connect(dsn) as connection:
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(chain.fleet.name),))
-        connection.execute("PREPARE TRANSACTION 'holds the lock'")
+        connection.execute("SELECT pg_advisory_xact_lock(%s, 7)", (lock_class(chain.fleet.name),))
+        connection.execute("PREPARE TRANSACTION 'holds a lock'")
     try:
-        yield dsn
+        with (
+            open_sessions(chain.fleet, chain.fleet.primaries) as sessions,
+            lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")) as lock,
+        ):
+            lock.check_held()
     finally:
-        with psycopg.connect(dsn, autocommit=True) as connection, suppress(psycopg.errors.UndefinedObject):
-            connection.execute("ROLLBACK PREPARED 'holds the lock'")
+        execute(dsn, "ROLLBACK PREPARED 'holds a lock'")
 
 
-def test_a_lock_whose_holder_is_just_ending_is_waited_for(
-    chain: Runs, held_by_no_session: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("numbers", [(5, 8), (8, 5)], ids=["lower", "higher"])
+def test_of_two_operations_that_register_at_once_one_gets_the_lock(
+    chain: Runs, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, int]
 ) -> None:
-    find_holder, found = fleet.nodes.lock.find_holder, list[object]()
+    """Both have registered before either reads who else has: the lower number stays."""
+    barrier, drawn = threading.Barrier(2), iter(numbers)
+    register = fleet.nodes.lock._register
 
-    def end_after_a_try(connection: psycopg.Connection[Any], key: int) -> object:
-        """Nobody asks for the holder before a try has failed."""
-        found.append(find_holder(connection, key))
-        if len(found) == 1:
-            with psycopg.connect(held_by_no_session, autocommit=True) as other:
-                other.execute("ROLLBACK PREPARED 'holds the lock'")
-        return found[-1]
+    def register_both(connection: psycopg.Connection[Any], name: str, label: str) -> int:
+        number = register(connection, name, label)
+        barrier.wait(WAIT_SECONDS_MAX)
+        return number
 
-    monkeypatch.setattr(fleet.nodes.lock, "find_holder", end_after_a_try)
-    with (
-        open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
-        lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")) as lock,
-    ):
-        lock.check_held()
-    assert found == [None]
+    monkeypatch.setattr(fleet.nodes.lock, "draw_number", lambda: next(drawn))
+    monkeypatch.setattr(fleet.nodes.lock, "_register", register_both)
+    node = chain.fleet.node("s1")
 
+    def take(name: str) -> tuple[str, int | None]:
+        with closing(connect(node)) as connection:
+            try:
+                taken = take_lock(node, connection, chain.fleet.name, own_label("create", name))
+            except FleetBusyError:
+                return name, None
+            is_over.wait(WAIT_SECONDS_MAX)
+            return name, taken
 
-def test_a_lock_that_no_session_holds_is_said_to_be_so(chain: Runs, held_by_no_session: str) -> None:
-    del held_by_no_session
-    with (
-        open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
-        pytest.raises(FleetBusyError, match="s1: the fleet lock is held, but by no session") as raised,
-        lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")),
-    ):
-        pass
-    assert "pg_prepared_xacts" in raised.value.hint
+    is_over = threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(take, name) for name in ("first", "second")]
+        done, _ = wait(both, WAIT_SECONDS_MAX, FIRST_COMPLETED)
+        assert [one.result()[1] for one in done] == [None]
+        is_over.set()
+        assert sorted(one.result()[1] or 0 for one in both) == [0, min(numbers)]

@@ -132,8 +132,10 @@ def _asked(wanted: Mapping[str, str]) -> list[str]:
 
 def set_query(settings: Mapping[str, str]) -> str:
     """The query that sets the settings for the rest of the session; like `state_query`, it trusts no search_path."""
+    # The role comes last: another one may not set what ours may.
+    ordered = sorted(settings.items(), key=lambda one: one[0] == "role")
     return "SELECT " + ", ".join(
-        f"pg_catalog.set_config({_literal(name)}, {_literal(value)}, false)" for name, value in settings.items()
+        f"pg_catalog.set_config({_literal(name)}, {_literal(value)}, false)" for name, value in ordered
     )
 
 

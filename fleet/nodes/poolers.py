@@ -126,12 +126,12 @@ def _shares(open_session: Open) -> bool:
             try:
                 # In a transaction, nobody else gets its session.
                 other.execute("BEGIN")
-            except psycopg.DatabaseError:
-                if other.broken:
+            except psycopg.DatabaseError as error:
+                if error.sqlstate is None:
                     raise
                 # PgBouncer with pool_mode = statement.
                 return True
-            if process in (_process_of(other),) or _process_of(own) != process:
+            if _process_of(other) == process or _process_of(own) != process:
                 return True
     return False
 

@@ -50,4 +50,5 @@ def having_path(connection: psycopg.Connection[Any], path: str | None) -> Iterat
     finally:
         # A transaction that has failed takes the setting back.
         if connection.info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS):
-            connection.execute("RESET search_path")
+            # Not RESET: behind a pooler the session began with another one.
+            connection.execute("SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)")

@@ -1,0 +1,1 @@
+"""Connection poolers before the tests' servers."""

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fleet.config import Fleet
-from fleet.nodes.connections import NodeUnreachableError, database_name
+from embedded.fleet import EmbeddedFleet
+from embedded.server import EmbeddedNode
+from fleet.config import Fleet, KnownServer, Node, load_fleet
+from fleet.nodes.baseline import BaselineChangedError, find_node
+from fleet.nodes.connections import (
+    NodeUnreachableError,
+    OtherServerError,
+    as_connected,
+    connect,
+    connect_replication,
+    database_name,
+)
+from fleet.nodes.privileges import find_decoding_problems, read_role
 from fleet.nodes.problems import NodeUnfitError
 from fleet.nodes.sessions import open_sessions
 from fleet.programs.wheel import wheel_bin_directory
 from snapshots.ddl.dump import dump_archive
-from tests.commands.snapshot_runs import configure_fleet
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
 from tests.integration.conftest import FleetFactory
 from tests.integration.refusing import execute
+from wal.drain.peek import open_reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def with_options(fleet: Fleet, **options: str) -> Fleet:
@@ -53,3 +71,100 @@ def test_programs_without_tls_work_over_a_socket_whatever_the_mode(fleet_factory
     (node,) = (replace(one, programs=wheel_bin_directory()) for one in strict.nodes)
     with open_sessions(strict, [node]) as sessions:
         assert dump_archive(node, None, sessions.watch)
+
+
+def test_a_session_that_comes_to_another_server_is_refused_as_if_its_node_were_away(
+    shared_fleet: EmbeddedFleet,
+) -> None:
+    """A dsn may lead to several servers, and a slot or an exported snapshot is on one of them."""
+    first, second = shared_fleet.primaries
+    (standby,) = shared_fleet.backups_of(first)
+    node = Node("s1", first.dsn())
+    with connect(node) as connection:
+        found = find_node(node, connection).identity
+    known = replace(node, server=KnownServer(found.system_identifier, found.in_recovery))
+    for open_session in (connect, connect_replication):
+        open_session(known).close()
+        with pytest.raises(OtherServerError, match="node s1: its dsn leads to more than one server: system") as raised:
+            open_session(replace(known, dsn=second.dsn()))
+        assert raised.value.exit_code == 6
+        assert "target_session_attrs=primary" in raised.value.hint
+        with pytest.raises(OtherServerError, match="a session came to a standby"):
+            open_session(replace(known, dsn=standby.dsn()))
+    with pytest.raises(OtherServerError), open_reader(replace(known, dsn=second.dsn())):
+        pass
+
+
+def test_programs_connect_to_the_very_server_of_a_session(shared_fleet: EmbeddedFleet) -> None:
+    """pg_dump reads in a snapshot that only this one has, whatever other hosts the dsn names."""
+    first, second = shared_fleet.primaries
+    hosts = f"{first.socket.parent},{second.socket.parent}"
+    node = Node("s1", make_conninfo(first.dsn(), host=hosts, load_balance_hosts="random"))
+    with connect(node) as connection:
+        here = conninfo_to_dict(as_connected(node, connection).dsn)
+        assert here["host"] == connection.info.host in hosts.split(",")
+    assert "load_balance_hosts" not in here
+
+
+def test_sessions_are_of_the_role_of_the_dsn_whatever_role_it_acts_as_elsewhere(shared_fleet: EmbeddedFleet) -> None:
+    """Its privileges are asked for, and granted to it; the dsn may name the other role itself."""
+    dsn = shared_fleet.primaries[0].dsn()
+    execute(dsn, "CREATE ROLE shop_owner", "CREATE ROLE ops LOGIN IN ROLE shop_owner")
+    try:
+        execute(dsn, "ALTER ROLE ops SET role = 'shop_owner'")
+        node = Node("s1", make_conninfo(dsn, user="ops"))
+        with psycopg.connect(node.dsn) as other, connect(node) as connection:
+            assert other.execute("SELECT current_user").fetchone() == ("shop_owner",)
+            assert read_role(node, connection).name == "ops"
+            (problem,) = find_decoding_problems(node, read_role(node, connection))
+            assert problem.remedy == 'ALTER ROLE "ops" REPLICATION;'
+        with connect(replace(node, dsn=make_conninfo(node.dsn, options="-c role=shop_owner"))) as connection:
+            assert read_role(node, connection).name == "shop_owner"
+    finally:
+        execute(dsn, "DROP ROLE ops", "DROP ROLE shop_owner")
+
+
+def test_what_a_login_trigger_sets_does_not_stay(fleet_factory: FleetFactory) -> None:
+    (server,) = fleet_factory(1).primaries
+    execute(
+        server.dsn(),
+        "CREATE FUNCTION public.greet() RETURNS event_trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM set_config('datestyle', 'German', false), set_config('array_nulls', 'off', false); END $$",
+        "CREATE EVENT TRIGGER greet ON login EXECUTE FUNCTION public.greet()",
+    )
+    with connect(Node("s1", server.dsn())) as connection:
+        assert connection.execute("SHOW datestyle").fetchone() == ("ISO, YMD",)
+        assert connection.execute("SHOW array_nulls").fetchone() == ("on",)
+
+
+def test_after_a_switchover_a_dsn_of_both_hosts_leads_to_the_new_primary(
+    fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    servers = fleet_factory(1, 1)
+    ((first,), (second,)) = servers.primaries, servers.backups_of(servers.primaries[0])
+    path = tmp_path / "fleet.toml"
+    configure_fleet(servers, path, f"file://{tmp_path}/store")
+    hosts = f"{first.socket.parent},{second.socket.parent}"
+    path.write_text(re.sub(r"dsn = .*", f'dsn = "host={hosts} user=postgres dbname=bank"', path.read_text()))
+    fleet = load_fleet(path)
+    runs = Runs(fleet, Ready(spark))
+    with dropping_slots(fleet):
+        runs.init()
+        runs.full("before")
+        servers.stop_node(first)
+        execute(second.dsn(), "SELECT pg_promote()")
+        follow(first, second)
+        servers.start_node(first)
+        with pytest.raises(BaselineChangedError, match="node s1: its timeline was 1 at the full snapshot and is 2"):
+            runs.increment("before")
+        runs.full("after")
+        report = runs.check_one("after")
+        assert (report.result, report.skipped) == ("valid", [])
+        assert {slot for slot in slots_of(second.dsn()) if slot in slots_of(first.dsn())}
+
+
+def follow(node: EmbeddedNode, primary: EmbeddedNode) -> None:
+    """Let a primary that was shut down be a standby of its former standby."""
+    (node.data_directory / "standby.signal").touch()
+    with (node.data_directory / "postgresql.auto.conf").open("a") as file:
+        file.write(f"primary_conninfo = 'host={primary.folder} user=postgres'\n")

@@ -259,3 +259,27 @@ def test_a_file_that_is_not_text_is_refused(fleet_file: Path) -> None:
 def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FleetFileError, match=f"^{tmp_path}: Is a directory"):
         load_fleet(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(fleet_file: Path) -> None:
+    fleet_file.write_bytes(b"\xef\xbb\xbf" + f"{HEAD}{NODE}".encode())
+    assert load_fleet(fleet_file).name == "shop"
+
+
+@pytest.mark.parametrize("value", ["database", "true", "1"])
+def test_a_dsn_does_not_ask_for_replication_itself(fleet_file: Path, value: str) -> None:
+    fleet_file.write_text(HEAD + NODE.replace("dbname=a", f"dbname=a replication={value}"))
+    with pytest.raises(FleetFileError, match="node a: dsn has replication, which Cutline asks for itself"):
+        load_fleet(fleet_file)
+
+
+def test_of_several_hosts_a_node_is_the_server_of_its_kind(fleet_file: Path) -> None:
+    both = "host=x,y dbname=a"
+    nodes = NODE.replace("dbname=a", both) + BACKUP.replace("dbname=a host=b", both)
+    fleet_file.write_text(
+        HEAD + nodes + NODE.replace('"a"', '"c"').replace("dbname=a", f"{both} target_session_attrs=any")
+    )
+    found = [conninfo_to_dict(node.dsn).get("target_session_attrs") for node in load_fleet(fleet_file).nodes]
+    assert found == ["primary", "standby", "any"]
+    fleet_file.write_text(HEAD + NODE.replace("dbname=a", "host=x dbname=a"))
+    assert "target_session_attrs" not in conninfo_to_dict(load_fleet(fleet_file).nodes[0].dsn)

@@ -9,6 +9,8 @@ our role by what a statement calls. These call nothing, and qualify what they na
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import psycopg
@@ -58,43 +60,49 @@ def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> Non
 
     Within a transaction an error ends the transaction.
     """
-    triggers = [_Trigger(*row) for row in connection.execute(TRIGGERS_QUERY.encode())]
-    if not triggers:
-        connection.execute(statement)
-        return
-    (path,) = connection.execute(PATH_QUERY).fetchone() or (DEFAULT_PATH,)
-    (own,) = connection.execute("SELECT current_setting('search_path')").fetchone() or ("",)
-    try:
+    words = " ".join(statement.as_string(connection).split()[:2])
+    with naming_event_triggers(connection, words, "or let a superuser run: snapshot init") as exist:
+        if not exist:
+            connection.execute(statement)
+            return
+        (path,) = connection.execute(PATH_QUERY).fetchone() or (DEFAULT_PATH,)
+        (own,) = connection.execute("SELECT current_setting('search_path')").fetchone() or ("",)
         with connection.transaction():
             # pg_catalog comes first, whatever the path says: nothing hides its types.
             connection.execute(SET_PATH, (", ".join(filter(None, ("pg_catalog", USER_SCHEMA.sub("", path)))),))
             connection.execute(statement)
             connection.execute(SET_PATH, (own,))
+
+
+@contextmanager
+def naming_event_triggers(
+    connection: psycopg.Connection[Any], what: str, instead: str = "or disable it meanwhile"
+) -> Iterator[bool]:
+    """Raise EventTriggerError if an event trigger refuses `what` the block runs; say whether there are any."""
+    triggers = [_Trigger(*row) for row in connection.execute(TRIGGERS_QUERY.encode())]
+    try:
+        yield bool(triggers)
     except psycopg.Error as error:
         context = error.diag.context or ""
-        # The innermost function comes first.
-        called = sorted(
-            (one for one in triggers if one.bare in context), key=lambda one: context.rindex(one.bare), reverse=True
-        )
+        # The function that was called first comes last.
+        called = sorted((one for one in triggers if one.bare in context), key=lambda one: context.rindex(one.bare))
         if not called:
             raise
-        raise _event_trigger_error(connection, called[0], statement, error) from error
+        raise _event_trigger_error(connection, called[-1], what, instead, error) from error
 
 
 def _event_trigger_error(
-    connection: psycopg.Connection[Any], trigger: _Trigger, statement: sql.Composed, error: psycopg.Error
+    connection: psycopg.Connection[Any], trigger: _Trigger, what: str, instead: str, error: psycopg.Error
 ) -> EventTriggerError:
-    words = " ".join(statement.as_string(connection).split()[:2])
     role = quote(connection.info.user)
     exempt = f"; or exempt the role: ALTER ROLE {role} SET event_triggers = off;"
     return EventTriggerError(
         f"node {node_of(connection)}: event trigger {trigger.name} of database {connection.info.dbname}, which calls"
-        f" {trigger.function}, refuses {words}: {shorten_message(error)}",
+        f" {trigger.function}, refuses {what}: {shorten_message(error)}",
         hint=[
             f"if it names objects without a schema: ALTER FUNCTION {trigger.function} SET search_path = …;",
             f"if role {role} lacks a privilege, grant it, or: ALTER FUNCTION {trigger.function} SECURITY DEFINER;",
-            "or let a superuser run: snapshot init"
-            + (exempt if connection.info.server_version >= EXEMPTION_VERSION else ""),
+            instead + (exempt if connection.info.server_version >= EXEMPTION_VERSION else ""),
         ],
         details={"node": node_of(connection), "event_trigger": trigger.name, "function": trigger.function},
     )

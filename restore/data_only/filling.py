@@ -14,6 +14,7 @@ import psycopg
 
 from fleet.nodes.beside import FILLING
 from fleet.nodes.connections import refuse_views
+from fleet.tables.event_triggers import naming_event_triggers
 from fleet.tables.groups import Group, qualify
 from restore.data_only.filled_tables import find_acting
 from restore.data_only.references import LOCK_SECONDS_MAX, find_orphan
@@ -117,7 +118,14 @@ class Filling:
         return [one.name for one in self._find_tables()] if self.exists else []
 
     def begin(self, groups: Iterable[Group]) -> None:
-        """Create the schema, in the caller's transaction; `groups` are the tables to fill, which are empty."""
+        """Create the schema, in the caller's transaction; `groups` are the tables to fill, which are empty.
+
+        Raises EventTriggerError: those that are enabled ALWAYS act on it.
+        """
+        with naming_event_triggers(self.connection, f"CREATE SCHEMA {self.schema}"):
+            self._begin(groups)
+
+    def _begin(self, groups: Iterable[Group]) -> None:
         self.connection.execute(REPLICA)
         create_ledger(self.connection, self.schema)
         for definition in (
@@ -139,13 +147,17 @@ class Filling:
             self.connection.execute(statement.encode(), (text, text))
 
     def remove(self) -> None:
-        """Remove the schema; the rows stay. Does nothing if that is done. Raises TablesInUseError."""
+        """Remove the schema; the rows stay. Does nothing if that is done.
+
+        Raises TablesInUseError, EventTriggerError.
+        """
         try:
             with self.connection.transaction():
                 self.connection.execute(REPLICA)
                 self.connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
                 if self.exists:
-                    self.connection.execute(f"DROP SCHEMA {self.schema} CASCADE".encode())
+                    with naming_event_triggers(self.connection, f"DROP SCHEMA {self.schema}"):
+                        self.connection.execute(f"DROP SCHEMA {self.schema} CASCADE".encode())
         except psycopg.errors.LockNotAvailable as error:
             raise TablesInUseError(
                 f"node {self.node}: the rows are restored, but schema {self.schema} of database"
@@ -190,7 +202,8 @@ class Filling:
                     if one.is_deleted:
                         execute(f"DELETE FROM ONLY {one.name}".encode())
                 self._check_orphans(tables)
-                execute(last.encode())
+                with naming_event_triggers(self.connection, last):
+                    execute(last.encode())
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             database, is_deadlock = self.connection.info.dbname, isinstance(error, psycopg.errors.DeadlockDetected)
             why = "locked them in another order" if is_deadlock else f"have had them locked for {LOCK_SECONDS_MAX} s"

@@ -10,6 +10,7 @@ import pytest
 
 from fleet.nodes.lock import FleetBusyError, lock_fleet
 from fleet.nodes.sessions import open_sessions
+from fleet.tables.event_triggers import EventTriggerError
 from restore.crash_points import RestoreCrashPoint
 from restore.data_only.references import ForeignKeyViolatedError
 from restore.data_only.sequences import find_used
@@ -75,6 +76,17 @@ def test_a_violated_foreign_key_is_found_and_all_is_undone(place: Place) -> None
         assert "foreign key item_n_fkey of table public.item is violated" in raised.value.message
         assert "(n) = (1) refers to none of public.kind" in raised.value.message
         execute(last.dsn, "INSERT INTO kind VALUES (1)")
+        assert_empty(place)
+
+
+def test_an_event_trigger_that_is_always_enabled_is_named(place: Place) -> None:
+    """The others don't act on what a restore keeps in the database."""
+    with tables_to_fill(place, "ALTER EVENT TRIGGER refuse ENABLE ALWAYS"):
+        with pytest.raises(EventTriggerError) as raised:
+            load(place)
+        assert "event trigger refuse of database shop, which calls public.refuse_ddl()" in raised.value.message
+        assert "refuses CREATE SCHEMA cutline_restoring_" in raised.value.message
+        assert raised.value.message.endswith(": the trigger acts")
         assert_empty(place)
 
 

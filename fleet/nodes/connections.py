@@ -159,8 +159,8 @@ def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramCo
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
     """Open an autocommit session on `node`; raise NodeUnreachableError if that is not possible.
 
-    Raises SessionUnfitError if a connection pooler is between that keeps no sessions, or if a setting can't be set, and
-    OtherServerError if another server answers than the one that the command has found there.
+    Raises SessionUnfitError if a connection pooler is between that keeps no sessions, or if a setting can't be set;
+    LoginTriggerError; and OtherServerError if another server answers than the one that the command has found there.
     """
     return _begin(node, conninfo(node.dsn, **more), psycopg.Cursor)
 

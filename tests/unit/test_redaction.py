@@ -102,7 +102,7 @@ def test_a_uri_in_which_a_password_is_taken_for_a_host_a_port_or_a_database_is_r
     "dsn",
     [
         "postgresql://u@/shop",
-        "postgresql://h:5432,i:5433/shop?user=u",
+        "postgresql://h:5432,i:5433/shop?user=u&target_session_attrs=any",
         "postgresql://u:p%40@[::1]:5/shop?host=/a%40b",
         "postgresql:///shop?user=backup@tenant&host=h",
         "postgresql:///shop?host=@pg&user=u",

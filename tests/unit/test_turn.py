@@ -68,7 +68,7 @@ def test_a_renewal_that_ends_after_the_turn_takes_no_lock() -> None:
             lock.interrupt()
             return SimpleNamespace(close=lambda: closed.append(node.id))
 
-    lock = FleetLock(cast(Any, Sessions()), 1, "label")
+    lock = FleetLock(cast(Any, Sessions()), "shop watch", "label", _taken={"a": 1})
     with pytest.raises(FleetLockLostError, match="an interrupt has ended its session"):
         lock.renew()
     assert closed == ["a"]

@@ -17,6 +17,7 @@ from cli.folders.session_folder import claimed_folder, delete_dead_sessions
 from cli.spark.start import start_spark_at
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SEED
+from tests.servers.installed import check_required, header
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,11 +35,18 @@ pytest_plugins = [
 def pytest_configure() -> None:
     """Export the seed, so that started programs, the run's other processes and its repeated parts draw the same."""
     os.environ["CUTLINE_SEED"] = str(SEED)
+    check_required()
 
 
-def pytest_report_header() -> str:
-    """Print the setting that repeats the draws of this run."""
-    return f"CUTLINE_SEED={SEED}"
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Print the setting that repeats the draws of this run, and the servers that it uses.
+
+    pytest's own header, with what pytest_report_header returns, is left out by -q.
+    """
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        for line in (f"CUTLINE_SEED={SEED}", *header()):
+            reporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

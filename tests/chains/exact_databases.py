@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from tests.other_servers import has_lz4, has_xml
 from tests.run.soak import SOAK_SECONDS
+from tests.servers.installed import has
 from tests.tables import odd_tables, shaped_tables
 from tests.tables.consequence_cases import CONSEQUENCE_CASES
 from tests.tables.odd_table_cases import ODD_TABLE_CASES
@@ -135,7 +135,7 @@ class OtherVersionDatabase:
     def fill(self) -> None:
         """Create a table for every type, and large values."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            self.has = {name for name, there in (("xml", has_xml), ("lz4", has_lz4)) if there(connection)}
+            self.has = {feature for feature in ("xml", "lz4") if has(connection, feature)}
             self.typed = create_typed(connection)
         first = toast_statements(0)
         if "lz4" in self.has:

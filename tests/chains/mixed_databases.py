@@ -14,7 +14,7 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import with_database
 from tests.commands.snapshot_runs import configure_fleet
-from tests.other_servers import has_icu, has_xml
+from tests.servers.installed import has
 from tests.tables.encoded_tables import (
     CHANGES,
     EVIL,
@@ -76,9 +76,9 @@ def optional_scripts(dsn: str, one: Encoded) -> list[tuple[bytes, tuple[bytes, .
     """The schemas and changes of features that only some servers have; the wheel's has neither ICU nor XML."""
     found = []
     with session(dsn) as connection:
-        if one.encoding != "SQL_ASCII" and has_icu(connection):
+        if one.encoding != "SQL_ASCII" and has(connection, "icu"):
             found.append((FOLDED_SCHEMA, FOLDED_CHANGES))
-        if has_xml(connection):
+        if has(connection, "xml"):
             found.append((XML_SCHEMA, XML_CHANGES))
     return found
 

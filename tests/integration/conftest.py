@@ -20,14 +20,14 @@ from tests.s3.kinds import NamedS3, named_s3
 from tests.s3.minio import minio_server
 from tests.s3.server import S3Server, s3_server
 from tests.s3.versitygw import BUILDING, needs_versitygw, versitygw_server
+from tests.servers.fleets import SETTINGS, fleet_of
+from tests.servers.installed import MAJORS, require_server
 from tests.stores.azurite import azurite_server
 from tests.stores.fake_gcs import fake_gcs_server
 from tests.stores.place import StorePlace
 
 SHARED_SHARDS = 2
 SHARED_BACKUPS = 1
-# No test cuts the machine's power, so what a server wrote survives the death of its process.
-SETTINGS = {"fsync": "off"}
 # A server logs much that nobody needs, so that of a failed test's report little else would be seen.
 LOG_LINES_MAX, COMPLAINTS_MAX, COMPLAINT_CHARACTERS_MAX = 100, 5, 300
 COMPLAINT = re.compile(r"\b(WARNING|ERROR|FATAL|PANIC):")
@@ -59,6 +59,20 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
         running.remove(fleet)
     finally:
         _delete(directory)
+
+
+@pytest.fixture(scope="session")
+def mixed_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[EmbeddedFleet]:
+    """A primary of each version that Cutline supports: s1 runs the oldest, the last one the newest; with the bank.
+
+    Any pair of versions is a source and a target of `restore --node`. Tests leave it as they found it.
+    """
+    running = pytestconfig.stash.setdefault(RUNNING, [])
+    servers = [require_server(major) for major in MAJORS]
+    with fleet_of(tmp_path_factory.mktemp("mixed") / "fleet", servers) as fleet:
+        running.append(fleet)
+        yield fleet
+        running.remove(fleet)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,19 +9,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet
 from embedded.server import EmbeddedNode
 from fleet.config import Fleet, load_fleet
 from tests.commands.snapshot_runs import dropping_slots
 from tests.integration.refusing import execute
-from tests.other_servers import POSTGRESQL_15
 from tests.run.quick_spark import with_spark
+from tests.servers.fleets import fleet_of
+from tests.servers.installed import SERVERS
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "roles.md"
 BLOCK = re.compile(r"^```sql (?P<name>[a-z-]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -113,13 +113,9 @@ def await_standbys(fleet: Fleet) -> None:
 @contextmanager
 def two_versions(directory: Path) -> Iterator[EmbeddedFleet]:
     """A shard of the wheel's version and, where there is one, a shard of PostgreSQL 15; each with a standby."""
-    programs = {"s2": POSTGRESQL_15} if POSTGRESQL_15.exists() else {}
-    try:
-        options: dict[str, Any] = {"settings": {"fsync": "off"}, "programs": programs}
-        yield start_fleet(directory, shards=1 + len(programs), backups=1, schema=False, **options)
-    finally:
-        if is_fleet(directory):
-            stop_fleet(directory, delete=True)
+    older = [SERVERS[15]] if 15 in SERVERS else []
+    with fleet_of(directory, [None, *older], backups=1, schema=False) as fleet:
+        yield fleet
 
 
 @contextmanager

@@ -20,11 +20,12 @@ from embedded.server import DEFAULT_SETTINGS, SUPERUSER, EmbeddedNode, start_ser
 from fleet.lsn import Lsn
 from fleet.programs.wheel import Programs, server_programs
 from fleet.programs.wheel_copy import shared_temporary_directory
+from tests.servers.installed import require_server
 from tests.wal.markers import write_marker
 from wal.cut.markers import Marker, marker_from_bytes, write_markers
 
 MARKER = Marker("chain ü", "1", "start")
-POSTGRESQL_15 = Path("/usr/lib/postgresql/15/bin")
+BEFORE_17 = (15, 16)
 END_OF_WAL = "SELECT pg_current_wal_insert_lsn()::text"
 Sessions = dict[str, psycopg.Connection[tuple[object, ...]]]
 
@@ -101,15 +102,13 @@ def test_a_server_that_refuses_is_named_and_its_session_stays_usable(
             assert each.execute("SELECT 1").fetchone() == (1,)
 
 
-@pytest.fixture
-def postgresql_15() -> Iterator[EmbeddedNode]:
-    if not (POSTGRESQL_15 / "postgres").exists():
-        pytest.skip(f"there is no PostgreSQL 15 in {POSTGRESQL_15}")
-    programs = Programs(POSTGRESQL_15, server_programs().account)
-    folder = Path(tempfile.mkdtemp(prefix="cutline-15-", dir=shared_temporary_directory()))
+@pytest.fixture(params=BEFORE_17)
+def older(request: pytest.FixtureRequest) -> Iterator[EmbeddedNode]:
+    programs = Programs(require_server(request.param).programs, server_programs().account)
+    folder = Path(tempfile.mkdtemp(prefix="cutline-older-", dir=shared_temporary_directory()))
     if programs.account:
         os.chown(folder, programs.account.uid, programs.account.gid)
-    node = EmbeddedNode("fifteen", folder)
+    node = EmbeddedNode("older", folder)
     try:
         options = ["--no-sync", "--encoding=UTF8", "--locale=C", "--auth=trust", f"--username={SUPERUSER}"]
         programs.run("initdb", *options, f"--pgdata={node.data_directory}")
@@ -125,10 +124,10 @@ def postgresql_15() -> Iterator[EmbeddedNode]:
         shutil.rmtree(folder)
 
 
-def test_before_17_a_marker_is_durable_and_decodable(postgresql_15: EmbeddedNode) -> None:
-    dsn = postgresql_15.dsn("postgres")
+def test_before_17_a_marker_is_durable_and_decodable(older: EmbeddedNode) -> None:
+    dsn = older.dsn("postgres")
     with psycopg.connect(dsn, autocommit=True) as session:
-        assert session.info.server_version // 10000 == 15
+        assert session.info.server_version // 10000 in BEFORE_17
         session.execute("CREATE PUBLICATION p FOR ALL TABLES")
         session.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
         markers = [Marker("c'\\é", str(number), "start") for number in range(3)]

@@ -30,13 +30,13 @@ from tests.commands.in_process import run_and_capture
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.ended_chains import assert_refused, begin_chain, continue_chain
 from tests.integration.refusing import create, execute, refused, take_increment
+from tests.servers.installed import require_server
 from wal.slots.slots import check_slot, slot_name, slot_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WAIT_SECONDS_MAX = 30
-POSTGRESQL_15 = Path("/usr/lib/postgresql/15/bin")
 TOLD = """
 SELECT coalesce((SELECT bool_and(flush_lsn >= %(lsn)s::pg_lsn) FROM pg_stat_replication), false)
    AND NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_type = 'physical' AND restart_lsn < %(lsn)s::pg_lsn)
@@ -237,7 +237,7 @@ def assert_refused_until_recorded(alone: Runs, name: str) -> None:
 def upgraded(tmp_path: Path) -> Iterator[tuple[EmbeddedNode, EmbeddedNode, Programs, Programs]]:
     """A running PostgreSQL 15 server, the node to upgrade it to, and the programs of both versions."""
     new = server_programs()
-    old = Programs(POSTGRESQL_15, new.account)
+    old = Programs(require_server(15).programs, new.account)
     folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/cutline-upgrade-XXXXXX"], text=True).strip())
     folder.chmod(0o711)
     nodes = [EmbeddedNode("s1", folder / name) for name in ("15", "18")]
@@ -263,7 +263,6 @@ def create_cluster(programs: Programs, node: EmbeddedNode, *options: str) -> Non
         file.writelines(f"{name} = '{value}'\n" for name, value in DEFAULT_SETTINGS.items())
 
 
-@pytest.mark.skipif(not POSTGRESQL_15.exists(), reason=f"no PostgreSQL 15 in {POSTGRESQL_15} to upgrade from")
 def test_an_upgraded_server_ends_a_chain(
     upgraded: tuple[EmbeddedNode, EmbeddedNode, Programs, Programs], runs: Runs, tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
 """With a server that uses TLS, nothing goes in plaintext: pg_dump uses TLS if the other sessions do, or is not run.
 
-The server is Debian's PostgreSQL, since the wheel's is built without TLS.
+The servers are of packages, since the wheel's is built without TLS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_co
 from tests.commands.watching import Watching
 from tests.faults.ports import HOST, free_ports
 from tests.integration.refusing import execute
-from tests.other_servers import OTHERS, require_server
+from tests.servers.installed import MORE_FOLDERS, Server, id_of, server_of
+from tests.servers.packages import WHOLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,15 +54,21 @@ def make_certificate(folder: Path, name: str) -> Path:
     return certificate
 
 
-@pytest.fixture(scope="module", params=OTHERS, ids=str)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Path]]:
+@pytest.fixture(scope="module", params=[*WHOLE, *MORE_FOLDERS], ids=id_of)
+def server(request: pytest.FixtureRequest) -> Server:
+    return server_of(request.param)
+
+
+@pytest.fixture(scope="module")
+def served(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Path]]:
     """A fleet of one server that accepts only TLS, and its certificate."""
-    programs = require_server(Path(request.param))
     if not shutil.which("openssl"):
         pytest.skip("needs openssl to make certificates")
     folder = tmp_path_factory.mktemp("tls")
     certificate = make_certificate(folder, "server")
-    embedded = start_fleet(folder / "fleet", shards=1, backups=0, programs={"s1": programs}, settings={"fsync": "off"})
+    embedded = start_fleet(
+        folder / "fleet", shards=1, backups=0, programs={"s1": server.programs}, settings={"fsync": "off"}
+    )
     try:
         (node,) = embedded.primaries
         data = node.data_directory
@@ -91,14 +98,20 @@ def with_options(fleet: Fleet, **options: str) -> Fleet:
 
 @pytest.mark.parametrize("sslmode", ["prefer", "verify-full"])
 def test_a_fleet_that_accepts_only_tls_is_snapshotted_and_restored(
-    served: tuple[Fleet, Path], spark: SparkSession, sslmode: str
+    served: tuple[Fleet, Path], server: Server, spark: SparkSession, sslmode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By programs of the server's own version: found on the PATH, or named in fleet.toml."""
     fleet, certificate = served
     ours = with_options(fleet, sslmode=sslmode, **({"sslrootcert": str(certificate)} if sslmode != "prefer" else {}))
+    if sslmode == "prefer":
+        monkeypatch.setattr(clients, "PACKAGED", ())
+        monkeypatch.setenv("PATH", f"{server.programs}{os.pathsep}{os.environ['PATH']}")
+    else:
+        ours = replace(ours, nodes=tuple(replace(node, programs=server.programs) for node in ours.nodes))
     watching = Watching()
     initialise(ours, watching)
     # The wheel's pg_dump can't connect here.
-    assert [note for note in watching.notes if "is dumped by" in note and str(wheel_bin_directory()) not in note]
+    assert [note for note in watching.notes if "is dumped by" in note and str(server.programs) in note]
     runs, name = Runs(ours, Ready(spark)), sslmode.replace("-", "")
     runs.full(name)
     target = with_options(ours, dbname=f"bank_{name}")

@@ -1,6 +1,7 @@
 """Servers that ask for a certificate of the client: every session has it, of psycopg, ADBC, pg_dump and executors.
 
-The server is Debian's PostgreSQL. A session without a certificate, or with one for another role, is refused.
+The server is PostgreSQL 15 of a package, since the wheel's is built without TLS. A session without a certificate, or
+with one for another role, is refused.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from tests.certificates.authority import Authority, Certificate, make_authority
 from tests.commands.snapshot_runs import configure_fleet, sorted_copies
 from tests.faults.ports import free_ports
 from tests.integration.refusing import execute
-from tests.other_servers import OTHERS, require_server
 from tests.run.quick_spark import LINES
 from tests.run.soak import SOAK_SECONDS
+from tests.servers.installed import require_server
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_SECONDS_MAX = 240
 HOST = "127.0.0.1"
 PASSPHRASE = "UNMISTAKABLEpassphrase"
-CLUSTER = f'[spark]\nmaster = "local-cluster[2,1,1024]"\n{LINES}'
+CLUSTER = f'[spark]\nmaster = "local-cluster[2,1,1024]"\n{LINES}\n[tools]\npostgresql = '
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,15 @@ class Served:
         return {"sslmode": "verify-full", **files, **more}
 
 
-@pytest.fixture(scope="module", params=OTHERS[:1], ids=str)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    programs = require_server(Path(request.param))
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    server = require_server(15)
     folder = tmp_path_factory.mktemp("clients")
     authority = make_authority(folder)
     certificate = authority.sign("server", alternative=f"IP:{HOST}")
-    embedded = start_fleet(folder / "fleet", shards=1, backups=0, programs={"s1": programs}, settings={"fsync": "off"})
+    embedded = start_fleet(
+        folder / "fleet", shards=1, backups=0, programs={"s1": server.programs}, settings={"fsync": "off"}
+    )
     try:
         (node,) = embedded.primaries
         data, owner = node.data_directory, node.data_directory.stat()
@@ -72,7 +75,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         (data / "pg_hba.conf").write_text(f"hostssl all all {HOST}/32 trust clientcert=verify-full\n")
         embedded.stop_node(node)
         embedded.start_node(node)
-        fleet = configure_fleet(embedded, folder / "fleet.toml", f"file://{folder}/store", more=CLUSTER)
+        more = CLUSTER + json.dumps(str(server.programs))
+        fleet = configure_fleet(embedded, folder / "fleet.toml", f"file://{folder}/store", more=more)
         served = Served(fleet, authority, str(conninfo_to_dict(fleet.nodes[0].dsn)["user"]))
         yield replace(served, fleet=with_options(served, folder / "served.toml", host=HOST, port=str(port)))
     finally:

@@ -56,8 +56,8 @@ def create_typed(connection: psycopg.Connection[Any]) -> list[Typed]:
     connection.execute("CREATE SCHEMA ext")
     connection.execute("CREATE SCHEMA types")
     for (name,) in connection.execute("SELECT name FROM pg_available_extensions WHERE installed_version IS NULL"):
-        # An extension that it requires may be missing.
-        with suppress(psycopg.errors.FeatureNotSupported):
+        # An extension or a library that it requires may be missing.
+        with suppress(psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFile):
             connection.execute(f'CREATE EXTENSION IF NOT EXISTS "{name}" SCHEMA ext CASCADE'.encode())
     connection.execute("SET search_path = pg_catalog")
     known = BUILT_IN | DECLARED | {f"ext.{name}": values for name, values in EXTENSIONS.items()}

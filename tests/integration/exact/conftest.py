@@ -8,34 +8,39 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet
 from tests.chains.exact_chain import History, exact_history
 from tests.commands.snapshot_runs import Ready
-from tests.other_servers import OTHERS
+from tests.run.soak import SOAK_SECONDS
+from tests.servers.fleets import fleet_of
+from tests.servers.installed import MORE_FOLDERS, find_server, id_of
+from tests.servers.packages import WHOLE, WITH_ICU, Package
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture(scope="package", params=OTHERS, ids=str)
-def programs(request: pytest.FixtureRequest) -> Path:
-    """The folder of the other version's programs, which may be empty."""
-    return Path(request.param)
+# The builds of the other shard: one with ICU, XML and TLS, in the long form every build.
+BUILDS: tuple[Package | Path, ...] = (*WITH_ICU[:1], *(WHOLE + WITH_ICU[1:]) * bool(SOAK_SECONDS), *MORE_FOLDERS)
+
+
+@pytest.fixture(scope="package", params=BUILDS, ids=id_of)
+def build(request: pytest.FixtureRequest) -> Package | Path:
+    """What the other shard runs, if it is installed."""
+    chosen: Package | Path = request.param
+    return chosen
 
 
 @pytest.fixture(scope="package")
-def mixed(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet | None]:
+def mixed(build: Package | Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet | None]:
     """A shard of the wheel's version and one of the other version, each with a standby, without the bank."""
-    if not (programs / "postgres").exists():
+    other = find_server(build)
+    if other is None:
         yield None
         return
     directory = tmp_path_factory.mktemp("mixed") / "fleet"
-    try:
-        options = {"settings": {"fsync": "off"}, "programs": {"s2": programs}}
-        yield start_fleet(directory, shards=2, backups=1, schema=False, **options)
-    finally:
-        if is_fleet(directory):
-            stop_fleet(directory, delete=True)
+    with fleet_of(directory, [None, other], backups=1, schema=False) as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="package")

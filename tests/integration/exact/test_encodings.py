@@ -40,8 +40,9 @@ from tests.chains.mixed_databases import (
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import create, execute
-from tests.other_servers import major_of, require_server
 from tests.run.soak import SOAK_SECONDS
+from tests.servers.installed import Server, server_of
+from tests.servers.packages import Package
 from tests.tables.encoded_tables import (
     CHANGES,
     EUC_JP,
@@ -82,13 +83,13 @@ WHY = "PostgreSQL 15 does not decode WAL on a standby, 16 does: check has no cop
 
 
 @pytest.fixture(scope="module")
-def other(programs: Path) -> Path:
-    """The programs of the second shard."""
-    return require_server(programs)
+def other(build: Package | Path) -> Server:
+    """The server of the second shard."""
+    return server_of(build)
 
 
 @pytest.fixture(scope="module")
-def embedded(other: Path, mixed: EmbeddedFleet) -> EmbeddedFleet:
+def embedded(other: Server, mixed: EmbeddedFleet) -> EmbeddedFleet:
     """A shard of the wheel's version and one of the other version, each with a standby."""
     return mixed
 
@@ -192,9 +193,9 @@ def test_a_role_whose_name_is_not_valid_text_is_refused_only_where_it_has_privil
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(one.encoding for one in case))
 def test_every_byte_of_every_encoding_comes_back_on_every_version(
-    embedded: EmbeddedFleet, other: Path, spark: SparkSession, tmp_path: Path, case: tuple[Encoded, Encoded]
+    embedded: EmbeddedFleet, other: Server, spark: SparkSession, tmp_path: Path, case: tuple[Encoded, Encoded]
 ) -> None:
-    fleet, version = create_fleet(embedded, tmp_path, case), major_of(other)
+    fleet, version = create_fleet(embedded, tmp_path, case), other.major
     runs = Runs(fleet, Ready(spark))
     states = [[copies(node.dsn) for node in fleet.primaries]]
     with hostile_settings(*(node.dsn for node in fleet.primaries)), slots_dropped(fleet):

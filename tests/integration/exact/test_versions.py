@@ -30,7 +30,7 @@ LACKING = "exact_lacking"
 @pytest.fixture
 def versions(history: History) -> OtherVersionDatabase:
     if history.versions is None:
-        pytest.skip("there is no server of another version; tests/other_servers.py says how to name one")
+        pytest.skip("there is no server of another version; to install 15 to 18: make servers")
     return history.versions
 
 

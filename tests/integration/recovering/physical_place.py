@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet
 from embedded.server import EmbeddedNode, delete_server, log_tail, running_pid, start_server
 from fleet.config import Fleet, load_fleet
 from fleet.nodes.sessions import in_parallel
 from fleet.programs.wheel import Programs, run_as, server_programs
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
-from tests.other_servers import POSTGRESQL_15
+from tests.servers.fleets import fleet_of
+from tests.servers.installed import SERVERS, Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,23 +104,15 @@ class PhysicalPlace:
 
 
 @contextmanager
-def physical_place(
-    folder: Path, spark: SparkSession, programs: Mapping[str, Path] | None = None
-) -> Iterator[PhysicalPlace]:
-    """Start two shards with these `programs`: the wheel's, and where it is installed PostgreSQL 15, unless given."""
-    if programs is None:
-        programs = {"s2": POSTGRESQL_15} if POSTGRESQL_15.exists() else {}
-    directory = folder / "fleet"
-    try:
-        servers = start_fleet(directory, shards=2, backups=0, settings=ARCHIVING, programs=programs)
+def physical_place(folder: Path, spark: SparkSession, both: Server | None = None) -> Iterator[PhysicalPlace]:
+    """Start two shards of the server `both`; without it, of the wheel's and, where it is installed, PostgreSQL 15."""
+    chosen = [both, both] if both else [None, SERVERS.get(15)]
+    with fleet_of(folder / "fleet", chosen, settings=ARCHIVING) as servers:
         fleet = configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store")
         target = folder / "target.toml"
         target.write_text(fleet.path.read_text().replace("/bank?", f"/{RESTORED}?"))
         with dropping_slots(fleet):
             yield PhysicalPlace(servers, fleet, Runs(fleet, Ready(spark)), load_fleet(target), count())
-    finally:
-        if is_fleet(directory):
-            stop_fleet(directory, delete=True)
 
 
 def await_promoted(node: EmbeddedNode) -> None:

@@ -29,7 +29,7 @@ from tests.integration.recovering.physical_place import (
     physical_place,
     run_all,
 )
-from tests.other_servers import POSTGRESQL_15, require_server
+from tests.servers.installed import require_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,8 +46,8 @@ def known(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iter
     """Servers that this pgBackRest knows."""
     told = subprocess.run([str(PGBACKREST), "version"], capture_output=True, text=True, check=True).stdout
     version = tuple(int(one) for one in re.findall(r"\d+", told)[:2])
-    programs = None if version >= KNOWS_18 else dict.fromkeys(("s1", "s2"), require_server(POSTGRESQL_15))
-    with physical_place(tmp_path_factory.mktemp("pgbackrest"), spark, programs) as place:
+    both = None if version >= KNOWS_18 else require_server(15)
+    with physical_place(tmp_path_factory.mktemp("pgbackrest"), spark, both) as place:
         yield place
 
 

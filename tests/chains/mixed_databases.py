@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, Node
@@ -104,6 +105,26 @@ def slots_dropped(fleet: Fleet) -> Iterator[None]:
                 slots = [name.decode() for (name,) in connection.execute(query)]
             for slot in slots:
                 assert drop_slot(node, slot)
+
+
+@contextmanager
+def targets_dropped(fleet: Fleet) -> Iterator[None]:
+    """Drop the databases that restores have made on the servers at the end: they own objects by roles of other cases."""
+    try:
+        yield
+    finally:
+        own = {node.id: session_database(node) for node in fleet.primaries}
+        for node in fleet.primaries:
+            with session(with_database(node, "postgres").dsn) as connection:
+                query = "SELECT quote_ident(datname) FROM pg_database WHERE NOT datistemplate"
+                names = {name.decode() for (name,) in connection.execute(query)}
+                for name in names - {"postgres", own[node.id]}:
+                    connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def session_database(node: Node) -> str:
+    """The database that the node's dsn names."""
+    return str(conninfo_to_dict(node.dsn)["dbname"])
 
 
 def target_fleet(fleet: Fleet, database: str, *, one_server: bool = False) -> Fleet:

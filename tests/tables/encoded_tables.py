@@ -20,7 +20,9 @@ QUIET = {
     "search_path": "public", "statement_timeout": "0", "lock_timeout": "0", "idle_session_timeout": "0",
     "idle_in_transaction_session_timeout": "0", "default_transaction_read_only": "off",
     "default_transaction_isolation": "read\\ committed", "standard_conforming_strings": "on",
-    "session_replication_role": "origin", "synchronous_commit": "local",
+    "session_replication_role": "origin", "synchronous_commit": "local", "array_nulls": "on",
+    "transform_null_equals": "off", "xmloption": "content", "bytea_output": "hex", "datestyle": "ISO",
+    "intervalstyle": "postgres", "timezone": "UTC", "extra_float_digits": "1", "quote_all_identifiers": "off",
 }  # fmt: skip
 # Settings of a role or database that change what a session sees, prints or may do.
 HOSTILE = {
@@ -139,7 +141,7 @@ INSERT INTO papers VALUES ('c', XMLPARSE(CONTENT 'text {name}<b/> and more'));
 """
 XML_CHANGES = (
     b"""
-UPDATE papers SET p = xmlelement(name "{name}", '{name}', p) WHERE "k{name}" = '{name}';
+UPDATE papers SET p = xmlelement(name "{element}", '{name}', p) WHERE "k{name}" = '{name}';
 UPDATE papers SET q = ARRAY[p, p] WHERE "k{name}" = 'b';
 INSERT INTO papers ("k{name}") VALUES ('of the default');
 DELETE FROM papers WHERE "k{name}" = 'c';
@@ -165,10 +167,15 @@ class Encoded:
         """The name in the server's encoding."""
         return self.text.encode(self.codec)
 
+    @property
+    def element(self) -> bytes:
+        """A name for XML elements: PostgreSQL converts it to UTF-8, which it can't from SQL_ASCII."""
+        return b"element" if self.encoding == "SQL_ASCII" else self.name
+
     def script(self, template: bytes) -> list[bytes]:
         """The template's statements, split at semicolons that end a line."""
         whole = template.replace(b"{name}", self.name).replace(b"{odd}", self.odd)
-        whole = whole.replace(b"{encoding}", self.codec.encode())
+        whole = whole.replace(b"{encoding}", self.codec.encode()).replace(b"{element}", self.element)
         return [one for one in (piece.strip(b"\n") for piece in whole.split(b";\n")) if one]
 
     def rows(self) -> list[bytes]:

@@ -36,6 +36,7 @@ from tests.chains.mixed_databases import (
     create_fleet,
     slots_dropped,
     target_fleet,
+    targets_dropped,
 )
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
@@ -198,7 +199,8 @@ def test_every_byte_of_every_encoding_comes_back_on_every_version(
     fleet, version = create_fleet(embedded, tmp_path, case), other.major
     runs = Runs(fleet, Ready(spark))
     states = [[copies(node.dsn) for node in fleet.primaries]]
-    with hostile_settings(*(node.dsn for node in fleet.primaries)), slots_dropped(fleet):
+    dsns = [node.dsn for node in fleet.primaries]
+    with targets_dropped(fleet), hostile_settings(*dsns), slots_dropped(fleet):
         runs.init()
         full = runs.full(NAME)
         assert full.left_out is not None

@@ -109,7 +109,7 @@ def slots_dropped(fleet: Fleet) -> Iterator[None]:
 
 @contextmanager
 def targets_dropped(fleet: Fleet) -> Iterator[None]:
-    """Drop the databases that restores have made on the servers at the end: they own objects by roles of other cases."""
+    """At the end drop the databases that restores have made on the servers: they depend on roles of other cases."""
     try:
         yield
     finally:

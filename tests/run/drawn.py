@@ -22,8 +22,8 @@ class Draw:
 
 
 DRAWS = (
-    # In every run: what PostgreSQL's types come back as, and what the pages say.
-    Draw(1, (f"{TESTS}/exact", f"{TESTS}/test_docs_commands.py")),
+    # In every run: the main paths on every version, what PostgreSQL's types come back as, and what the pages say.
+    Draw(1, (f"{TESTS}/matrix", f"{TESTS}/exact", f"{TESTS}/test_docs_commands.py")),
     Draw(3, (TESTS,), whole_modules=True),
     # Random databases and histories.
     Draw(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LONG = (
     "tests/integration/restoring",
     "tests/integration/exact",
+    "tests/integration/matrix",
     "tests/integration/test_fault_walk.py",
     "tests/integration/test_cluster_pack.py",
     "tests/integration/test_speculation.py",

@@ -29,6 +29,7 @@ pytest_plugins = [
     "tests.run.memory_folder",
     "tests.run.order",
     "tests.run.times",
+    "tests.servers.dealt",
 ]
 
 

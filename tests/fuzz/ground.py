@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from msgspec import structs
 
-from embedded.fleet import is_fleet, start_fleet, stop_fleet
+from embedded.fleet import is_fleet, stop_fleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from storage.location import StoreLocation
@@ -35,6 +35,7 @@ from tests.fuzz.schemas import APPEND_ONLY_PATTERN
 from tests.fuzz.script import Case
 from tests.fuzz.small_sizes import short_waits, small_sizes
 from tests.fuzz.tables import SHARDS
+from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

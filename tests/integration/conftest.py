@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, is_fleet, stop_fleet
 from embedded.server import EmbeddedNode, log_tail
 from tests.integration.left_on_servers import check_nothing_left
 from tests.s3.kinds import NamedS3, named_s3
 from tests.s3.minio import minio_server
 from tests.s3.server import S3Server, s3_server
 from tests.s3.versitygw import BUILDING, needs_versitygw, versitygw_server
-from tests.servers.fleets import SETTINGS, fleet_of
-from tests.servers.installed import MAJORS, require_server
+from tests.servers.dealt import current_server, start_fleet
+from tests.servers.fleets import SETTINGS, SharedFleets, fleet_of
+from tests.servers.installed import MAJORS, Server, require_server
 from tests.stores.azurite import azurite_server
 from tests.stores.fake_gcs import fake_gcs_server
 from tests.stores.place import StorePlace
@@ -48,17 +50,30 @@ class FleetFactory(Protocol):
 
 
 @pytest.fixture(scope="session")
-def shared_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[EmbeddedFleet]:
-    """Two shards with one standby each and the bank's tables, for tests that leave them as they found them."""
-    directory = tmp_path_factory.mktemp("fleet") / "shared"
+def shared_fleets(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[SharedFleets]:
+    """Return the shared fleet of a server; each is started once it is needed."""
     running = pytestconfig.stash.setdefault(RUNNING, [])
-    try:
-        fleet = start_fleet(directory, shards=SHARED_SHARDS, backups=SHARED_BACKUPS, settings=SETTINGS)
-        running.append(fleet)
-        yield fleet
-        running.remove(fleet)
-    finally:
-        _delete(directory)
+    fleets: dict[Server | None, EmbeddedFleet] = {}
+    folder = tmp_path_factory.mktemp("fleet")
+
+    with ExitStack() as stack:
+
+        def fleet_of_server(server: Server | None) -> EmbeddedFleet:
+            if server not in fleets:
+                directory = folder / f"shared-{server.major if server else 'wheel'}"
+                fleet = fleet_of(directory, [server] * SHARED_SHARDS, backups=SHARED_BACKUPS)
+                fleets[server] = stack.enter_context(fleet)
+                running.append(fleets[server])
+                stack.callback(running.remove, fleets[server])
+            return fleets[server]
+
+        yield fleet_of_server
+
+
+@pytest.fixture(scope="module")
+def shared_fleet(shared_fleets: SharedFleets) -> EmbeddedFleet:
+    """Two shards with one standby each and the bank's tables, for tests that leave them as they found them."""
+    return shared_fleets(current_server(standbys=True))
 
 
 @pytest.fixture(scope="session")

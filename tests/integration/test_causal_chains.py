@@ -24,7 +24,7 @@ import snapshots.create.cut_markers
 import snapshots.create.make_cut
 from embedded.bank import read_invariants
 from embedded.bank_client import open_session
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from fleet.nodes.connections import with_database
 from snapshots.records.commit import Commit
 from tests.causal.chain import HALF, Calendar, ChainClient
@@ -33,6 +33,7 @@ from tests.causal.state import ChainState, create_chains, find_faults, read_stat
 from tests.causal.workload import CausalWorkload
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.run.soak import SEED, SOAK_SECONDS
+from tests.servers.dealt import start_fleet
 from wal.cut.cut_values import Cut
 from wal.cut.markers import Marker, WrittenMarker, write_markers
 from wal.cut.resolve import NodeWindow, resolve

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from fleet.record import Time
 from snapshots.create.make_cut import LastCut
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
+from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

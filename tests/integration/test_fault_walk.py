@@ -22,7 +22,7 @@ import fleet.nodes.watch
 import snapshots.create.make_cut
 import storage.storing
 from check.verify import CheckRequest, check_snapshots
-from embedded.fleet import is_fleet, start_fleet, stop_fleet
+from embedded.fleet import is_fleet, stop_fleet
 from fleet.progress import Silent
 from snapshots.operations.crash_points import CrashPoint
 from tests.commands.snapshot_runs import Ready, configure_fleet
@@ -36,6 +36,7 @@ from tests.faults.writers import JOURNAL
 from tests.integration.conftest import RUNNING
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.s3.proxy import s3_proxy
+from tests.servers.dealt import start_fleet
 from tests.stores.documents import check_documents
 
 if TYPE_CHECKING:

@@ -16,12 +16,13 @@ import pytest
 
 from embedded.bank import read_invariants
 from embedded.bank_workload import BankWorkload
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from fleet.config import Fleet, load_fleet
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, sorted_copies
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.s3.kinds import NAMED_URL, ONE_KIND, S3Place
+from tests.servers.dealt import start_fleet
 from tests.stores.place import StorePlace
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from embedded.server import PORT, SUPERUSER
 from fleet.config import Node
 from fleet.nodes.connections import connect
@@ -33,6 +33,7 @@ from tests.faults.ports import HOST, free_ports
 from tests.run.command_lines import recording, seen_programs
 from tests.run.quick_spark import LINES
 from tests.run.soak import SOAK_SECONDS
+from tests.servers.dealt import start_fleet
 
 COMMAND_SECONDS_MAX = 240
 ROOT = Path(__file__).resolve().parents[2]

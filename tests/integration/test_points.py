@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from msgspec import structs
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from fleet.config import Retention, load_fleet
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent
@@ -43,6 +43,7 @@ from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.commands.watching import Reached, Watching
 from tests.faults.effects import LOGGING, Effects
 from tests.run.archiving import archiving_by_spark
+from tests.servers.dealt import start_fleet
 from tests.stores.documents import check_documents
 from wal.segments.segments import SegmentMetadata
 from wal.slots.slots import create_exported_slot

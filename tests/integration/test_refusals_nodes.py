@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from embedded.bank import create_bank
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from embedded.server import DEFAULT_SETTINGS, EmbeddedNode, start_server, stop_server
 from fleet.config import Node
 from fleet.programs.wheel import Programs, run_as, server_programs
@@ -30,6 +30,7 @@ from tests.commands.in_process import run_and_capture
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.ended_chains import assert_refused, begin_chain, continue_chain
 from tests.integration.refusing import create, execute, refused, take_increment
+from tests.servers.dealt import start_fleet
 from tests.servers.installed import require_server
 from wal.slots.slots import check_slot, slot_name, slot_state
 

@@ -20,12 +20,13 @@ import pytest
 from msgspec import structs
 from psycopg import sql
 
-from embedded.fleet import start_fleet, stop_fleet
+from embedded.fleet import stop_fleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.programs.wheel import tool
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.state import Sequences, State, compare, judge_dsn, sequences_of, state_of
+from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import snapshots.operations.slot_guard as module
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import with_database
 from fleet.nodes.sessions import open_sessions
@@ -36,6 +36,7 @@ from tests.commands.snapshot_runs import Ready, configure_fleet, dropping_slots,
 from tests.faults.ports import HOST, free_ports
 from tests.held.retained_wal import FILLER_BYTES, GuardedFleet, Notes
 from tests.integration.refusing import NoSpark, execute, take_increment
+from tests.servers.dealt import start_fleet
 from tests.stores.documents import check_documents
 from wal.slots.slots import create_exported_slot, drop_slot, slot_name
 

@@ -15,7 +15,7 @@ import pytest
 import snapshots.create.cut_markers as cut_markers
 import snapshots.create.make_cut as cutting
 from cli.commands.create import document_of
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from fleet.progress import Silent
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
@@ -25,6 +25,7 @@ from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import COMMAND_SECONDS_MAX, Ready, Runs, configure_fleet
 from tests.run.archiving import archiving_by_spark
+from tests.servers.dealt import start_fleet
 from wal.cut.markers import Marker, WrittenMarker
 
 if TYPE_CHECKING:

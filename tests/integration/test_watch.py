@@ -18,10 +18,11 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from fleet.config import Fleet
 from tests.commands.snapshot_runs import configure_fleet, run_command, slots_of
 from tests.s3.server import free_port
+from tests.servers.dealt import start_fleet
 from wal.slots.slots import drop_slot
 
 SECONDS_MAX = 120.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from tests.servers.installed import Server
 
 # No test cuts the machine's power, so what a server wrote survives the death of its process.
 SETTINGS = {"fsync": "off"}
+# Returns the fleet that tests share, of a server; None is the wheel's.
+SharedFleets = Callable[[Server | None], EmbeddedFleet]
 
 
 @contextmanager

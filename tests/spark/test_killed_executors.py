@@ -17,11 +17,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from fleet.config import load_fleet
 from tests.commands.snapshot_runs import configure_fleet, sorted_copies
 from tests.run.quick_spark import LINES
 from tests.run.soak import draw
+from tests.servers.dealt import start_fleet
 
 MASTER = "local-cluster[2,1,1024]"
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,17 @@ from tests.commands.snapshot_runs import Ready
 from tests.integration.damage.copied_chain import CopiedChain, copied_chain, copy_chain
 from tests.integration.damage.stored_chain import StoredChain, copy_store, stored_chain
 from tests.run.soak import SEED
+from tests.servers.dealt import current_server
+from tests.servers.fleets import SharedFleets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="package")
+def shared_fleet(shared_fleets: SharedFleets) -> EmbeddedFleet:
+    """The shared fleet of this folder's version: all its modules have the same."""
+    return shared_fleets(current_server(standbys=True))
 
 
 @pytest.fixture(autouse=True)

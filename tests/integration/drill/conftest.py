@@ -12,9 +12,17 @@ from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_
 from tests.integration.drill.drilled import CHANGES, NAME, TABLES, Drilled, listening
 from tests.integration.refusing import execute
 from tests.run.quick_spark import with_spark
+from tests.servers.dealt import current_server
+from tests.servers.fleets import SharedFleets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="package")
+def shared_fleet(shared_fleets: SharedFleets) -> EmbeddedFleet:
+    """The shared fleet of this folder's version: all its modules have the same."""
+    return shared_fleets(current_server(standbys=True))
 
 
 @pytest.fixture(scope="module")

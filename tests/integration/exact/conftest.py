@@ -12,7 +12,7 @@ from embedded.fleet import EmbeddedFleet
 from tests.chains.exact_chain import History, exact_history
 from tests.commands.snapshot_runs import Ready
 from tests.run.soak import SOAK_SECONDS
-from tests.servers.fleets import fleet_of
+from tests.servers.fleets import SharedFleets, fleet_of
 from tests.servers.installed import MORE_FOLDERS, find_server, id_of
 from tests.servers.packages import WHOLE, WITH_ICU, Package
 
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 # The builds of the other shard: one with ICU, XML and TLS, in the long form every build.
 BUILDS: tuple[Package | Path, ...] = (*WITH_ICU[:1], *(WHOLE + WITH_ICU[1:]) * bool(SOAK_SECONDS), *MORE_FOLDERS)
+
+
+@pytest.fixture(scope="package")
+def shared_fleet(shared_fleets: SharedFleets) -> EmbeddedFleet:
+    """The shared fleet of the wheel, which has the newest types; another shard runs the other versions."""
+    return shared_fleets(None)
 
 
 @pytest.fixture(scope="package", params=BUILDS, ids=id_of)

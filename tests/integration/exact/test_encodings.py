@@ -70,7 +70,7 @@ CASES = [(SQL_ASCII, LATIN1)]
 if SOAK_SECONDS:
     CASES += [(LATIN1, SQL_ASCII), (EUC_JP, WIN1251), (WIN1251, EUC_JP), (LATIN5, EUC_JP)]
 CROSSED_MIN, WAIT_SECONDS = 50, 0.05
-NOT_DECODING = 15
+NOT_DECODING, NEWEST = 15, 18
 # After the full snapshot one is unlinked and one changed; the second shard has one more, with another owner.
 LARGE_OBJECTS = (
     "SELECT lo_from_bytea(7, 'seven')", "SELECT lo_from_bytea(8, decode(repeat('00ff5c', 200000), 'hex'))",
@@ -226,7 +226,8 @@ def test_every_byte_of_every_encoding_comes_back_on_every_version(
         else:
             runs.restore(NAME, newer, create_roles=True)
         assert [copies(node.dsn) for node in newer.primaries] == states[-1]
-        assert_older_is_refused(runs, target_fleet(fleet, "older"), version)
+        if version < NEWEST:
+            assert_older_is_refused(runs, target_fleet(fleet, "older"), version)
         assert_checked(runs, has_all=not expected)
 
 
@@ -245,7 +246,7 @@ def assert_roles_are_distinguished(runs: Runs, newer: Fleet, case: tuple[Encoded
 def assert_older_is_refused(runs: Runs, target: Fleet, version: int) -> None:
     first, second = target.primaries
     crossed = replace(target, nodes=(Node(first.id, second.dsn), Node(second.id, first.dsn)))
-    with pytest.raises(TargetUnfitError, match=f"node s1: PostgreSQL {version} is older than the snapshot's 18"):
+    with pytest.raises(TargetUnfitError, match=f"node s1: PostgreSQL {version} is older than the snapshot's {NEWEST}"):
         runs.restore(NAME, crossed)
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import start_fleet, stop_fleet
+from embedded.fleet import stop_fleet
 from fleet.config import Fleet, load_fleet
 from fleet.nodes.connections import with_database
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute
+from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

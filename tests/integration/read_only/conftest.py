@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import connect
 from fleet.tables.publications import ensure_publications
 from tests.commands.snapshot_runs import configure_fleet
 from tests.integration.read_only.frozen_nodes import FLEET_ID
+from tests.servers.dealt import start_fleet
 
 
 @pytest.fixture(scope="package")

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import start_fleet, stop_fleet
+from embedded.fleet import stop_fleet
 from fleet.config import Node
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.integration.restoring.filled import tables_to_fill
 from tests.integration.restoring.target_place import SHARDS, Place, make_place
+from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

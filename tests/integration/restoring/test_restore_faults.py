@@ -16,7 +16,7 @@ import pytest
 
 import fleet.nodes.watch
 import storage.storing
-from embedded.fleet import start_fleet, stop_fleet
+from embedded.fleet import stop_fleet
 from fleet.config import Fleet, load_fleet
 from fleet.progress import Silent
 from restore.crash_points import PER_NODE, RestoreCrashPoint
@@ -53,6 +53,7 @@ from tests.integration.restoring.target_place import (
 )
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.s3.proxy import s3_proxy
+from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import start_fleet, stop_fleet
+from embedded.fleet import stop_fleet
 from tests.commands.snapshot_runs import dropping_slots
 from tests.integration.routing.routed_place import SHARDS, RoutedPlace, make_routed_place
+from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

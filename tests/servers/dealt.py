@@ -1,0 +1,86 @@
+"""Which version of PostgreSQL the fleets of a test run: dealt out to modules by a fixed rule, the name's checksum.
+
+So each test runs on one version, and all tests together on each. A module, or a folder whose modules share servers,
+always has the same version; the report of a failed test names it. `SNAPSHOT_TEST_POSTGRESQL=15` chooses one for all.
+Standbys decode from 16 on, so a fleet with standbys never gets 15 by this rule. A test that needs a version says so:
+
+    pytestmark = pytest.mark.postgresql(18, reason="15 to 17 lack …")
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+import pytest
+
+from embedded.fleet import EmbeddedFleet
+from embedded.fleet import start_fleet as start_fleet_of_wheel
+from tests.run.units import unit_of
+from tests.servers.installed import MAJORS, SERVERS, Server
+
+NEWEST = max(MAJORS)
+# From here on a standby can decode its WAL.
+DECODING_STANDBYS = 16
+CHOSEN = int(os.environ.get("SNAPSHOT_TEST_POSTGRESQL", "0"))
+_running: list[pytest.Item] = []
+
+
+def dealt_version(unit: str, *, standbys: bool) -> int:
+    """The version that the rule deals to a module or folder."""
+    versions = [version for version in MAJORS if version >= DECODING_STANDBYS or not standbys]
+    return CHOSEN or versions[zlib.crc32(unit.encode()) % len(versions)]
+
+
+def version_for(item: pytest.Item, *, standbys: bool) -> int:
+    """The version that a test's fleets run: the newest if the dealt one is not installed."""
+    marker = item.get_closest_marker("postgresql")
+    version = int(marker.args[0]) if marker else dealt_version(unit_of(item.nodeid), standbys=standbys)
+    return version if version in SERVERS else NEWEST
+
+
+def current_server(*, standbys: bool) -> Server | None:
+    """The server for a fleet that the running test starts; None is the wheel's, which is of the newest version."""
+    version = version_for(_running[-1], standbys=standbys) if _running else NEWEST
+    return None if version == NEWEST else SERVERS[version]
+
+
+def start_fleet(
+    directory: Path, *, shards: int, backups: int, settings: Mapping[str, str] | None = None, schema: bool = True
+) -> EmbeddedFleet:
+    """Do what `embedded.fleet.start_fleet` does, with the version that is dealt to the running test."""
+    server = current_server(standbys=backups > 0)
+    programs = {f"s{number}": server.programs for number in range(1, shards + 1)} if server else {}
+    return start_fleet_of_wheel(
+        directory, shards=shards, backups=backups, settings=settings, schema=schema, programs=programs
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line(
+        "markers", "postgresql(version, reason): the version that the fleets of a test need, and why"
+    )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Note which test runs, so that every fixture that it sets up has its version."""
+    _running.append(item)
+    try:
+        return (yield)
+    finally:
+        _running.pop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say in the report of a failed test which version it was dealt."""
+    report = yield
+    if report.failed:
+        versions = [version_for(item, standbys=standbys) for standbys in (False, True)]
+        line = f"{versions[0]}, with standbys {versions[1]}; to choose: SNAPSHOT_TEST_POSTGRESQL={versions[0]}"
+        report.sections.append(("PostgreSQL of this module", line))
+    return report

@@ -22,7 +22,7 @@ from restore.estimates.volumes import (
     newest_facts,
 )
 from restore.obstacles.obstacles import Obstacles
-from restore.obstacles.server import check_extensions, check_tablespaces
+from restore.obstacles.server import check_compression, check_extensions, check_tablespaces
 from restore.parts.scope import TableMove
 from restore.plan import RestorePlan
 from restore.rehearsal import check_memberships, read_our_name
@@ -66,7 +66,9 @@ def read_all_ddl(
         except ObjectDamagedError as error:
             obstacles.add(explain_damage(plan.store.open(), plan.chain, plan.wanted, error))
             continue
-        check_extensions(target.node, connection, stored.entries, newest_facts(plan.chain, target.source), obstacles)
+        facts = newest_facts(plan.chain, target.source)
+        check_extensions(target.node, connection, stored.entries, facts, obstacles)
+        check_compression(target.node, connection, facts, obstacles)
         check_tablespaces(target.maintenance, stored.entries, obstacles)
         with obstacles.collecting(target.node.id):
             if plan.request.scope.changes_roles:

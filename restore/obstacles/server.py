@@ -1,4 +1,4 @@
-"""What a target's server must have before the DDL can run: extensions, tablespaces, locales and collations.
+"""What a target's server must have before the DDL can run: extensions, tablespaces, locales, collations and lz4.
 
 Nothing is created to find it out. A server older than the snapshot's is an obstacle of its own.
 """
@@ -14,6 +14,7 @@ from fleet.config import Node
 from fleet.nodes.baseline import ICU, LIBC, NodeIdentity
 from fleet.nodes.connections import connect
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
+from fleet.some_names import list_some
 from restore.obstacles.obstacles import Obstacles, TargetLacksError
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.records.database_facts import DatabaseFacts, UsedCollation
@@ -29,6 +30,9 @@ COLLATIONS_QUERY = "SELECT collname FROM pg_collation WHERE collnamespace = 'pg_
 ICU_VERSION = 170000
 HAS_ICU_QUERY = "SELECT icu_unicode_version() IS NOT NULL"
 HAS_ICU_COLLATIONS_QUERY = "SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i')"
+# A server that is built without lz4 does not offer it.
+HAS_LZ4_QUERY = "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
+NAMED_MAX = 5
 # A locale of the machine can be tried by any setting that takes one (PostgreSQL manual, "Locale Support").
 TRY_LOCALE = "SELECT set_config('lc_monetary', %s, true)"
 
@@ -65,6 +69,24 @@ def check_extensions(
                 f"node {node.id}: extension {name} is created in version {default}, the server's default; the snapshot"
                 f" has {versions[name]}, which the server {has}"
             )
+
+
+def check_compression(
+    node: Node, connection: psycopg.Connection[Any], facts: DatabaseFacts | None, obstacles: Obstacles
+) -> None:
+    """Add an obstacle if columns are compressed by lz4, which the server is built without."""
+    columns = facts.lz4_columns if facts else ()
+    if not columns or connection.execute(HAS_LZ4_QUERY).fetchone() == (True,):
+        return
+    obstacles.add(
+        TargetLacksError(
+            f"node {node.id}: its PostgreSQL is built without lz4, which compresses columns of the snapshot:"
+            f" {list_some(columns, NAMED_MAX)}",
+            hint="restore to a server that is built with lz4; or on the source ALTER TABLE … ALTER COLUMN … SET"
+            " COMPRESSION pglz, take an increment, and restore that",
+            details={"node": node.id, "columns": list(columns)},
+        )
+    )
 
 
 def check_tablespaces(node: Node, entries: Iterable[ArchiveEntry], obstacles: Obstacles) -> None:

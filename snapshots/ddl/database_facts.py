@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 
 from fleet.nodes.encodings import readable
+from fleet.tables.names import table_name
 from snapshots.records.database_facts import DatabaseFacts, UsedCollation
 
 SIZE_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = current_database()"
@@ -24,6 +25,15 @@ SELECT {readable("n.nspname")}, {readable("c.collname")}, c.collprovider::text,
         OR EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_collation'::regclass AND d.refobjid = c.oid))
  ORDER BY 1, 2
 """
+# pg_dump writes the compression of columns; those of an extension are its own matter.
+LZ4_COLUMNS_QUERY = f"""
+SELECT {readable("n.nspname")}, {readable("c.relname")}, {readable("a.attname")}
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE a.attcompression = 'l' AND NOT a.attisdropped AND c.relkind IN ('r', 'p', 'm')
+   AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
+                      AND d.deptype = 'e')
+ ORDER BY 1, 2, a.attnum
+"""
 
 
 def read_facts(connection: psycopg.Connection[Any]) -> DatabaseFacts:
@@ -34,4 +44,6 @@ def read_facts(connection: psycopg.Connection[Any]) -> DatabaseFacts:
         UsedCollation(schema, name, provider, tuple(locales), is_own)
         for schema, name, provider, locales, is_own in connection.execute(COLLATIONS_QUERY)
     )
-    return DatabaseFacts(size, extensions, tuple(collations))
+    rows = connection.execute(LZ4_COLUMNS_QUERY)
+    lz4_columns = tuple(f"{table_name(schema, table)}.{column}" for schema, table, column in rows)
+    return DatabaseFacts(size, extensions, tuple(collations), lz4_columns)

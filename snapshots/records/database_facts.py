@@ -22,8 +22,12 @@ class UsedCollation(Record, frozen=True, omit_defaults=True):
 
 
 class DatabaseFacts(Record, frozen=True, omit_defaults=True):
-    """A shard's database right after the cut: its size, its extensions with their versions, and its collations."""
+    """A shard's database right after the cut: its size, its extensions with their versions, and its collations.
+
+    `lz4_columns`: the columns whose values are compressed by lz4, as `schema.table.column`.
+    """
 
     size_bytes: Count
     extensions: dict[str, str] = field(default_factory=dict)
     collations: tuple[UsedCollation, ...] = ()
+    lz4_columns: tuple[str, ...] = ()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,12 +13,18 @@ import pytest
 from embedded.bank import read_invariants
 from fleet.programs.clients import ProgramsUnfitError
 from fleet.progress import Silent
+from restore.obstacles.obstacles import ObstaclesError
 from restore.parts.scope import RestoreScope
+from restore.plan import plan_restore
+from restore.preview import preview_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
 from restore.targets.target import TargetUnfitError
 from snapshots.create.initialise import initialise
 from tests.chains.exact_chain import differences
 from tests.integration.matrix.chains import CROSSED_MIN, DATABASE, TARGET, TOGETHER, Matrix, state_of
 from tests.run.soak import SOAK_SECONDS
+from tests.servers.fleets import fleet_of
 from tests.servers.hosts import WAYS, Way
 from tests.servers.installed import MAJORS
 
@@ -116,6 +123,27 @@ def test_programs_that_are_too_old_are_refused_by_name(matrix: Matrix, programs:
     target = matrix.fleet({programs: matrix.node(programs, programs, TARGET, "socket")}, "unused", programs)
     with pytest.raises(ProgramsUnfitError, match=f"there is no pg_restore {NEWEST} or newer in "):
         matrix.chains[TOGETHER].restore(TOGETHER, target, scope=RestoreScope(nodes=(target.nodes[0].id,)))
+
+
+def test_a_server_that_is_built_without_xml_and_lz4_is_refused_at_once(matrix: Matrix, tmp_path: Path) -> None:
+    """The wheel's: both are named together, by a dry run too."""
+    with fleet_of(tmp_path / "fleet", [None], schema=False) as without:
+        node = replace(matrix.node(NEWEST, NEWEST, TARGET, "socket"), dsn=without.primaries[0].dsn(TARGET))
+        request = RestoreRequest(TOGETHER, 1, scope=RestoreScope(nodes=(node.id,)))
+        plan = plan_restore(matrix.chains[TOGETHER].fleet, matrix.fleet({NEWEST: node}, "unused"), request)
+        with pytest.raises(ObstaclesError) as raised:
+            preview_restore(plan, Silent())
+        with pytest.raises(ObstaclesError):
+            restore_fleet(plan, matrix.spark, Silent())
+        with psycopg.connect(without.primaries[0].dsn("postgres")) as connection:
+            databases = connection.execute("SELECT datname FROM pg_database ORDER BY 1").fetchall()
+    assert databases == [("postgres",), ("template0",), ("template1",)]
+    obstacles = {one["message"] for one in raised.value.details["obstacles"]}
+    start = f"node {node.id}: its PostgreSQL is built without "
+    assert obstacles == {
+        f"{start}XML support, but the snapshot has XML in public.journal.paper",
+        f"{start}lz4, which compresses columns of the snapshot: public.customer.note",
+    }
 
 
 @pytest.mark.usefixtures("clean")

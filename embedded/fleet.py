@@ -157,6 +157,11 @@ def start_fleet(
         return _resume(fleet)
 
 
+def programs_of(shards: int, folder: Path | None) -> dict[str, Path]:
+    """The argument `programs` for a fleet whose shards all run the programs in `folder`; None: the wheel's."""
+    return {shard: folder for shard, backup_of in shape_of(shards, 0) if backup_of is None} if folder else {}
+
+
 def is_fleet(directory: Path) -> bool:
     """Whether `directory` holds a complete embedded fleet, running or not."""
     state = read_state(directory)

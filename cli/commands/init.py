@@ -47,6 +47,7 @@ def init(
         "encryption_key": report.encryption_key or None,
         "grants": grants_of(report.lacking),
         "actions": actions_of(report.lacking),
+        "standbys_left_out": [standby for _, standby in report.too_old],
     }
     emit(context, document, lines_of(report))
 
@@ -75,9 +76,13 @@ def lines_of(report: InitReport) -> list[str]:
                 f"{node}: append-only, inserts and truncates are followed: {', '.join(report.append_only[node])}"
             )
     standbys = {node.backup_of for node in report.nodes}
+    if report.too_old:
+        names = [standby for _, standby in report.too_old]
+        lines.append(f"standbys below PostgreSQL 16 can't decode WAL, and are left out: {', '.join(names)}")
     if alone := [node.node for node in report.nodes if node.backup_of is None and node.node not in standbys]:
+        what = "a standby that decodes WAL" if report.too_old else "a standby"
         lines.append(
-            f"without a standby: {', '.join(alone)}; check compares no second copy of them, and ends with exit code 4"
+            f"without {what}: {', '.join(alone)}; check compares no second copy of them, and ends with exit code 4"
         )
     if report.forgotten:
         primaries = report.published

@@ -14,7 +14,9 @@ from cli.output.format import count_text, name_fleet, seconds_text
 from cli.output.results import emit, progress
 from embedded.bank import BankInvariants, read_invariants
 from embedded.bank_workload import BankWorkload
-from embedded.fleet import EmbeddedFleet, is_fleet, open_fleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, is_fleet, open_fleet, programs_of, start_fleet, stop_fleet
+from embedded.folder import FolderTakenError
+from fleet.programs.wheel import check_programs_folder
 from fleet.progress import Progress
 from wal.segments.own_store import FLEET_KEY
 
@@ -31,20 +33,40 @@ Backups = Annotated[
     int | None,
     typer.Option(min=0, max=8, help=f"Standbys per shard of a new fleet. Default: {NEW_FLEET_BACKUPS}."),
 ]
+PostgreSQL = Annotated[
+    Path | None,
+    typer.Option(
+        "--postgresql",
+        metavar="FOLDER",
+        help="Run the servers of this folder of PostgreSQL's programs, such as /usr/lib/postgresql/16/bin.",
+    ),
+]
 Seconds = Annotated[float, typer.Option(min=0.1, help="How long the bank works.")]
 Clients = Annotated[int, typer.Option(min=1, max=64, help="Number of concurrent clients.")]
 Delete = Annotated[bool, typer.Option("--delete", help="Also delete the servers' data; the store stays.")]
 
 
-def up(context: typer.Context, directory: FleetFolder, shards: Shards = None, backups: Backups = None) -> None:
+def up(
+    context: typer.Context,
+    directory: FleetFolder,
+    shards: Shards = None,
+    backups: Backups = None,
+    postgresql: PostgreSQL = None,
+) -> None:
     """Create and start primaries and standbys in DIR, or restart those that are there."""
     began = time.monotonic()
+    programs = check_programs_folder(postgresql) if postgresql else None
     existing = open_fleet(directory) if is_fleet(directory) else None
     was_running = len(existing.running()) if existing else 0
     shards, backups = _shape(existing, shards, backups)
+    if existing and programs and programs != existing.nodes[0].programs:
+        raise FolderTakenError(
+            f"{existing.directory} holds a fleet of the servers in {existing.nodes[0].programs or 'the wheel'}",
+            hint="leave --postgresql out, or choose another folder",
+        )
     with progress(context) as shown:
         shown.step("start PostgreSQL")
-        fleet = start_fleet(directory, shards=shards, backups=backups)
+        fleet = start_fleet(directory, shards=shards, backups=backups, programs=programs_of(shards, programs))
     seconds = time.monotonic() - began
     started = len(fleet.nodes) - was_running
     nodes = [{"id": node.id, "backup_of": node.backup_of, "dsn": node.dsn()} for node in fleet.nodes]

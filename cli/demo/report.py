@@ -8,12 +8,14 @@ from enum import StrEnum
 from itertools import pairwise
 
 from check.report import CheckReport
+from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
 from embedded.bank import BankInvariants
 from embedded.bank_latency import LatencyLog, Window
 from embedded.bank_workload import Committed
 from fleet.progress import Progress, Reading
 from restore.report import RestoreReport
 from snapshots.records.commit import Commit
+from snapshots.records.operation_records import INCONCLUSIVE as RESULT_INCONCLUSIVE
 from snapshots.records.operation_records import VALID
 
 CUT_STEP = "cut"
@@ -114,6 +116,14 @@ class StoryReport:
     def holds(self) -> bool:
         """Whether the check found the snapshot valid and the restored shards are consistent."""
         return self.is_valid and self.invariants is not None and self.invariants.hold
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the demo: a check that is inconclusive is one here, too."""
+        if self.holds:
+            return DONE
+        is_open = self.check is not None and self.check.result == RESULT_INCONCLUSIVE
+        return INCONCLUSIVE if is_open and self.invariants is not None and self.invariants.hold else CONFLICTS
 
     @property
     def is_valid(self) -> bool:

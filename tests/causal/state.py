@@ -28,7 +28,11 @@ CREATE INDEX ON parent (prev_twin);
 CREATE INDEX ON child (parent)
 """
 FOREIGN_KEYS = 3
-VALID_KEYS_QUERY = "SELECT count(*) FROM pg_constraint WHERE contype = 'f' AND convalidated AND conenforced"
+# Before 18 every constraint is enforced.
+VALID_KEYS_QUERY = """
+SELECT count(*) FROM pg_constraint AS k
+ WHERE contype = 'f' AND convalidated AND coalesce((to_jsonb(k) ->> 'conenforced')::boolean, true)
+"""
 
 # Identifies a row of the fleet: its table, the number of its shard, its id.
 Row = tuple[str, int, Any]

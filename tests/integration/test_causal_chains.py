@@ -1,5 +1,7 @@
 """A Jepsen-style test: four shards run causal chains and the bank, increments are taken at random times and restored.
 
+The shards run four versions of PostgreSQL; every other round of the long form has standbys, which decode from 16 on.
+
 Every restored state must be consistent in itself (foreign keys, twins, chains without a hole, the bank's sums). It must
 also agree with the clients' journal: no acknowledged commit is lost, and there is no row that no client wrote. For most
 cuts the markers reach the shards at different times, as over a bad network. Two-phase transactions stay open over
@@ -10,9 +12,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ import snapshots.create.cut_markers
 import snapshots.create.make_cut
 from embedded.bank import read_invariants
 from embedded.bank_client import open_session
-from embedded.fleet import EmbeddedFleet, stop_fleet
+from embedded.fleet import EmbeddedFleet
 from fleet.nodes.connections import with_database
 from snapshots.records.commit import Commit
 from tests.causal.chain import HALF, Calendar, ChainClient
@@ -33,7 +35,9 @@ from tests.causal.state import ChainState, create_chains, find_faults, read_stat
 from tests.causal.workload import CausalWorkload
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.run.soak import SEED, SOAK_SECONDS
-from tests.servers.dealt import start_fleet
+from tests.servers.dealt import DECODING_STANDBYS
+from tests.servers.fleets import fleet_of
+from tests.servers.installed import MAJORS, Server, require_server
 from wal.cut.cut_values import Cut
 from wal.cut.markers import Marker, WrittenMarker, write_markers
 from wal.cut.resolve import NodeWindow, resolve
@@ -45,7 +49,6 @@ if TYPE_CHECKING:
 
 NAME = "chains"
 BACK = "chains_back"
-SHARDS = 4
 INCREMENTS = 30 if SOAK_SECONDS else 7
 # How many of the increments and the full snapshot are restored.
 JUDGED = INCREMENTS + 1 if SOAK_SECONDS else 2
@@ -129,14 +132,11 @@ def late_markers(chance: random.Random) -> Callable[..., dict[str, WrittenMarker
     return write_late
 
 
-@contextmanager
-def fleet_of(directory: Path, backups: int) -> Iterator[EmbeddedFleet]:
-    """A fleet for one round, deleted after it: a long run must not keep the fleets of all its rounds."""
-    fleet = start_fleet(directory, shards=SHARDS, backups=backups)
-    try:
-        yield fleet
-    finally:
-        stop_fleet(directory, delete=True)
+def servers_for(*, standbys: bool) -> list[Server | None]:
+    """A server of each version, or with standbys of each that can have them, and the wheel's."""
+    if standbys:
+        return [*(require_server(version) for version in MAJORS if version >= DECODING_STANDBYS), None]
+    return [require_server(version) for version in MAJORS]
 
 
 def run_round(runs: Runs, embedded: EmbeddedFleet, seed: int, monkeypatch: pytest.MonkeyPatch) -> Round:
@@ -208,13 +208,16 @@ def test_no_increment_tears_a_transaction_or_loses_an_acknowledged_commit(
         seed = SEED + len(rounds)
         print(f"CUTLINE_SEED={seed}")  # noqa: T201  # shown when the test fails
         directory = tmp_path / f"round-{len(rounds)}"
-        with fleet_of(directory, backups=1 if SOAK_SECONDS else 0) as embedded:
+        has_standbys = bool(SOAK_SECONDS) and len(rounds) % 2 == 0
+        servers = servers_for(standbys=has_standbys)
+        # A long run must not keep the fleets of all its rounds.
+        with fleet_of(directory, servers, backups=int(has_standbys), settings={"fsync": "on"}) as embedded:
             fleet = configure_fleet(embedded, directory / "described.toml", f"file://{tmp_path}/store-{len(rounds)}")
             runs = Runs(fleet, Ready(spark))
             rounds.append(run_round(runs, embedded, seed, monkeypatch))
             report = runs.check_one(NAME)
         assert report.conflicts == []
-        assert report.result == ("valid" if SOAK_SECONDS else "inconclusive"), report
+        assert report.result == ("valid" if has_standbys else "inconclusive"), report
         with capsys.disabled():
             print(f"\n{rounds[-1]}")  # noqa: T201  # the figures are what a long run is for
         assert_something_happened(rounds[-1])

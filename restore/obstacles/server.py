@@ -26,10 +26,12 @@ SELECT e.name, e.default_version, array_agg(v.version ORDER BY v.version)
 """
 TABLESPACES_QUERY = "SELECT namesend(spcname) FROM pg_tablespace"
 COLLATIONS_QUERY = "SELECT collname FROM pg_collation WHERE collnamespace = 'pg_catalog'::regnamespace"
-# Before 17 no function tells; the server's collations of ICU exist if it is built with it.
+# Before 17 no function tells. A collation of ICU may exist without it (16 has one), but then it has no version.
 ICU_VERSION = 170000
 HAS_ICU_QUERY = "SELECT icu_unicode_version() IS NOT NULL"
-HAS_ICU_COLLATIONS_QUERY = "SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i')"
+HAS_ICU_COLLATIONS_QUERY = """
+SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i' AND pg_collation_actual_version(oid) IS NOT NULL)
+"""
 # A server that is built without lz4 does not offer it.
 HAS_LZ4_QUERY = "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
 NAMED_MAX = 5

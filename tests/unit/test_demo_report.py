@@ -18,7 +18,7 @@ CONFLICTS = SnapshotReport("demo", 3, Compared(objects=1), conflicts=[Conflict("
 INCONCLUSIVE = SnapshotReport("demo", 3, Compared(objects=1), skipped=[Skipped("s1", "its object is damaged")])
 WRONG = [
     (CONFLICTS, RIGHT),
-    (INCONCLUSIVE, RIGHT),
+    (INCONCLUSIVE, replace(RIGHT, total_balance=1)),
     (VALID, replace(RIGHT, total_balance=1)),
     (VALID, replace(RIGHT, half_present=("a transfer",))),
     (VALID, replace(RIGHT, unexplained_accounts=(7,))),
@@ -30,13 +30,20 @@ def new_story(checked: SnapshotReport, books: BankInvariants | None) -> StoryRep
 
 
 def run_demo(report: StoryReport, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(cli.demo.command, "tell_story", lambda _: report)
+    monkeypatch.setattr(cli.demo.command, "tell_story", lambda *_: report)
     return run(["demo", *words])
 
 
 def test_exit_0_if_the_invariants_hold(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_demo(new_story(VALID, RIGHT), monkeypatch, "--json") == 0
     assert json.loads(capfd.readouterr().out)["holds"] is True
+
+
+def test_exit_4_if_the_check_is_inconclusive(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_demo(new_story(INCONCLUSIVE, RIGHT), monkeypatch) == 4
+    assert "the check is inconclusive" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("checked", "books"), [*WRONG, (VALID, None)])

@@ -30,7 +30,8 @@ SELECT rolname, rolsuper, rolreplication, rolbypassrls, rolinherit, rolcreaterol
 # The functions that Cutline's statements call, and those behind the views that they read. PostgreSQL grants all but
 # pg_log_standby_snapshot() to everybody, but an administrator may have revoked that.
 FUNCTIONS = (
-    "pg_advisory_unlock", "pg_backend_pid", "pg_blocking_pids", "pg_collation_actual_version", "pg_control_checkpoint", "pg_control_recovery",
+    "pg_advisory_unlock", "pg_backend_pid", "pg_blocking_pids", "pg_collation_actual_version", "pg_control_checkpoint",
+    "pg_control_recovery",
     "pg_control_system",
     "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "pg_current_wal_lsn",
     "pg_current_xact_id", "pg_database_size", "pg_drop_replication_slot", "pg_encoding_to_char", "pg_get_userbyid",

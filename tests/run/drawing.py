@@ -1,12 +1,12 @@
-"""Draw some of the tests that take long together: each whole run has others, by the seed that it prints.
+"""Draw some of the tests that take long together: the same in every whole run, others with another CUTLINE_SEED.
 
 A run of such a folder or module by its name has all of them, and so has the long form (`make soak`). What is drawn from
-is in tests/run/drawn.py.
+is in tests/run/drawn.py. A new test changes the draw of no other but the one whose turn it takes.
 """
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
@@ -40,7 +40,8 @@ def not_drawn(tests: Sequence[str], arguments: Sequence[str], seed: int) -> set[
     for draw in DRAWS:
         every = [test for place in draw.places for test in found.get(place, [])]
         kinds = sorted({one.partition("::")[0] for one in every}) if draw.whole_modules else every
-        chosen = set(random.Random(f"{seed} {draw.places[0]}").sample(kinds, -(-len(kinds) // draw.of)))
+        by_lot = sorted(kinds, key=lambda kind: hashlib.sha256(f"{seed} {kind}".encode()).digest())
+        chosen = set(by_lot[: -(-len(kinds) // draw.of)])
         dropped |= {one for one in every if chosen.isdisjoint((one, one.partition("::")[0]))}
     return dropped
 

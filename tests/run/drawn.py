@@ -1,4 +1,4 @@
-"""Which tests every whole run draws a part of, and how many of them.
+"""Of which tests a whole run has a part, and how many of them.
 
 A place is a folder, a module or a test with all its variants; a test belongs to the longest place that names it. The
 tests of several places are drawn together if they show neighbouring things and each takes many seconds. What needs
@@ -24,7 +24,7 @@ class Draw:
 DRAWS = (
     # In every run: the main paths on every version, what PostgreSQL's types come back as, and what the pages say.
     Draw(1, (f"{TESTS}/matrix", f"{TESTS}/exact", f"{TESTS}/test_docs_commands.py")),
-    Draw(3, (TESTS,), whole_modules=True),
+    Draw(2, (TESTS,), whole_modules=True),
     # Random databases and histories.
     Draw(
         6,

@@ -11,6 +11,7 @@ from check.findings import Findings
 from check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
 from check.structure import check_listing, check_structure, names_to_check
 from fleet.config import Fleet
+from fleet.nodes.clocks import note_late_clock
 from fleet.progress import Progress
 from snapshots.ddl.dump import read_ddl
 from snapshots.executors.needs import ExecutorNeeds
@@ -18,6 +19,7 @@ from snapshots.operations.object_lists import lost_list_error
 from snapshots.operations.open_operations import naming_open_operations, read_open_operations
 from snapshots.operations.recorded import read_recorded_commits
 from snapshots.records.chain import Chain
+from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import read_identity
 from snapshots.records.stored_object import DDL, LostList
@@ -77,6 +79,8 @@ def _check_chain(
     progress: Progress,
 ) -> None:
     store = location.open()
+    # The record of this check is compared with those of others, by the time at which they ended.
+    note_late_clock(cut_time(chain.last), progress)
     if request.metadata_only:
         check_listing(store, chain, findings.report)
         _note_lost_lists(chain, findings)

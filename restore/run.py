@@ -15,6 +15,7 @@ from msgspec import structs
 
 from fleet.config import Fleet, Node
 from fleet.label import own_label
+from fleet.nodes.clocks import ClockReading, note_clocks, read_clock
 from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
 from fleet.nodes.lock import take_lock
 from fleet.nodes.sessions import in_parallel
@@ -40,6 +41,7 @@ from restore.targets.database_records import (
 from restore.targets.databases import drop_database
 from restore.targets.target import Target, lock_targets, place_of, server_of, start_of, suffix_of
 from snapshots.executors.needs import ExecutorNeeds
+from snapshots.records.cut_times import cut_time
 from snapshots.records.operation_records import Intent
 from storage.errors import SnapshotError
 
@@ -254,9 +256,20 @@ def running(
         inside = stack.enter_context(lock_target_fleet(plan.target_fleet, reached, connections))
         folder = stack.enter_context(TemporaryDirectory(prefix="cutline-ddl-"))
         progress.reached(RestoreCrashPoint.LOCKED)
+        note_clocks(_read_clocks(reached, connections), progress, cut_time(plan.chain.last))
         run = RestoreRun(plan, connections, watch, progress, Path(folder), plan.report(), obstacles, inside)
         stack.callback(run.release_tables)
         yield run
+
+
+def _read_clocks(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[ClockReading]:
+    """The clocks of the targets' servers."""
+
+    def read(target: Target) -> ClockReading:
+        with raising_unreachable(target.node):
+            return read_clock(target.node.id, connections[target.shard])
+
+    return in_parallel(read, targets)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from storage.clock import utc_now
 from storage.digest import digest_of, read_pieces
 from storage.errors import SnapshotError
 from storage.store import (
@@ -297,4 +298,4 @@ def time_of(status: Mapping[str, Any]) -> datetime:
             return value if value.tzinfo else value.replace(tzinfo=UTC)
         if isinstance(value, (int, float)):
             return datetime.fromtimestamp(value, UTC)
-    return datetime.now(UTC)
+    return utc_now()

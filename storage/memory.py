@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from threading import Lock
 
+from storage.clock import utc_now
 from storage.digest import digest
 from storage.store import (
     Inventory,
@@ -37,7 +38,7 @@ class InMemoryStore:
             if check_key(key) in self._objects:
                 raise ObjectExistsError(url=self.url, key=key)
             self._objects[key] = bytes(body)
-            self._created_at[key] = datetime.now(UTC)
+            self._created_at[key] = utc_now()
 
     def read(self, key: str) -> bytes:
         """See ObjectStore."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
 from threading import Barrier
 from typing import TypeAlias
 
+from storage.clock import utc_now
 from storage.digest import digest
 from storage.errors import SnapshotError
 from storage.ids import new_operation_id
@@ -44,7 +44,7 @@ def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
     snapshots deletes nothing. Raises StoreUnfitError, which names what the store lacks, and StoreUnreachableError. A
     store that lets two creators succeed only rarely may pass the probe.
     """
-    folder = f"{PROBES}/{new_operation_id(datetime.now(UTC))}"
+    folder = f"{PROBES}/{new_operation_id(utc_now())}"
     try:
         probe_reading(store, folder)
         keys = probe_creating(store, f"{folder}/put", store.create, "conditional put")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 
@@ -32,6 +31,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from s3fs.errors import translate_boto_error  # type: ignore[import-untyped]
 
+from storage.clock import utc_now
 from storage.fsspec_store import Fault
 
 NO_CONNECTION = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
@@ -200,7 +200,7 @@ def retry_after_seconds(error: BaseException) -> float:
         until = parsedate_to_datetime(text)
     except ValueError:
         return 0.0
-    return max((until - datetime.now(UTC)).total_seconds(), 0.0) if until.tzinfo else 0.0
+    return max((until - utc_now()).total_seconds(), 0.0) if until.tzinfo else 0.0
 
 
 def fault_of(error: BaseException) -> Fault:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
+from storage.clock import utc_now
 from storage.fsspec_store import FsspecStore
 from storage.s3_failures import code_and_status
 from storage.store import DeletionRefusedError
@@ -151,7 +152,7 @@ def find_lock(head: dict[str, Any], reason: str) -> Lock:
     until = head.get("ObjectLockRetainUntilDate")
     if head.get("ObjectLockLegalHoldStatus") == "ON":
         return Lock("it is under a legal hold", None)
-    if isinstance(until, datetime) and until > datetime.now(UTC):
+    if isinstance(until, datetime) and until > utc_now():
         mode = head.get("ObjectLockMode", "Object Lock")
         return Lock(f"it is locked ({mode}) until {until:%Y-%m-%d %H:%M:%S} UTC", until)
     return Lock(reason, None)

@@ -48,6 +48,14 @@ FLOORS = (
 FLOOR_OF = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}
 PACKAGES = tuple(sorted({folder.partition("/")[0] for folder in FLOOR_OF}))
 TUPLE_VALUES_MAX = 2  # with three or more, nobody knows which is which
+# The clock itself, times of local files, what runs in an executor to be compared, and the workload of the demo.
+OWN_CLOCK = {
+    "storage/clock.py",
+    "cli/background/detaching.py",
+    "cli/spark/class_archive.py",
+    "snapshots/executors/examine.py",
+    "embedded/bank_client.py",
+}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
 FORBIDDEN_ENDINGS = ("_utils", "_helpers", "_common", "_base", "_manager", "_new", "_v2")
 
@@ -188,6 +196,16 @@ def test_nothing_below_cli_prints_or_exits(path: Path) -> None:
         assert called not in {"sys.stdout.write", "sys.stderr.write"}, f"line {node.lineno}: {called}"
         raised = ast.unparse(node.exc) if isinstance(node, ast.Raise) and node.exc else ""
         assert not raised.startswith("SystemExit"), f"line {node.lineno}: {raised}"
+
+
+@in_every_module
+def test_the_time_is_asked_in_one_place(path: Path) -> None:
+    """storage/clock.py corrects it by the nodes' clocks."""
+    if path.relative_to(ROOT).as_posix() in OWN_CLOCK:
+        return
+    for node in ast.walk(tree_of(path)):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        assert called not in {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow"}, f"line {node.lineno}"
 
 
 @in_every_module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +26,7 @@ from snapshots.records.commit import CommitSummary
 from snapshots.records.cut_times import cut_time, safe_time
 from snapshots.records.documents import shortened
 from snapshots.records.operation_records import VALID
+from storage.clock import utc_now
 from storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
         elif options.json:
             emit_items(context, {"schema": FLAT_SCHEMA}, "restore_points", rows)
         else:
-            emit(context, {}, [flat_table(rows, datetime.now(UTC))])
+            emit(context, {}, [flat_table(rows, utc_now())])
         return
     listing = list_store(fleet)
     document = {
@@ -75,7 +76,7 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
         "open_operations": [one.to_json() for one in listing.open_operations],
         "put_aside": [asdict(one) for one in listing.answers.old],
     }
-    lines = [] if options.json else lines_of(listing, datetime.now(UTC))
+    lines = [] if options.json else lines_of(listing, utc_now())
     emit(context, document, lines)
 
 

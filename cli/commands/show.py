@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -29,6 +28,7 @@ from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
 from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import shortened
+from storage.clock import utc_now
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -66,7 +66,7 @@ def show(
         document["recovery_plan"] = [one.to_json() for one in nodes]
         lines += plan_lines(chain.last, nodes)
     if timeline:
-        figures = read_figures_of(fleet, details, datetime.now(UTC))
+        figures = read_figures_of(fleet, details, utc_now())
         document["timeline"] = figures_document(figures)
         lines += [] if options.json else timeline_of(figures, timeline_levels())
     if not lines and not options.json:

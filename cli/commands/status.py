@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
@@ -22,6 +22,7 @@ from fleet.progress import Reading
 from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
 from snapshots.records.documents import shortened
 from snapshots.records.store_identity import open_own_store
+from storage.clock import utc_now
 from storage.errors import UnreachableError, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def watch_status(read: Callable[[], Lines], draw: Callable[[Lines], None]) -> No
         try:
             lines = read()
         except UnreachableError as error:
-            why = f"{moment_text(datetime.now(UTC))}: {error.message}; it is asked again every {WATCH_SECONDS:.0f} s"
+            why = f"{moment_text(utc_now())}: {error.message}; it is asked again every {WATCH_SECONDS:.0f} s"
             draw([*lines, why])
         else:
             draw(lines)
@@ -85,7 +86,7 @@ def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
     """Read the operations from the store; with `nodes`, ask the nodes, too."""
     store = open_own_store(fleet)
     found = read_under_way(store)
-    return StatusReport(found, read_nodes(fleet, store) if nodes else [], datetime.now(UTC))
+    return StatusReport(found, read_nodes(fleet, store) if nodes else [], utc_now())
 
 
 def document_of(report: StatusReport, fleet_file: str | None = None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -22,6 +21,7 @@ from snapshots.activity.under_way import ActivityState, UnderWay, read_one
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import Failure, read_failure
 from snapshots.records.store_identity import open_own_store
+from storage.clock import utc_now
 from storage.errors import BusyError, RefusedError, SnapshotError
 from storage.store import ObjectStore
 
@@ -104,7 +104,7 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
             )
         if found.failure is not None:
             raise OperationFailedError(found, found.failure)
-        if found.state(datetime.now(UTC)) is ActivityState.DEAD:
+        if found.state(utc_now()) is ActivityState.DEAD:
             raise OperationDeadError(
                 f"operation {operation} {found.dead_text}" + (f" since {found.seen_at}" if found.seen_at else ""),
                 hint="see what settles it: snapshot status",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import NoReturn
 
@@ -30,6 +29,7 @@ from snapshots.activity.command import Command
 from snapshots.activity.recording import Ending, record_without_intent
 from snapshots.activity.under_way import read_under_way, working_watch
 from snapshots.operations.operation import code_of, reason_of
+from storage.clock import utc_now
 from storage.errors import BusyError, SnapshotError, UnreachableError, find_behind
 from storage.ids import new_operation_id
 
@@ -45,7 +45,7 @@ def watch(context: typer.Context) -> None:
     options = command_context(context)
     source = FleetSource.read(options.load_fleet().path)
     say = partial(log, json_lines=options.json, fleet_file=options.given_fleet)
-    command = Command("watch", "", new_operation_id(datetime.now(UTC)))
+    command = Command("watch", "", new_operation_id(utc_now()))
     with Activity(Silent(), command, source.open_store, stop_process) as activity:
         watcher = Watcher(source, activity, command.operation, say, Notices(source, say))
         try:
@@ -125,7 +125,7 @@ def is_another_at_work(watcher: Watcher) -> bool:
         found = read_under_way(watcher.source.open_store())
     except SnapshotError:
         return False
-    return working_watch(found, watcher.operation, datetime.now(UTC)) is not None
+    return working_watch(found, watcher.operation, utc_now()) is not None
 
 
 def _is_terminated(error: BaseException) -> bool:

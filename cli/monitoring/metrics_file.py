@@ -22,6 +22,7 @@ from snapshots.metrics import catalog
 from snapshots.metrics.exposition import render
 from snapshots.metrics.gathering import GATHERING_SECONDS_MAX, gather_once
 from snapshots.operations.operation import code_of
+from storage.clock import utc_now
 from storage.errors import UsageError, find_behind
 
 MetricsFile = Annotated[
@@ -80,7 +81,7 @@ def replace_metrics(path: Path, text: bytes) -> None:
 
 
 def _write(context: typer.Context, fleet: Fleet, path: Path, run: _Run) -> None:
-    seconds, ended_at = time.monotonic() - run.began, time.time()
+    seconds, ended_at = time.monotonic() - run.began, utc_now().timestamp()
     warn = command_context(context).warn
     try:
         gathered = gather_once(fleet, run.seconds_max)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 
 import typer
@@ -23,6 +22,7 @@ from snapshots.metrics.spans import traced
 from snapshots.operations.operation import code_of, reason_of
 from snapshots.records.operation_records import CheckedPoint
 from snapshots.records.store_identity import open_own_store
+from storage.clock import utc_now
 from storage.errors import SnapshotError
 from storage.ids import new_operation_id
 
@@ -71,7 +71,7 @@ def recorded_activity(
 
     If it does not begin at once, it is an operation from `begin` on; what ends before leaves no record.
     """
-    command, about = Command(kind, snapshot, new_operation_id(datetime.now(UTC))), Command(kind, snapshot)
+    command, about = Command(kind, snapshot, new_operation_id(utc_now())), Command(kind, snapshot)
     with (
         progress(context) as shown,
         traced(fleet, shown, command) as target,

@@ -10,7 +10,6 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -18,6 +17,7 @@ from cli.output.context import PROGRESS_SCHEMA
 from cli.output.format import time_text
 from fleet.progress import Reading
 from fleet.step_pace import StepPace
+from storage.clock import utc_now
 
 LINE_SECONDS = 1.0
 
@@ -130,6 +130,6 @@ class JsonProgress:
 
     def _write(self, values: dict[str, Any]) -> None:
         head = {"schema": PROGRESS_SCHEMA, "command": self._command, "operation": self._operation}
-        line = {**head, **values, "at": time_text(datetime.now(UTC))}
+        line = {**head, **values, "at": time_text(utc_now())}
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()

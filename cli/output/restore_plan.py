@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from cli.output.format import age_text, count_text, quantity_text, seconds_text, size_text, time_text
@@ -12,18 +11,19 @@ from restore.plan import RestorePlan
 from restore.preview import RestorePreview
 from restore.targets.database_records import Phase
 from snapshots.records.cut_times import cut_time
+from storage.clock import utc_now
 
 
 def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     """The first lines of a restore."""
-    chain, volumes, now = plan.chain, preview.volumes, datetime.now(UTC)
+    chain, volumes, now = plan.chain, preview.volumes, utc_now()
     made_at = cut_time(chain.last)
     number = f"increment {chain.last.increment}" if chain.last.increment else "the full snapshot"
     lines = [
         f"source: {chain.name} at {number}, from {plan.store.open().url}",
         f"cut: {time_text(made_at)}, {age_text(made_at, now=now)}",
     ]
-    if plan.request.at and plan.request.at > datetime.now(UTC):
+    if plan.request.at and plan.request.at > utc_now():
         lines.append("warning: --at is in the future, so the newest cut is taken; see its offset from UTC")
     if plan.next_cut:
         after = chain.last.increment + 1
@@ -85,7 +85,7 @@ def plan_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
         "store": plan.store.open().url,
         "cut_at": time_text(made_at),
         "next_cut_at": time_text(plan.next_cut) if plan.next_cut else None,
-        "age_seconds": round((datetime.now(UTC) - made_at).total_seconds(), 3),
+        "age_seconds": round((utc_now() - made_at).total_seconds(), 3),
         "targets": [
             {
                 "shard": target.shard,

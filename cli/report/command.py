@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from cli.report.document import figures_document
 from cli.report.sections import counts_text
 from snapshots.listing.figures import read_figures
 from snapshots.listing.name_templates import newest_name
+from storage.clock import utc_now
 from storage.errors import UsageError
 
 SCHEMA = "cutline/report/1"
@@ -43,7 +43,7 @@ def report(
         )
     fleet = options.load_fleet()
     with replaced_file(html) if html else nullcontext() as write:
-        figures = read_figures(fleet, newest_name(fleet, name) if name is not None else None, datetime.now(UTC))
+        figures = read_figures(fleet, newest_name(fleet, name) if name is not None else None, utc_now())
         if write is not None:
             from cli.report.page import page_of
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from cli.watch.fleet_source import FleetSource
 from fleet.progress import Silent
 from snapshots.activity.cancelling import forget
 from snapshots.activity.under_way import WATCH, ActivityState, read_under_way
+from storage.clock import utc_now
 from storage.errors import SnapshotError
 
 # One that was killed when this one took over counts as dead by then.
@@ -30,7 +30,7 @@ class DeadWatches:
             return
         self._due_at = time.monotonic() + FORGET_SECONDS
         with suppress(SnapshotError):
-            store, now = source.open_store(), datetime.now(UTC)
+            store, now = source.open_store(), utc_now()
             for one in read_under_way(store):
                 if one.kind == WATCH and one.opened is None and one.state(now) is ActivityState.DEAD:
                     log(f"operation {one.id}, an earlier watch: {forget(store, one, Silent()).text}")

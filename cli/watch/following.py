@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from cli.watch.chain import WatchedChain, find_chain, find_others, matching_names
 from cli.watch.fleet_source import FleetSource
@@ -18,6 +18,7 @@ from snapshots.between_cuts.supersede import supersede
 from snapshots.records.documents import NEWER_HINT, ManifestError, StoreEncryptedError
 from snapshots.records.store_identity import FLEET_KEY
 from snapshots.records.tombstones import SnapshotDeletedError
+from storage.clock import utc_now
 from storage.errors import ChainEnd, SnapshotError
 
 LOOK_SECONDS = 30.0
@@ -175,7 +176,7 @@ class Following:
             text = f"{reason or 'there is no snapshot'}; [watch] full is never: take one by: {self._create_command}"
             self.log(text)
         elif name != self._asked_for:
-            now = datetime.now(UTC)
+            now = utc_now()
             age_seconds = (now - self.chain.began_at).total_seconds() if self.chain else None
             seconds = self._pauses.next_seconds(name, age_seconds)
             self.tasks[TaskKind.FULL] = self.tasks[TaskKind.FULL].put_off(now, seconds)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from cli.output.format import name_fleet, printable
 from fleet.record import Time
+from storage.clock import utc_now
 
 EVENT_SCHEMA = "cutline/watch-event/1"
 
@@ -19,7 +19,7 @@ def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str
     The commands of the hint get the fleet file that was given.
     """
     hint = name_fleet(hint, fleet_file, is_hint=True)
-    at = Time.of(datetime.now(UTC))
+    at = Time.of(utc_now())
     if json_lines:
         line = json.dumps({"schema": EVENT_SCHEMA, "at": at, "text": text, "hint": hint, **details})
     else:

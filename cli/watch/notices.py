@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from cli.output.failure import CommandFailure
 from cli.watch.fleet_source import FleetSource
 from cli.watch.notify import notify
 from cli.watch.schedule import Task, TaskKind
 from fleet.record import Time
+from storage.clock import utc_now
 from storage.errors import SnapshotError
 
 
@@ -67,7 +67,7 @@ class Notices:
     def _tell(self, about: TaskKind, error: SnapshotError | None, recovered: str) -> None:
         before = self._troubles.get(about)
         if error is not None:
-            failed = (before or Task(about, 0.0)).failed(datetime.now(UTC), error.message)
+            failed = (before or Task(about, 0.0)).failed(utc_now(), error.message)
             # First: whoever reads it does not wait for the command that is told.
             self._troubles[about] = failed
             if before is None:
@@ -82,7 +82,7 @@ def event_of(event: str, fleet: str, snapshot: str | None, task: Task, failure: 
     """A notice as JSON."""
     return {
         "event": event,
-        "at": Time.of(datetime.now(UTC)),
+        "at": Time.of(utc_now()),
         "fleet": fleet,
         "task": task.kind.value,
         "snapshot": snapshot,

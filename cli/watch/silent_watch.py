@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from cli.watch.fleet_source import FleetSource
 from fleet.label import Label, end_sessions_statement
 from snapshots.activity.under_way import hanging_watch, read_under_way
+from storage.clock import utc_now
 from storage.errors import BusyError, SnapshotError
 
 LOOK_SECONDS = 30.0
@@ -47,7 +47,7 @@ def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
     if not isinstance(process, int):
         return None
     label = Label("watch", "", str(user), str(host), process).text()
-    one = hanging_watch(read_under_way(source.open_store()), label, datetime.now(UTC))
+    one = hanging_watch(read_under_way(source.open_store()), label, utc_now())
     if one is None:
         return None
     return SilentWatchError(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from snapshots.listing.name_templates import new_name
 from snapshots.metrics.spans import traced
 from snapshots.records.commit import Commit
 from snapshots.records.store_identity import open_own_store
+from storage.clock import utc_now
 from storage.errors import BusyError, RefusedError, SnapshotError
 
 # The exit codes of checks and drills that have found something. That is no failure, and no reason to repeat them soon.
@@ -119,7 +120,7 @@ def start_drill(source: FleetSource, name: str) -> RunningCommand:
 
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
     """Raise BusyError if a check or a drill of the snapshot runs: of an operator, or of a watch that was killed."""
-    now = datetime.now(UTC)
+    now = utc_now()
     for one in read_under_way(source.open_store()):
         is_drill = one.intent is not None and one.intent.is_drill
         is_same = is_drill if kind is TaskKind.DRILL else one.kind == kind.value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from msgspec import UnsetType
 
@@ -17,6 +17,7 @@ from snapshots.activity.ended_operations import list_ended, read_batches
 from snapshots.activity.under_way import WATCH, ActivityState, UnderWay, read_under_way
 from snapshots.operations.recorded import document_names
 from snapshots.records.operation_records import FailingTask, Outcome, WatchState
+from storage.clock import utc_now
 from storage.store import ObjectStore
 
 # Of operations without an intent. They are in the order in which they began, and a watch may work for months.
@@ -28,7 +29,7 @@ def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
     """What a watch has told of `tasks` that fail."""
     failing = ((one, one.failing_since) for one in tasks if one.failing_since)
     told = tuple(FailingTask(one.kind.value, Time.of(at), one.problem) for one, at in failing)
-    return WatchState(Time.of(datetime.now(UTC)), had_turn, told)
+    return WatchState(Time.of(utc_now()), had_turn, told)
 
 
 def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) -> list[FailingTask]:
@@ -37,7 +38,7 @@ def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) ->
     Those count that are not at work any more, back to the last one that had the turn: this one has it now. It had it
     itself if `own_state` is the newest: what it had told when it lost it.
     """
-    documents, now = document_names(store), datetime.now(UTC)
+    documents, now = document_names(store), utc_now()
     signs = (_of_sign(one, now) for one in read_under_way(store, documents) if one.kind == WATCH and one.id != own)
     ended = list_ended(documents, has_intent=False)[:READ_MAX]
     outcomes = (one.outcome for batch in read_batches(store, documents, ended) for one in batch)

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 
 from cli.monitoring.metrics_file import replace_metrics
@@ -22,6 +21,7 @@ from snapshots.metrics.catalog import Sample
 from snapshots.metrics.endpoint import MetricsEndpoint
 from snapshots.metrics.exposition import render
 from snapshots.metrics.gathering import MetricsGatherer
+from storage.clock import utc_now
 
 GATHER_SECONDS = 30.0
 FRESH_SECONDS = 4 * GATHER_SECONDS
@@ -105,7 +105,7 @@ def samples_of_watch(watcher: Watcher) -> Iterator[Sample]:
     if not watcher.is_active:
         return
     for kind, task in dict(watcher.tasks).items():
-        due = task.due_at(watcher.begun_at, datetime.now(UTC))
+        due = task.due_at(watcher.begun_at, utc_now())
         if due is not None:
             yield catalog.WATCH_NEXT.of(due.timestamp(), kind.value)
             yield catalog.WATCH_FAILURES.of(task.failures, kind.value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from cli.output.exit_codes import CANCELLED
 from cli.output.failure import CommandFailure, failure_of
@@ -37,6 +37,7 @@ from cli.watch.told_failures import adopt_failures, not_needed, state_of, told_f
 from snapshots.activity.activity import Activity
 from snapshots.records.cut_times import cut_time
 from snapshots.records.operation_records import WatchState
+from storage.clock import utc_now
 from storage.errors import BusyError, ChainEnd, find_behind
 
 TICK_SECONDS = 1.0
@@ -57,7 +58,7 @@ class Watcher:
     operation: str
     log: Log
     notices: Notices
-    begun_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    begun_at: datetime = field(default_factory=utc_now)
     tasks: dict[TaskKind, Task] = field(default_factory=dict)
     following: Following = field(init=False)
     # Whether it works for the fleet, or stands by.
@@ -98,7 +99,7 @@ class Watcher:
         """Do the task that is due, or wait for a moment."""
         self.read_file()
         self.look_beside()
-        now = datetime.now(UTC)
+        now = utc_now()
         task, next_at = next_task(self.following.possible(BESIDE if self._beside else ()), self.begun_at, now)
         if task is None:
             self._say_idle(next_at)
@@ -117,7 +118,7 @@ class Watcher:
         if is_new and self.tasks:
             self.plan()
             # The file may have been what was wrong.
-            retry_now(self.tasks, datetime.now(UTC))
+            retry_now(self.tasks, utc_now())
             self.following.rules_changed()
 
     def look_beside(self) -> None:
@@ -184,7 +185,7 @@ class Watcher:
         increment = self.tasks[TaskKind.INCREMENT]
         needs_increment, result = work.archive(self.source.fleet, name, increment)
         if needs_increment:
-            self.tasks[TaskKind.INCREMENT] = increment.put_off(datetime.now(UTC), 0.0)
+            self.tasks[TaskKind.INCREMENT] = increment.put_off(utc_now(), 0.0)
         return result
 
     def _take_full(self) -> TaskResult:
@@ -199,7 +200,7 @@ class Watcher:
         return result
 
     def _after_success(self, task: Task, result: TaskResult) -> None:
-        now = datetime.now(UTC)
+        now = utc_now()
         self.counts["done"] += 1
         self.following.doubts[task.kind] = 0
         for note in result.notes:
@@ -233,7 +234,7 @@ class Watcher:
         forget_requests(kept=self.operation)
         if is_asked_to_stop(self.operation):
             raise error
-        now, is_cancelled = datetime.now(UTC), failure.code == CANCELLED
+        now, is_cancelled = utc_now(), failure.code == CANCELLED
         failed = task.put_off(now, CANCELLED_SECONDS) if is_cancelled else task.failed(now, failure.message)
         self.counts["failed"] += 1
         self.tasks[task.kind] = failed
@@ -257,7 +258,7 @@ class Watcher:
         self.following.end(failure.message)
 
     def _put_off(self, task: Task, text: str) -> None:
-        now = datetime.now(UTC)
+        now = utc_now()
         put_off = task.waits(now, BUSY_SECONDS)
         self.tasks[task.kind] = put_off
         if task.failing_since is None and put_off.waits_too_long(now):

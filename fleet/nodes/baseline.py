@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from fleet.config import Fleet, Node
 from fleet.hints import NEW_CHAIN
+from fleet.nodes.clocks import ClockReading, time_of_epoch
 from fleet.record import Count, Record, fields_of
+from storage.clock import machine_now
 from storage.errors import ChainEnd, RefusedError
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ SELECT (pg_control_system()).system_identifier::text,
        -- 17 renamed this column; 15 has no ICU rules.
        coalesce(to_jsonb(d) ->> 'datlocale', to_jsonb(d) ->> 'daticulocale'),
        to_jsonb(d) ->> 'daticurules',
-       extract(epoch FROM pg_postmaster_start_time())::text || ':' || current_setting('port')
+       extract(epoch FROM pg_postmaster_start_time())::text || ':' || current_setting('port'),
+       extract(epoch FROM clock_timestamp())::float8
   FROM pg_database d WHERE d.datname = current_database()
 """
 
@@ -91,15 +94,18 @@ class FoundNode:
 
     identity: NodeIdentity
     process: str
+    clock: ClockReading
 
 
 def find_node(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
     """Read the identity of `node`."""
+    asked_at = machine_now()
     row = connection.execute(IDENTITY_QUERY).fetchone()
     if row is None:
         raise RuntimeError("pg_database has no row for the current database")
-    *identity, process = row
-    return FoundNode(NodeIdentity(node.id, node.backup_of, *identity), process)
+    *identity, process, seconds = row
+    clock = ClockReading(node.id, time_of_epoch(seconds), asked_at, machine_now())
+    return FoundNode(NodeIdentity(node.id, node.backup_of, *identity), process, clock)
 
 
 def can_decode(identity: NodeIdentity) -> bool:

@@ -13,6 +13,7 @@ import psycopg
 
 from fleet.config import Fleet, KnownServer, Node
 from fleet.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
+from fleet.nodes.clocks import ClockReading, use_clocks
 from fleet.nodes.connections import (
     NodeUnreachableError,
     connect,
@@ -32,7 +33,8 @@ Result = TypeVar("Result")
 class Sessions:
     """One open session per node, and the nodes' identities. `renew` replaces a session that was lost.
 
-    `too_old` are standbys that can't decode their WAL: they have no session here and are not copied.
+    `too_old` are standbys that can't decode their WAL: they have no session here and are not copied. `clocks` are those
+    of the primaries, as they were read when the sessions began.
     """
 
     fleet: Fleet
@@ -41,6 +43,7 @@ class Sessions:
     identities: Mapping[str, NodeIdentity]
     watch: Watch
     too_old: tuple[Node, ...] = ()
+    clocks: tuple[ClockReading, ...] = ()
 
     @property
     def primaries(self) -> dict[str, psycopg.Connection[Any]]:
@@ -112,6 +115,8 @@ def in_parallel(
 def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_INIT) -> Iterator[Sessions]:
     """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch that they answer.
 
+    From then on this process has the time of the primaries' clocks (fleet/nodes/clocks.py).
+
     Raises NodeUnfitError if our role lacks a privilege, FleetTopologyError, and NodeUnreachableError, also if a node
     stops answering or ends a session; the first and the last also while the block runs.
     """
@@ -135,6 +140,8 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_
         found = {node.id: identify(node, connections[node.id]) for node in chosen}
         check_topology(chosen, found)
         identities = {name: one.identity for name, one in found.items()}
+        clocks = tuple(found[node.id].clock for node in chosen if node.backup_of is None)
+        use_clocks(clocks)
         too_old = tuple(node for node in chosen if not can_decode(identities[node.id]))
         for node in too_old:
             connections.pop(node.id).close()
@@ -144,7 +151,7 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_
         fleet = replace(fleet, nodes=tuple(nodes_found))
         chosen = tuple(replace(node, server=known[node.id]) for node in chosen if node.id in known)
         try:
-            yield Sessions(fleet, chosen, connections, identities, watch, too_old)
+            yield Sessions(fleet, chosen, connections, identities, watch, too_old, clocks)
         except psycopg.OperationalError as error:
             lost = [node for node in chosen if connections[node.id].closed]
             if not lost:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 
 from msgspec import structs
@@ -27,6 +27,7 @@ from snapshots.records.commits import read_full
 from snapshots.records.operation_records import DRILL, FAILED
 from snapshots.records.tombstones import check_not_deleted
 from snapshots.tasks.spark_jobs import SparkSource
+from storage.clock import utc_now
 from storage.errors import IndeterminateError, UnreachableError
 from storage.store import ObjectStore
 
@@ -71,7 +72,7 @@ def run_drill(
     began = time.monotonic()
     check_drill(source)
     store = source.store.open()
-    settle_dead_drills(store, datetime.now(UTC))
+    settle_dead_drills(store, utc_now())
     check_not_deleted(store, request.name)
     shards = read_full(store, request.name).primaries
     request = replace(request, create_roles=True, is_drill=True)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 
 from msgspec import UNSET
@@ -40,6 +39,7 @@ from snapshots.records.operation_records import (
     read_outcome,
 )
 from snapshots.records.store_identity import read_identity
+from storage.clock import utc_now
 from storage.errors import BusyError, RefusedError, UnreachableError
 from storage.store import ObjectStore
 
@@ -82,7 +82,7 @@ def cancel_operations(
 
     Settling settles whatever else is dead, too. Raises StoreOfAnotherFleetError, StoreUnreachableError.
     """
-    store, now = fleet.store.open(), datetime.now(UTC)
+    store, now = fleet.store.open(), utc_now()
     read_identity(store, fleet)
     results: dict[str, Cancelled] = {}
     alive, dead = list[UnderWay](), list[UnderWay]()
@@ -99,7 +99,7 @@ def cancel_operations(
         late = {one.operation.id for one in results.values() if one.result is CancelResult.STILL_RUNNING}
         # One that was killed just before it was asked is known to be dead by now.
         found = [one for one in read_under_way(store) if one.id in late]
-        dead += [one for one in found if one.state(datetime.now(UTC)) is ActivityState.DEAD]
+        dead += [one for one in found if one.state(utc_now()) is ActivityState.DEAD]
     if dead:
         progress.step("settle dead operations")
         results |= {one.operation.id: one for one in _settle_all(store, fleet, dead, progress)}
@@ -213,7 +213,7 @@ def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | Non
     """What there is to say of a watch that still holds the watch lock, as its process hangs; None if it is gone."""
     if one.kind != WATCH:
         return None
-    hanging = hanging_watch(read_under_way(store), one.label, datetime.now(UTC))
+    hanging = hanging_watch(read_under_way(store), one.label, utc_now())
     if hanging is None or hanging.id != one.id:
         return None
     answers = ask_lock_holders(fleet)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from fleet.record import Time
 from snapshots.activity.ended_operations import Ended, list_ended, read_batches
 from snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckedPoint
+from storage.clock import utc_now
 from storage.ids import OPERATION_ID
 from storage.store import ObjectStore
 
@@ -77,7 +78,7 @@ class NewestChecks:
 
     def add_all(self, batch: Sequence[Ended]) -> list[str]:
         """Add the checks among operations; return the ids of those that can't be read, or can't be trusted."""
-        latest = datetime.now(UTC) + timedelta(seconds=AHEAD_SECONDS_MAX)
+        latest = utc_now() + timedelta(seconds=AHEAD_SECONDS_MAX)
         unread = [ended.id for ended in batch if ended.problem]
         for ended in batch:
             for check in checks_of(ended):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from fleet.config import GroupRules
 from fleet.lsn import Lsn
 from snapshots.create.make_cut import LastCut
 from snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection, known_tables
 from snapshots.records.chain import Chain
+from snapshots.records.cut_times import cut_time
 from wal.segments.archive import Segment
 
 
@@ -19,7 +21,7 @@ class ChainState:
 
     `chain` is the id of the operation that began it. `known` are the tables as its last commit records them, `seen` as
     the primaries' catalogs were last read. `base` is the position at which each node's archive begins, `segments` the
-    newest that commits list, `last_cut` the last cut on each primary.
+    newest that commits list, `last_cut` the last cut on each primary, `last_at` when it was made.
     """
 
     chain: str
@@ -29,6 +31,7 @@ class ChainState:
     base: Mapping[str, Lsn]
     segments: Mapping[str, tuple[Segment, ...]]
     last_cut: Mapping[str, LastCut]
+    last_at: datetime | None = None
 
 
 def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, NodeTables]) -> ChainState:
@@ -44,4 +47,5 @@ def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, NodeTables]) ->
             cut.node: LastCut(cut.position, cut.undecided, cut.in_doubt, cut.last_commit_at)
             for cut in chain.last.cut.nodes
         },
+        cut_time(chain.last),
     )

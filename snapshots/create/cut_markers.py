@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -13,11 +13,13 @@ import pyarrow as pa
 from msgspec import structs
 
 from columns.arrow_numbers import to_mask, to_numpy
+from fleet.nodes.clocks import ClockReading, check_clocks
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.lock import FleetLock
 from fleet.progress import Progress
 from fleet.record import Time
 from snapshots.operations.crash_points import CrashPoint
+from storage.clock import utc_now
 from storage.errors import SnapshotError
 from wal.cut.markers import Marker, WrittenMarker, marker_from_bytes, write_markers
 from wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew
@@ -37,7 +39,11 @@ class AttemptFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CutMarkers:
-    """The start marker of an attempt, and both of every primary, which took so many seconds until `made_at`."""
+    """The start marker of an attempt, and both of every primary, which took so many seconds.
+
+    `made_at` is the latest time of a finish marker by the clocks that can be believed, and no earlier than the cut
+    before: nothing that was committed later, by such a clock, is in the cut.
+    """
 
     marker: Marker
     starts: Mapping[str, WrittenMarker]
@@ -46,10 +52,13 @@ class CutMarkers:
     made_at: Time
 
 
-def write_cut_markers(lock: FleetLock, start: Marker, progress: Progress) -> CutMarkers:
+def write_cut_markers(
+    lock: FleetLock, start: Marker, progress: Progress, last_at: datetime | None = None
+) -> CutMarkers:
     """Write the start marker on all primaries, then the finish marker on all of them.
 
-    Raises AttemptFailedError if a session of the lock is lost, and at once if a node is silent.
+    `last_at` is when the cut before was made. Raises AttemptFailedError if a session of the lock is lost, at once if a
+    node is silent, and ClocksDifferError.
     """
     progress.step("cut")
     # A silent node ends the command: a retry would not help.
@@ -67,10 +76,24 @@ def write_cut_markers(lock: FleetLock, start: Marker, progress: Progress) -> Cut
         progress.reached(CrashPoint.FINISHES_WRITTEN)
     except (psycopg.OperationalError, NodeUnreachableError) as error:
         raise AttemptFailedError(_session_lost_text(primaries, error)) from error
-    seconds, made_at = time.monotonic() - began, Time.of(datetime.now(UTC))
+    seconds = time.monotonic() - began
     _warn_of_skew(clock_skew(starts), progress)
+    readings = [ClockReading(node, one.written_at, one.sent_at, one.confirmed_at) for node, one in starts.items()]
+    believed = check_clocks(readings, progress, last_at)
     # One session wrote both markers of a node, so the node was not restarted between them.
-    return CutMarkers(start, starts, finishes, seconds, made_at)
+    return CutMarkers(start, starts, finishes, seconds, Time.of(_made_at(finishes, believed.nodes, last_at)))
+
+
+def _made_at(finishes: Mapping[str, WrittenMarker], believed: Collection[str], last_at: datetime | None) -> datetime:
+    """When the last record that can be in the cut was written, by the clocks of these nodes; at the latest."""
+    # A clock is read shortly before its marker is written.
+    latest = [finishes[node].written_at + _round_trip(finishes[node]) for node in believed] or [utc_now()]
+    # Whatever the cut before has is in this one, too.
+    return max(latest) if last_at is None else max(*latest, last_at)
+
+
+def _round_trip(marker: WrittenMarker) -> timedelta:
+    return max(marker.confirmed_at - marker.sent_at, timedelta(0))
 
 
 def _warn_of_skew(skew: Skew, progress: Progress) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from fleet.config import Fleet
+from fleet.nodes.clocks import check_clocks
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from fleet.step_times import StepTimes
@@ -28,6 +29,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
     store = fleet.store.open()
     nodes = choose_nodes(fleet, only_primary=request.only_primary)
     with open_sessions(fleet, nodes) as sessions:
+        check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
         progress.reached(CrashPoint.CHECKED)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress) as context:

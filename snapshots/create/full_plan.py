@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from fleet.config import Fleet, GroupRules, Node
+from fleet.nodes.clocks import check_clocks
 from fleet.nodes.free_connections import check_free_connections
 from fleet.nodes.preconditions import find_fillings, find_node_problems
 from fleet.nodes.problems import refuse_unfit
@@ -104,6 +105,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
     progress.step("check nodes")
     store = fleet.store.open()
     with open_sessions(fleet, choose_nodes(fleet, only_primary=request.only_primary)) as sessions:
+        check_clocks(sessions.clocks, progress)
         check_free_connections(sessions.by_node)
         plan = plan_full(fleet, request, sessions, store)
         preview_guard(store, sessions, None, progress)

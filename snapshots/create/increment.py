@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, structs
 
 from fleet.config import Fleet
+from fleet.nodes.clocks import check_clocks
 from fleet.nodes.free_connections import check_free_connections
 from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.progress import Progress
@@ -37,6 +38,7 @@ from snapshots.records.chain import Chain
 from snapshots.records.chains import check_has_rows, read_chain, read_newest_part
 from snapshots.records.commit import Commit
 from snapshots.records.commits import check_not_pruned, free_turn
+from snapshots.records.cut_times import cut_time
 from snapshots.records.large_objects import with_large_object_counts
 from snapshots.records.lost_chains import check_not_lost
 from snapshots.records.store_identity import check_of_fleet, read_identity
@@ -75,6 +77,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(CrashPoint.SETTLED)
         # Read again under the lock: from here on no other command adds an increment.
         chain = read_newest_part(store, request.name)
+        check_clocks(sessions.clocks, progress, cut_time(chain.last))
         check_not_pruned(store, request.name)
         guard_nodes(store, sessions, progress)
         check_free_connections(sessions.by_node)
@@ -122,6 +125,7 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     check_has_rows(chain, ANOTHER)
     check_not_pruned(store, request.name)
     with open_sessions(fleet, check_fleet_file(fleet, chain)) as sessions:
+        check_clocks(sessions.clocks, progress, cut_time(chain.last))
         check_free_connections(sessions.by_node)
         check_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import cast
 
 import pyarrow as pa
@@ -73,7 +74,8 @@ class LastCut:
 class CutPlan:
     """The input of a cut: a drain task for every node (`make_cut` sets its `finish`), and the previous cut.
 
-    `known` has by node the committed segments, at least those that reach beyond the previous cut.
+    `known` has by node the committed segments, at least those that reach beyond the previous cut. `last_at` is when the
+    previous cut was made, if it is of the same chain.
     """
 
     chain: str
@@ -82,6 +84,7 @@ class CutPlan:
     last_cut: Mapping[str, LastCut]
     known: Mapping[str, tuple[Segment, ...]]
     retries: int = 3
+    last_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,8 @@ def make_cut(
     causes: list[str] = []
     for attempt in range(1, plan.retries + 2):
         try:
-            marked = write_cut_markers(lock, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
+            start = Marker(plan.chain, f"{plan.operation}.{attempt}", "start")
+            marked = write_cut_markers(lock, start, progress, plan.last_at)
             archived, ignored = _drain(plan, marked, spark, progress, lock.sessions)
             progress.reached(CrashPoint.ARCHIVED)
             cut = _resolve(plan, marked, archived, store)

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from snapshots.executors.late import INSTALL
 from snapshots.executors.needs import ExecutorNeeds, ExecutorUnfitError, StoreNotSharedError
 from snapshots.executors.offers import read_offer
 from snapshots.records.store_identity import FLEET_KEY
+from storage.clock import utc_now
 from storage.errors import SnapshotError, UnreachableError, error_of
 from storage.ids import new_operation_id
 from storage.probe import PROBES
@@ -81,7 +81,7 @@ def _probing(store: ObjectStore, needs: ExecutorNeeds) -> Iterator[ExecutorNeeds
     if not needs.writes:
         yield replace(needs, key=FLEET_KEY, body=store.read(FLEET_KEY))
         return
-    folder, body = f"{PROBES}/{new_operation_id(datetime.now(UTC))}", uuid.uuid4().bytes
+    folder, body = f"{PROBES}/{new_operation_id(utc_now())}", uuid.uuid4().bytes
     try:
         create_or_find(store, f"{folder}/driver", body)
         yield replace(needs, key=f"{folder}/driver", body=body, folder=folder)
@@ -102,13 +102,13 @@ def _ask(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> dic
     work = partial(examine.examine, build_digest(), pickle.dumps(needs))
     answers: dict[tuple[str, int], Examined] = {}
     for _ in range(ROUNDS_MAX):
-        asked_at = time.time()
+        asked_at = utc_now().timestamp()
         with awaiting_executors(session, needs.wait_seconds, progress), raising_executor_errors():
             # As many as run at once: an idle executor gets one before a busy one gets a second.
             count = max(session.sparkContext.defaultParallelism, 2)
             found = session.sparkContext.parallelize(range(count), count).map(work).collect()
         for one in found:
-            answers.setdefault((one["host"], one["process"]), Examined(one, asked_at, time.time()))
+            answers.setdefault((one["host"], one["process"]), Examined(one, asked_at, utc_now().timestamp()))
         if len(answers) >= count_executors(session):
             break
     return answers

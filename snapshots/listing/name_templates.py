@@ -21,6 +21,7 @@ from snapshots.records.commits import SnapshotMissingError, check_name, snapshot
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import read_intent
 from snapshots.records.store_identity import read_identity
+from storage.clock import utc_now
 from storage.errors import UsageError
 from storage.store import ObjectStore
 
@@ -98,7 +99,7 @@ def read_template(text: str) -> Template:
             raise UsageError(f"template {text!r} has an unknown field {{{whole}}}", hint=f"known fields are {HINT}")
     template = Template(text, tuple((literal, field) for literal, field, *_ in parts))
     # A template that can't make a valid name is refused before the store is read.
-    template.render(datetime.now(UTC), 1)
+    template.render(utc_now(), 1)
     return template
 
 
@@ -108,7 +109,7 @@ def new_name(fleet: Fleet, text: str) -> str:
         return check_name(text)
     template = read_template(text)
     number = next_number(template, used_names(_store(fleet))) if NUMBER in template.fields else 0
-    return template.render(datetime.now(UTC), number)
+    return template.render(utc_now(), number)
 
 
 def newest_name(fleet: Fleet, text: str) -> str:

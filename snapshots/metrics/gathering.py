@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.metadata import version
 
 from fleet.config import Fleet
@@ -19,6 +19,7 @@ from snapshots.metrics.catalog import Sample
 from snapshots.metrics.entry_reader import EntryReader
 from snapshots.metrics.node_samples import samples_of_nodes
 from snapshots.metrics.store_samples import StoreFacts, archived_positions, read_facts, samples_of_store
+from storage.clock import utc_now
 from storage.errors import SnapshotError
 from wal.slots.lags import LagsQuery
 
@@ -52,7 +53,7 @@ class MetricsGatherer:
         began = time.monotonic()
         query = LagsQuery(fleet.nodes)
         facts, problem = self._read(fleet, seconds_max)
-        lags, now = query.lags(), datetime.now(UTC)
+        lags, now = query.lags(), utc_now()
         samples = [catalog.BUILD_INFO.of(1, version("cutline")), catalog.STORE_UP.of(facts is not None)]
         if facts is not None:
             samples += samples_of_store(facts, now)

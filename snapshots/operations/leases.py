@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -33,6 +33,7 @@ from snapshots.records.operation_records import (
 )
 from snapshots.records.restore_figures import RestoreFigures
 from snapshots.records.tombstones import check_not_deleted, is_known_only_full
+from storage.clock import utc_now
 from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnfitError
 from wal.segments.damage import ObjectDamagedError
@@ -213,7 +214,7 @@ def check_not_in_use(store: ObjectStore, snapshot: str) -> None:
     A lease can't be overridden: it ends with its restore, and expires within minutes if that died. The restore then
     stays open: its databases are still there, to be undone.
     """
-    now = datetime.now(UTC)
+    now = utc_now()
     for lease in open_leases(store, snapshot):
         if lease.is_running(now):
             raise in_use_error(lease)
@@ -245,7 +246,7 @@ def _lease(store: ObjectStore, intent: Intent) -> Lease:
             number += 1
             if number in numbers:
                 break
-        if number > first and until > datetime.now(UTC) + timedelta(seconds=RENEW_SECONDS):
+        if number > first and until > utc_now() + timedelta(seconds=RENEW_SECONDS):
             break
     return Lease(intent, "" if isinstance(intent.by, UnsetType) else intent.by, until)
 
@@ -259,4 +260,4 @@ def _first_expiry(intent: Intent) -> datetime:
 
 
 def _expiry() -> Time:
-    return Time.of(datetime.now(UTC) + timedelta(seconds=LEASE_SECONDS))
+    return Time.of(utc_now() + timedelta(seconds=LEASE_SECONDS))

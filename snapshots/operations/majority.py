@@ -14,12 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from fleet.nodes.baseline import NodeIdentity
 from snapshots.records.baseline_record import BaselineRecord, RecordedPrimary, baseline_key
 from snapshots.records.commits import read_full, snapshot_names
 from snapshots.records.documents import read_document, seal
+from storage.clock import utc_now
 from storage.errors import RefusedError
 from storage.ids import new_operation_id
 from storage.store import ObjectExistsError, ObjectStore
@@ -150,7 +150,7 @@ def _identifiers_of(nodes: Mapping[str, NodeIdentity]) -> dict[str, str]:
 def _record(store: ObjectStore, number: int, identifiers: Mapping[str, str], forgotten: tuple[str, ...]) -> bool:
     """Create the record; return False if its number is taken."""
     primaries = tuple(RecordedPrimary(node, identifier) for node, identifier in identifiers.items())
-    record = BaselineRecord(new_operation_id(datetime.now(UTC)), primaries, forgotten)
+    record = BaselineRecord(new_operation_id(utc_now()), primaries, forgotten)
     try:
         # The record is correct even if the put arrives after this command has failed: the locks were granted.
         create_or_find(store, baseline_key(number), seal(record))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
@@ -31,6 +30,7 @@ from snapshots.records.operation_records import (
     write_operation_record,
 )
 from snapshots.records.restore_figures import RestoreFigures
+from storage.clock import utc_now
 from storage.errors import IndeterminateError, SnapshotError, StoppedError, UnreachableError, find_behind
 from storage.ids import new_operation_id
 from storage.store import ObjectExistsError, ObjectStore
@@ -86,13 +86,13 @@ class Operation:
 
 def current_time() -> Time:
     """The current time, as documents store it."""
-    return Time.of(datetime.now(UTC))
+    return Time.of(utc_now())
 
 
 def new_operation(kind: str, snapshot: str, increment: int, nodes: tuple[str, ...]) -> Intent:
     """The intent of an operation that begins now, in this process."""
     return Intent(
-        operation=new_operation_id(datetime.now(UTC)),
+        operation=new_operation_id(utc_now()),
         kind=kind,
         snapshot=snapshot,
         increment=increment,

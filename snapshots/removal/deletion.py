@@ -13,6 +13,7 @@ import psycopg
 from msgspec import structs
 
 from fleet.config import Fleet
+from fleet.nodes.clocks import check_clocks, note_clocks
 from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.lock import FleetLock
 from fleet.nodes.server_messages import shorten_message
@@ -120,11 +121,21 @@ def delete_snapshot(
 
 @contextmanager
 def hold_fleet(
-    fleet: Fleet, store: ObjectStore, fleet_id: str, command: tuple[str, str], progress: Progress
+    fleet: Fleet,
+    store: ObjectStore,
+    fleet_id: str,
+    command: tuple[str, str],
+    progress: Progress,
+    *,
+    goes_by_age: bool = False,
 ) -> Iterator[FleetNodes]:
-    """Hold the fleet's lock for a command on a snapshot; settle operations that died before."""
+    """Hold the fleet's lock for a command on a snapshot; settle operations that died before.
+
+    Raises ClocksDifferError if what the command does depends on how old something is, and no clock can be believed.
+    """
     progress.step("check nodes")
     with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, *command) as lock:
+        (check_clocks if goes_by_age else note_clocks)(sessions.clocks, progress)
         settle_operations(store, fleet, progress)
         yield FleetNodes(lock, fleet_id)
 

@@ -6,7 +6,6 @@ Nothing here changes the store or contacts a node.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from msgspec import structs
 
@@ -23,6 +22,7 @@ from snapshots.records.tombstones import DELETED, Mark, is_deleted, read_mark, t
 from snapshots.removal.removal import DELETE, objects_of, open_removals
 from snapshots.removal.size_total import SizeTotal
 from snapshots.removal.survey import SurveyedSnapshot, first_restorable, survey_snapshot
+from storage.clock import utc_now
 from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore
 from wal.slots.slots import slot_name
@@ -64,7 +64,7 @@ class DeletionPlan:
 def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
     """Plan the deletion of the snapshot; raise unless it may be deleted."""
     others = tuple(one for one in snapshot_names(store) if one != name)
-    leases = tuple(lease for lease in open_leases(store, name) if lease.is_running(datetime.now(UTC)))
+    leases = tuple(lease for lease in open_leases(store, name) if lease.is_running(utc_now()))
     if _has_tombstone(store, name, force=force):
         mark = unfinished_mark(store, fleet, name)
         return DeletionPlan(mark, None, others, _unknown_nodes(fleet, mark), leases)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -38,6 +38,7 @@ from snapshots.records.keys import Kind, ParsedKey
 from snapshots.records.lost_chains import is_lost, lost_key
 from snapshots.records.operation_records import DONE, read_intent, read_outcome
 from snapshots.records.tombstones import is_deleted, is_only_full
+from storage.clock import utc_now
 from storage.errors import RefusedError
 from storage.store import Listed, ObjectMissingError, ObjectStore
 
@@ -129,7 +130,7 @@ class GarbageRules:
     def _find_restore(self) -> GarbageVerdict | None:
         """A restore that began before the snapshot was marked keeps its objects; None if there is none."""
         try:
-            running = [one for one in open_leases(self.store, self.snapshot) if one.is_running(datetime.now(UTC))]
+            running = [one for one in open_leases(self.store, self.snapshot) if one.is_running(utc_now())]
         except ManifestError as error:
             return GarbageVerdict(GarbageReason.UNCLEAR, error.message)
         return (

@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 from fleet.config import Fleet
+from fleet.nodes.clocks import note_clocks
 from fleet.nodes.lock import FleetBusyError
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
@@ -30,6 +32,7 @@ from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdic
 from snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
 from snapshots.removal.old_records import RecordJudge, judge_probe
 from snapshots.removal.removal import open_removals
+from storage.clock import utc_now
 from storage.errors import RefusedError, SnapshotError, UnreachableError
 from storage.probe import PROBES
 from storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError, Unfinished
@@ -88,9 +91,14 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
     """Settle open operations if the fleet's lock is free. Return why they were not settled, "" if they were."""
     progress.step("settle earlier operations")
     try:
-        for lease in open_leases(store):
+        leases = open_leases(store)
+        if leases:
+            # The time of the nodes, if they can be asked.
+            with suppress(SnapshotError), open_sessions(fleet, fleet.primaries) as sessions:
+                note_clocks(sessions.clocks, progress)
+        for lease in leases:
             # Until then it can be resumed, and list names it.
-            if not lease.is_running(datetime.now(UTC) - timedelta(seconds=RESUMABLE_SECONDS)):
+            if not lease.is_running(utc_now() - timedelta(seconds=RESUMABLE_SECONDS)):
                 record_outcome(store, lease.operation, "failed", "its lease expired")
         if not any(one.operation is None or one.operation.kind == CREATE for one in read_open_operations(store)):
             return ""
@@ -110,7 +118,7 @@ class _GarbageSearch:
         self._store = store
         self._report = report
         self._progress = progress
-        self._now = datetime.now(UTC)
+        self._now = utc_now()
         self._owners: set[str] = set()
 
     def run(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from msgspec import structs
 
@@ -37,6 +36,7 @@ from snapshots.removal.retention import (
     list_kept_instead,
 )
 from snapshots.removal.survey import SurveyedSnapshot, survey_snapshots
+from storage.clock import utc_now
 from storage.store import Listed, ObjectStore
 from wal.slots.slots import slot_name
 
@@ -137,7 +137,8 @@ def prune_store(
     check_rules(rules)
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    with hold_fleet(fleet, store, identity.fleet_id, (PRUNE, ""), progress) as nodes:
+    goes_by_age = rules.keep_days is not None
+    with hold_fleet(fleet, store, identity.fleet_id, (PRUNE, ""), progress, goes_by_age=goes_by_age) as nodes:
         return prune_locked(RemovalRun(fleet, store, nodes, progress, force), rules, announce, ended)
 
 
@@ -167,7 +168,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
     """Plan what the rules remove from the store as it is now."""
     surveys = {one.name: one for one in survey_snapshots(store, snapshot_names(store))}
     checks = read_checks(store, document_names(store), count_max=REMOVAL_READ_MAX)
-    held, now = _held_snapshots(surveys, checks), datetime.now(UTC)
+    held, now = _held_snapshots(surveys, checks), utc_now()
     verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)
     kept_instead = list_kept_instead(list(held.values()), rules, now, takes_last=force)
     deleted, unreadable = list_unfinished_deletions(store)

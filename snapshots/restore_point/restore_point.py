@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fleet.config import Fleet, GroupRules
 from fleet.lsn import ORIGIN, Lsn
+from fleet.nodes.clocks import check_clocks
 from fleet.nodes.preconditions import find_node_problems
 from fleet.nodes.problems import refuse_unfit
 from fleet.nodes.sessions import Sessions, open_sessions
@@ -54,6 +55,7 @@ def create_restore_point(fleet: Fleet, request: CreateRequest, progress: Progres
     progress.step("check nodes")
     store = fleet.store.open()
     with open_sessions(fleet, fleet.primaries) as sessions:
+        check_clocks(sessions.clocks, progress)
         plan = _plan(fleet, request, sessions, store)
         progress.reached(CrashPoint.CHECKED)
         with begin_full(sessions, store, request, plan.fleet_id, progress) as context:
@@ -70,6 +72,7 @@ def preview_restore_point(fleet: Fleet, request: CreateRequest, progress: Progre
     progress.step("check nodes")
     store = fleet.store.open()
     with open_sessions(fleet, fleet.primaries) as sessions:
+        check_clocks(sessions.clocks, progress)
         plan = _plan(fleet, request, sessions, store)
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.fleet_id, progress, terminal=False)

@@ -14,7 +14,6 @@ import re
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import count, islice
 from typing import Annotated
 
@@ -22,6 +21,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from storage.clock import utc_now
 from storage.encryption.cipher import KEY_BYTES, derive_key
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
@@ -86,7 +86,7 @@ class EncryptionKey:
         """Encrypt the data key."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         wrapped = nonce + self._wrapping().encrypt(nonce, data_key, self._authenticated(self.id))
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        now = utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
         text = base64.b64encode(wrapped).decode()
         return KeyDocument(self.id, now, text, _mac_of(data_key, self.id, now, text))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from fleet.nodes.baseline import (
     check_presence,
     check_topology,
 )
+from fleet.nodes.clocks import ClockReading
 from storage.location import StoreLocation
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
 def identity(node: str, backup_of: str | None = None, **other: Any) -> NodeIdentity:
@@ -28,9 +32,13 @@ def identity(node: str, backup_of: str | None = None, **other: Any) -> NodeIdent
     return replace(found, **other)
 
 
+def found(one: NodeIdentity, process: str) -> FoundNode:
+    return FoundNode(one, process, ClockReading(one.node, NOON, NOON, NOON, 0.0))
+
+
 def found_nodes(*identities: NodeIdentity) -> dict[str, FoundNode]:
     """Each identity on a separate server."""
-    return {one.node: FoundNode(one, one.node) for one in identities}
+    return {one.node: found(one, one.node) for one in identities}
 
 
 WAS = {"a": identity("a"), "b": identity("b", system_identifier="8")}
@@ -65,7 +73,7 @@ def test_a_changed_node_is_refused_with_its_most_telling_difference(other: dict[
 
 def test_a_minor_upgrade_and_a_restart_are_allowed() -> None:
     check_baseline(WAS, WAS | {"a": replace(WAS["a"], server_version=150014)})
-    before, after = (FoundNode(WAS["a"], process) for process in ("1795000000.1:5432", "1795000099.1:5432"))
+    before, after = (found(WAS["a"], process) for process in ("1795000000.1:5432", "1795000099.1:5432"))
     assert before != after
     check_baseline({"a": before.identity}, {"a": after.identity})
 

@@ -134,7 +134,7 @@ def test_a_full_snapshot_is_due_once_the_rules_ask_for_one(watched: Watched) -> 
     watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.INCREMENT)
     follow(watched, full=Interval(7 * 86400))
-    now = module.datetime.now(module.UTC)
+    now = module.utc_now()
     due_at = watched.watcher.tasks[TaskKind.FULL].due_at(watched.watcher.begun_at, now)
     assert due_at is not None
     assert due_at <= now
@@ -145,12 +145,12 @@ def test_changed_tables_make_an_increment_due_unless_that_fails(
 ) -> None:
     monkeypatch.setattr("cli.watch.tasks.archive_ahead", lambda *_: ArchivedAhead(needs_increment=True))
     watcher = watched.watcher
-    watcher.tasks[TaskKind.INCREMENT] = watcher.tasks[TaskKind.INCREMENT].done(module.datetime.now(module.UTC))
+    watcher.tasks[TaskKind.INCREMENT] = watcher.tasks[TaskKind.INCREMENT].done(module.utc_now())
     assert "have changed" in watcher._archive_ahead(NAME).text
-    found, _ = module.next_task(watcher.following.possible(()), watcher.begun_at, module.datetime.now(module.UTC))
+    found, _ = module.next_task(watcher.following.possible(()), watcher.begun_at, module.utc_now())
     assert found is not None
     assert found.kind is TaskKind.INCREMENT
-    failed = watcher.tasks[TaskKind.INCREMENT].failed(module.datetime.now(module.UTC), "away")
+    failed = watcher.tasks[TaskKind.INCREMENT].failed(module.utc_now(), "away")
     watcher.tasks[TaskKind.INCREMENT] = failed
     assert watcher._archive_ahead(NAME).text == ""
     assert watcher.tasks[TaskKind.INCREMENT] is failed

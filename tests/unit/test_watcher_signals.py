@@ -165,7 +165,7 @@ def test_an_earlier_watch_that_was_killed_is_forgotten_and_nothing_else(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
-    fleet, now = watched.watcher.source.fleet, module.datetime.now(module.UTC)
+    fleet, now = watched.watcher.source.fleet, module.utc_now()
     store, long_ago = fleet.store.open(), Time.of(now - timedelta(hours=1))
     found = {"dead": ("watch", long_ago), "alive": ("watch", Time.of(now)), "check": ("check", long_ago)}
     ids = {}

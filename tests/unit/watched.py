@@ -59,7 +59,7 @@ class Watched:
         """How long the task waits for its next attempt, from now on."""
         at = self.watcher.tasks[kind].retry_at
         assert at is not None
-        return (at - module.datetime.now(module.UTC)).total_seconds()
+        return (at - module.utc_now()).total_seconds()
 
     def notices(self) -> list[tuple[str, str]]:
         lines = self.events.read_text().splitlines() if self.events.exists() else []

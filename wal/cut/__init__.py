@@ -4,5 +4,5 @@ A *cut* is one WAL position per primary, with the set of global transactions com
 *marker* is a logical message in a node's WAL: the `start` or `finish` of a cut. docs/consistency.md has the rule and
 its proof.
 
-Imports `columns`, `fleet`, `storage` and `wal.segments`.
+Imports `columns`, `fleet`, `fleet.nodes`, `storage` and `wal.segments`.
 """

@@ -12,7 +12,7 @@ import selectors
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -21,13 +21,13 @@ from psycopg import pq
 from psycopg.errors import error_from_result
 
 from fleet.lsn import Lsn
+from fleet.nodes.clocks import time_of_epoch
 from fleet.record import Record, fields_of, from_json
+from storage.clock import machine_now
 
 MARKER_PREFIX = b"cutline"
 FLUSHING_MESSAGE_VERSION = 170000
 MARKER_SECONDS_MAX = 30.0
-# What Python's times end at.
-LATEST_SECONDS = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 # The server's clock in seconds since 1970, in a form that no setting of the session changes.
 CLOCK = b"extract(epoch FROM clock_timestamp())"
 
@@ -58,7 +58,8 @@ def marker_from_bytes(content: bytes) -> Marker:
 class WrittenMarker:
     """A marker in a node's WAL: its position, and when it was written.
 
-    `written_at` is by the node's clock, just before the record; `sent_at` and `confirmed_at` are by ours.
+    `written_at` is by the node's clock, just before the record; `sent_at` and `confirmed_at` are by this
+    machine's.
     """
 
     position: Lsn
@@ -99,10 +100,6 @@ def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marke
     return {one.node: one.written() for one in pending}
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(slots=True)
 class _PendingMarker:
     """A marker that is being written on one primary. `problem`: why it may not have been written."""
@@ -112,12 +109,12 @@ class _PendingMarker:
     socket: int = -1
     results: list[pq.abc.PGresult] = field(default_factory=list)
     problem: psycopg.Error | None = None
-    sent_at: datetime = field(default_factory=_now)
-    confirmed_at: datetime = field(default_factory=_now)
+    sent_at: datetime = field(default_factory=machine_now)
+    confirmed_at: datetime = field(default_factory=machine_now)
 
     def send(self, selector: selectors.BaseSelector, marker: Marker) -> None:
         session = self.connection.pgconn
-        self.sent_at = _now()
+        self.sent_at = machine_now()
         try:
             session.nonblocking = 1
             text, prefix = marker.to_bytes(), MARKER_PREFIX
@@ -170,12 +167,11 @@ class _PendingMarker:
         """The marker, which ends at its position. Only valid after it was written."""
         row = next(result for result in self.results if result.status == pq.ExecStatus.TUPLES_OK)
         clock, position = ((row.get_value(0, column) or b"").decode() for column in (0, 1))
-        written_at = datetime.fromtimestamp(min(float(clock), LATEST_SECONDS), UTC)
-        return WrittenMarker(Lsn.parse(position), written_at, self.sent_at, self.confirmed_at)
+        return WrittenMarker(Lsn.parse(position), time_of_epoch(float(clock)), self.sent_at, self.confirmed_at)
 
     def _take(self, result: pq.abc.PGresult) -> None:
         self.results.append(result)
-        self.confirmed_at = _now()
+        self.confirmed_at = machine_now()
         if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK) and self.problem is None:
             refused = error_from_result(result)
             self.problem = type(refused)(f"node {self.node}: {refused}")

@@ -1,0 +1,212 @@
+"""The clocks of the primaries, compared with each other and with the clock of this machine.
+
+Retention, leases, and the times of cuts and of operations need one right time. The primaries' transactions have the
+times of the primaries' clocks, so those count. If they differ too much from each other, more than half of them must
+agree, or of all with this machine's. Where no such group is, none can be believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from fleet.hints import NEW_CHAIN
+from fleet.progress import Progress
+from fleet.some_names import list_some
+from storage.clock import follow_machine, machine_now, set_time, steady_seconds, utc_now
+from storage.errors import ChainEnd, RefusedError
+
+if TYPE_CHECKING:
+    import psycopg
+
+# From here on a clock of this machine that differs is corrected. Less than that, and what a message takes, is no error.
+OFF_SECONDS_MAX = 1.0
+# Clocks that differ by more do not agree. Kerberos allows as much; leases allow more.
+AGREE_SECONDS_MAX = 300.0
+NODES_SHOWN_MAX = 3
+# What Python's times end at.
+LATEST_SECONDS = datetime.max.replace(tzinfo=UTC).timestamp() - 1
+CLOCK_QUERY = "SELECT extract(epoch FROM pg_catalog.clock_timestamp())::float8"
+
+# By how much the machine's clock was wrong when that was last told.
+_told_seconds = 0.0
+
+
+class ClocksDifferError(RefusedError):
+    """The clocks of the nodes and of this machine differ so much that none of them can be believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """A node's time, read at some moment between `asked_at` and `answered_at`, which are by this machine's clock.
+
+    `steady` is the count of `steady_seconds` when it was answered.
+    """
+
+    node: str
+    time: datetime
+    asked_at: datetime
+    answered_at: datetime
+    steady: float = field(default_factory=steady_seconds)
+
+    @property
+    def ahead_seconds(self) -> float:
+        """By how much it is ahead of this machine's clock, as if it was read in the middle."""
+        return (self.least_seconds + self.most_seconds) / 2
+
+    @property
+    def least_seconds(self) -> float:
+        """By how much it is ahead of this machine's clock at least."""
+        return (self.time - self.answered_at).total_seconds()
+
+    @property
+    def most_seconds(self) -> float:
+        """By how much it is ahead of this machine's clock at most."""
+        return (self.time - self.asked_at).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What clocks agree on: by how much the right time is ahead of this machine's clock, 0 if that is right.
+
+    `nodes` are those whose clocks agree; there may be none if this machine's is believed. `middle` is the reading that
+    stands for them if this machine's clock is wrong.
+    """
+
+    ahead_seconds: float
+    nodes: frozenset[str]
+    middle: ClockReading | None = None
+
+
+def read_clock(node: str, connection: psycopg.Connection[Any]) -> ClockReading:
+    """Read the clock of the node that the session is on."""
+    asked_at = machine_now()
+    row = connection.execute(CLOCK_QUERY).fetchone()
+    if row is None:
+        raise RuntimeError("a query without a table returned no row")
+    return ClockReading(node, time_of_epoch(row[0]), asked_at, machine_now())
+
+
+def time_of_epoch(seconds: float) -> datetime:
+    """The time of a server's clock, given in seconds since 1970."""
+    return datetime.fromtimestamp(min(seconds, LATEST_SECONDS), UTC)
+
+
+def find_agreement(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
+    """What the clocks agree on, None if too few agree. Clocks that are before `not_before` are wrong, and don't count.
+
+    More than half of the nodes' clocks must agree; else more than half of all, with this machine's.
+    """
+    now = max((one.answered_at for one in readings), default=machine_now())
+    least = (not_before - now).total_seconds() - AGREE_SECONDS_MAX if not_before else float("-inf")
+    nodes = [one for one in readings if one.ahead_seconds >= least]
+    machine = [0.0] if least <= 0 else []
+    agreeing = _largest_group(nodes, [])
+    if not nodes or len(agreeing) * 2 <= len(nodes):
+        agreeing = _largest_group(nodes, machine)
+        count = len(agreeing) + len([one for one in machine if _agree(one, agreeing)])
+        if count * 2 <= len(nodes) + len(machine):
+            return None
+    if not agreeing:
+        return Agreement(0.0, frozenset())
+    middle = sorted(agreeing, key=lambda one: one.ahead_seconds)[(len(agreeing) - 1) // 2]
+    is_right = middle.least_seconds <= OFF_SECONDS_MAX and middle.most_seconds >= -OFF_SECONDS_MAX
+    ahead_seconds, standing = (0.0, None) if is_right else (middle.ahead_seconds, middle)
+    return Agreement(ahead_seconds, frozenset(one.node for one in agreeing), standing)
+
+
+def _agree(ahead_seconds: float, group: Collection[ClockReading]) -> bool:
+    found = [ahead_seconds, *(one.ahead_seconds for one in group)]
+    return max(found) - min(found) <= AGREE_SECONDS_MAX
+
+
+def _largest_group(nodes: Collection[ClockReading], machine: Collection[float]) -> list[ClockReading]:
+    """The nodes of the largest group of clocks that agree, this machine's counted if it is given."""
+    groups: list[tuple[int, list[ClockReading]]] = []
+    for first in (*(one.ahead_seconds for one in nodes), *machine):
+        group = [one for one in nodes if first <= one.ahead_seconds <= first + AGREE_SECONDS_MAX]
+        groups.append((len(group) + sum(first <= one <= first + AGREE_SECONDS_MAX for one in machine), group))
+    return max(groups, key=lambda one: one[0], default=(0, []))[1]
+
+
+def use_clocks(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
+    """Let this process have the time that the clocks agree on; return what that is, None if they don't agree."""
+    found = find_agreement(readings, not_before)
+    if found is not None and (middle := found.middle) is not None:
+        set_time(middle.answered_at + timedelta(seconds=middle.ahead_seconds), middle.steady)
+    elif found is None and not_before is not None and not_before > machine_now():
+        # It is at least so late.
+        set_time(not_before, steady_seconds())
+    else:
+        follow_machine()
+    return found
+
+
+def note_clocks(
+    readings: Collection[ClockReading], progress: Progress, not_before: datetime | None = None
+) -> Agreement | None:
+    """As `use_clocks`; note if the machine's clock is wrong, or if none can be believed."""
+    global _told_seconds  # the state of this process
+    found = use_clocks(readings, not_before)
+    if found is None:
+        progress.note(f"warning: {_differ_text(readings, not_before)}")
+    elif abs(found.ahead_seconds - _told_seconds) > OFF_SECONDS_MAX:
+        _told_seconds = found.ahead_seconds
+        if found.ahead_seconds:
+            off = f"{_difference_text(found.ahead_seconds)} {'behind' if found.ahead_seconds > 0 else 'ahead of'}"
+            nodes = f"node{'s'[: len(found.nodes) - 1]} {list_some(sorted(found.nodes), NODES_SHOWN_MAX)}"
+            progress.note(
+                f"warning: the clock of this machine is {off} {nodes}: the nodes' time is used; synchronize this"
+                " machine's clock"
+            )
+    return found
+
+
+def note_late_clock(cut_at: datetime, progress: Progress) -> None:
+    """Note if this cut was made at a time that is still to come, and go on from that: for what asks no node."""
+    if cut_at - utc_now() > timedelta(seconds=AGREE_SECONDS_MAX):
+        progress.note(f"warning: {_differ_text((), cut_at)}")
+        set_time(cut_at, steady_seconds())
+
+
+def check_clocks(
+    readings: Collection[ClockReading], progress: Progress, not_before: datetime | None = None
+) -> Agreement:
+    """As `note_clocks`; raise ClocksDifferError if no clock can be believed.
+
+    `not_before` is when the last cut was made, so that the time is later.
+    """
+    found = use_clocks(readings, not_before)
+    if found is not None:
+        return note_clocks(readings, progress, not_before) or found
+    is_refuted = not_before is not None and find_agreement(readings) is not None
+    also = f"; if they are right, that time is wrong: {NEW_CHAIN}" if is_refuted else ""
+    raise ClocksDifferError(
+        _differ_text(readings, not_before),
+        hint=f"set the clocks of the nodes and of this machine by NTP, then repeat the command{also}",
+        ends_chain=ChainEnd.PERHAPS if is_refuted else ChainEnd.NO,
+        details={"times": {one.node: one.time.isoformat() for one in readings}, "here": machine_now().isoformat()},
+    )
+
+
+def _differ_text(readings: Collection[ClockReading], not_before: datetime | None) -> str:
+    machine = f"{_shown(machine_now())} by the clock of this machine"
+    shown = ", ".join([*(f"{_shown(one.time)} by the clock of node {one.node}" for one in readings), machine])
+    if not_before is not None and (not readings or find_agreement(readings) is not None):
+        return f"a cut was made at {_shown(not_before)}, but now it is {shown}"
+    return f"the clocks differ, and none can be believed: it is {shown}"
+
+
+def _shown(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _difference_text(seconds: float) -> str:
+    """How long: in days, hours or minutes if there are at least two, else in seconds."""
+    whole = abs(seconds)
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if whole >= 2 * size:
+            return f"{whole / size:.0f} {unit}"
+    return f"{whole:.1f} s"

@@ -25,7 +25,7 @@ import yaml
 from cli.spark.protection import PROTECTION, SECRET
 from cli.spark.settings import session_settings
 from tests.spark.standalone_cluster import standalone_master
-from tests.unit.test_kubernetes_manifests import CONFIG, RELEASES, driver_pods, fleet_in
+from tests.unit.test_kubernetes_manifests import RELEASES, TEMPLATE_FILE, driver_pods, fleet_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,9 +83,9 @@ def rendered(session: SparkSession, settings: dict[str, str]) -> dict[str, Any]:
 
 @pytest.fixture
 def pod(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    fleet = fleet_in(driver_pods()["CronJob"], tmp_path, monkeypatch)
+    fleet = fleet_in(driver_pods()["CronJob cutline-increment"], tmp_path, monkeypatch)
     template = tmp_path / "executor.yaml"
-    template.write_text(CONFIG["data"]["executor.yaml"])
+    template.write_text(TEMPLATE_FILE.read_text())
     given = dict(fleet.spark_settings) | {"spark.kubernetes.executor.podTemplateFile": str(template)}
     return rendered(spark, session_settings(fleet.spark_master, given, "create week-1", tmp_path, []))
 
@@ -93,7 +93,7 @@ def pod(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_spark_makes_a_valid_pod_of_the_template(pod: dict[str, Any]) -> None:
     for release in RELEASES:
         kubernetes_validate.validate(copy.deepcopy(pod), release, strict=True)
-    template = yaml.safe_load(CONFIG["data"]["executor.yaml"])
+    template = yaml.safe_load(TEMPLATE_FILE.read_text())
     for key in ("securityContext", "initContainers", "automountServiceAccountToken"):
         assert pod["spec"][key] == template["spec"][key]
     assert pod["spec"]["serviceAccountName"] == "cutline-executor"

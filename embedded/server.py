@@ -94,11 +94,28 @@ class EmbeddedNode:
         return self.id.replace("-", "_")
 
 
-def create_primary(programs: Programs, node: EmbeddedNode, settings: Mapping[str, str]) -> None:
-    """Make the data directory of a new, empty primary with a system identifier of its own."""
+def create_primary(
+    programs: Programs, node: EmbeddedNode, settings: Mapping[str, str], superuser: tuple[str, str] | None = None
+) -> None:
+    """Make the data directory of a new, empty primary with a system identifier of its own.
+
+    `superuser` is a name and a password, which every session then needs; without it nobody needs one.
+    """
     _create_folder(programs, node)
-    identity = ["--encoding=UTF8", "--locale=C", "--auth-local=trust", "--auth-host=reject", f"--username={SUPERUSER}"]
+    name, password = superuser or (SUPERUSER, None)
+    identity = ["--encoding=UTF8", "--locale=C", "--auth-host=reject", f"--username={name}"]
+    if password is None:
+        identity += ["--auth-local=trust"]
+    else:
+        secret = node.folder / "password"
+        with os.fdopen(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            opened.write(password)
+        if programs.account:
+            os.chown(secret, programs.account.uid, programs.account.gid)
+        identity += ["--auth-local=scram-sha-256", f"--pwfile={secret}"]
     programs.run("initdb", "--no-sync", *identity, f"--pgdata={node.data_directory}")
+    if password is not None:
+        secret.unlink()
     # Before 16 initdb takes no settings.
     with (node.data_directory / "postgresql.conf").open("a") as file:
         file.writelines(f"{name} = '{value}'\n" for name, value in {**DEFAULT_SETTINGS, **settings}.items())

@@ -134,8 +134,8 @@ class Fleet:
     retention: Retention = Retention()
     # That of `store`; None: objects are stored as they are written.
     encryption: FleetEncryption | None = None
-    # What a drill asserts of the restored databases.
-    drill: tuple[DrillTable, ...] = ()
+    # The servers of a drill, and what it asserts of the restored databases.
+    drill: DrillTable = field(default_factory=DrillTable)
     # What `snapshot watch` does, and the command that it tells of failures.
     watch: WatchTable | None = None
     notify: tuple[str, ...] = ()
@@ -269,9 +269,9 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
 def check_drill(fleet: Fleet) -> None:
     """Raise FleetFileError if an assertion names a node that is no primary. Only a drill needs them to be right."""
     primaries = [node.id for node in fleet.primaries]
-    for number, one in enumerate(fleet.drill, start=1):
+    for number, one in enumerate(fleet.drill.assertion, start=1):
         if one.node not in primaries:
             raise FleetFileError(
-                f"{fleet.path}: drill {number}: node names {one.node}, which is not a primary in this file",
+                f"{fleet.path}: drill.assertion {number}: node names {one.node}, which is not a primary in this file",
                 hint=f"name one of: {', '.join(primaries)}",
             )

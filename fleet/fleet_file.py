@@ -17,6 +17,7 @@ RETAINED_WAL_MAX = Size(16 * 1024**3)
 # A command has up to five sessions of its own on a node, and needs one for a task.
 CONNECTIONS_MIN = 6
 GC_GRACE = Duration.parse("24h")
+ASSERTION_TIMEOUT = Duration.parse("10m")
 NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
 TOML_WORDS = {
     "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",
@@ -108,12 +109,26 @@ Value: TypeAlias = bool | int | float | str
 Expected: TypeAlias = Value | tuple[Value | tuple[Value, ...], ...] | UnsetType
 
 
-class DrillTable(Record, frozen=True):
-    """One `[[drill]]` of fleet.toml: what a restored database of shard `node` has to answer; UNSET: no rows."""
+class AssertionTable(Record, frozen=True):
+    """One `[[drill.assertion]]` of fleet.toml: what a restored database of shard `node` answers; UNSET: no rows."""
 
     node: Annotated[str, Meta(pattern=NODE_ID)]
     sql: Text
     expected: Expected = UNSET
+    timeout: Duration = ASSERTION_TIMEOUT
+
+
+class DrillTable(Record, frozen=True):
+    """`[drill]` of fleet.toml: the servers of a drill, and what is asserted of the restored databases.
+
+    `postgresql` is the folder of their programs, None the wheel's. `extensions` are those that a superuser makes there
+    beside the ones that PostgreSQL and Cutline trust.
+    """
+
+    postgresql: Text | None = None
+    extensions: tuple[Text, ...] = ()
+    allow_unconfined: bool = False
+    assertion: tuple[AssertionTable, ...] = ()
 
 
 class FleetFile(Record, frozen=True):
@@ -131,7 +146,7 @@ class FleetFile(Record, frozen=True):
     tools: ToolsTable = ToolsTable()
     encryption: EncryptionTable | None = None
     metrics: MetricsTable = MetricsTable()
-    drill: tuple[DrillTable, ...] = ()
+    drill: DrillTable = DrillTable()
     watch: WatchTable | None = None
     notify: NotifyTable | None = None
 
@@ -145,6 +160,8 @@ def toml_hint(error: Exception) -> str:
     """What to do about an error of `decode_fleet_file`."""
     if isinstance(error, DecodeError) and not isinstance(error, ValidationError):
         return "correct the TOML syntax; texts are quoted"
+    if str(error).endswith("got `array` - at `$.drill`"):
+        return "[drill] has the settings of drills, and each assertion is a [[drill.assertion]]; see docs/fleet-file.md"
     # Below a table they are that table's, and of [spark] and [store_options] any key may be one.
     if re.search(r"(unknown|required) field `(name|store)`(?! - at `\$\.node)", str(error)):
         return "name and store stand above the first table; docs/fleet-file.md lists every key"

@@ -15,6 +15,7 @@ from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import read_role
 from restore.copies.choice import explain_damage
 from restore.ddl.archive import ArchiveDdl, read_archive
+from restore.ddl.beforehand import take_superusers_part, with_beforehand
 from restore.ddl.ddl import Ddl, show_name
 from restore.ddl.role_statements import ChangedRoles
 from restore.ddl.unprivileged import adapt_ddl
@@ -67,7 +68,9 @@ def read_all_ddl(
             obstacles.add(explain_damage(plan.store.open(), plan.chain, plan.wanted, error))
             continue
         facts = newest_facts(plan.chain, target.source)
-        check_extensions(target.node, connection, stored.entries, facts, obstacles)
+        superusers = plan.superusers
+        allowed = superusers.extensions if superusers else None
+        check_extensions(target.node, connection, stored.entries, facts, obstacles, allowed)
         check_compression(target.node, connection, facts, obstacles)
         check_tablespaces(target.maintenance, stored.entries, obstacles)
         with obstacles.collecting(target.node.id):
@@ -87,10 +90,17 @@ def read_all_ddl(
             continue
         chosen, grants = chosen.without_system_grants()
         checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
-        checked.ddl[shard] = ours = adapt_ddl(chosen.for_target(target.node, folder), read_our_name(target))
+        if superusers:
+            chosen, done = take_superusers_part(chosen, superusers.role)
+            checked.left_out.extend(f"{name} on {shard}: {why}" for name, why in done.left_out.items())
+            written = with_beforehand(chosen.for_target(target.node, folder), done)
+        else:
+            written = chosen.for_target(target.node, folder)
+        checked.ddl[shard] = ours = adapt_ddl(written, read_our_name(target))
         with obstacles.collecting(target.node.id):
             check_memberships(target, connection, ours.roles)
-        checked.left_out.extend(f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted)
+        if not plan.request.is_drill:
+            checked.left_out.extend(f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted)
     if len(checked.ddl) == len(plan.targets):
         with obstacles.collecting():
             check_mapped(plan, met)

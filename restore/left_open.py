@@ -29,13 +29,20 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
     """After an error in the block drop what was loaded, unless the restore can be resumed: the error's hint says how.
 
     It can if a node or the store went away, others use its tables, or statements were refused after the rows; if it is
-    resumed already; and from the decision on. Databases that were closed are opened in any case.
+    resumed already; and from the decision on. Databases that were closed are opened in any case. A drill leaves nothing
+    that anybody could go on with.
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
             yield
     except BaseException as error:
         run.progress.ending()
+        if run.plan.request.is_drill:
+            # What it has made goes with its servers.
+            lease.stays_open = False
+            if isinstance(error, KeyboardInterrupt):
+                raise StoppedError("what the drill had made is removed") from error
+            raise
         # Until it is known that nothing is left: this, too, may be interrupted.
         lease.stays_open = True
         run.release_tables()
@@ -59,7 +66,7 @@ def saying_published(run: RestoreRun) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if not run.is_published:
+        if not run.is_published or run.plan.request.is_drill:
             raise
         command = restore_command(run.plan.request.name, run.plan.request.scope.nodes)
         hint = [f"it is still open if it is listed by: snapshot list   to end it then: {command} --resume", SAME_TARGET]
@@ -68,6 +75,8 @@ def saying_published(run: RestoreRun) -> Iterator[None]:
 
 def say_open(run: RestoreRun, error: BaseException) -> None:
     """Say how to end the restore that is left open: in the error's hint, or in the StoppedError of an interrupt."""
+    if run.plan.request.is_drill:
+        return
     scope = run.plan.request.scope
     command = restore_command(run.plan.request.name, scope.nodes)
     is_published = len(run.shards_in(Phase.PUBLISHED)) == len(run.plan.targets)

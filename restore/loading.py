@@ -136,6 +136,7 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
     """
     kept = {one.shard for one in run.shards_in(Phase.LOADING, Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED)}
     targets = [target for target in run.plan.targets if target.shard not in kept]
+    superusers = run.plan.superusers
 
     def create(target: Target) -> None:
         drop_rehearsals(target, run.connections[target.shard])
@@ -143,12 +144,15 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
         run.created.add(target.shard)
         create_database(target, run.connections[target.shard], run.plan.chain.baseline[target.source])
         run.enter(target, Phase.CREATED)
+        if superusers is not None:
+            superusers.run_beforehand(target, ddl[target.shard])
 
     def try_first(target: Target) -> list[Refusal]:
         return rehearse(target, ddl[target.shard], run.watch)
 
     in_parallel(create, targets)
-    run.report.roles_created = [role for target in targets for role in create_roles(target, missing[target.shard])]
+    created = [create_roles(target, missing[target.shard], superusers) for target in targets]
+    run.report.roles_created = [role for roles in created for role in roles]
     run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
     refused = dict(zip(targets, in_parallel(try_first, targets, run.watch.end_all), strict=True))
     if not run.allows_refused:

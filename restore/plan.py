@@ -18,6 +18,7 @@ from restore.parts.scope import TableMove
 from restore.report import BorrowedRows, NodeReport, RestoreReport
 from restore.request import RestoreRequest, check_routable
 from restore.targets.database_records import DatabaseRecord
+from restore.targets.superusers import Superusers
 from restore.targets.target import Target, target_of
 from restore.topology.same_sources import check_large_objects_routed, compare_sources
 from restore.topology.topology import Topology, plan_topology
@@ -50,6 +51,7 @@ class RestorePlan:
 
     `damage`: the store lacks objects that are needed, as a listing shows; so it is refused with all other obstacles.
     `next_cut`: when the first cut after the moment asked for was made. `doubts`: what records say against it.
+    `superusers`: those who do what the role that restores may not; None: it does all of it itself.
     """
 
     request: RestoreRequest
@@ -64,6 +66,7 @@ class RestorePlan:
     topology: Topology | None = None
     next_cut: datetime | None = None
     doubts: tuple[str, ...] = ()
+    superusers: Superusers | None = None
 
     @property
     def wanted(self) -> Wanted:

@@ -33,7 +33,7 @@ from restore.estimates.volumes import (
     without_rows,
 )
 from restore.existing_tables import check_existing
-from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space
+from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space, find_data_directory
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_locales
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
@@ -212,7 +212,7 @@ def check_restore(
     }
     volumes |= {shard: begun[shard].volume_left(volume) for shard, volume in volumes.items() if shard in begun}
     sized = [one for one in readable if one.shard in volumes]
-    disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
+    disks = check_space((_space_of(plan, one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
     obstacles.raise_found()
     servers = {one.shard: server_of(connections[one.shard]) for one in targets}
     basis, figures = read_measured(store, sum(one.row_count for one in volumes.values())) or ("", None)
@@ -248,10 +248,13 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
     return volume if plan.request.is_with_all_rows else without_large_objects(volume)
 
 
-def _space_of(target: Target, connection: psycopg.Connection[Any], volume: ShardVolume) -> DatabaseSpace:
+def _space_of(
+    plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], volume: ShardVolume
+) -> DatabaseSpace:
     """What a target's database needs besides what an earlier process has loaded of it, which this one goes on with."""
     (loaded,) = connection.execute(LOADED_QUERY, (target.loading,)).fetchone() or (0,)
-    return DatabaseSpace(target.node, connection, max(volume.size_bytes - loaded, 0), volume.is_rough)
+    folder = plan.superusers.data_directories[target.shard] if plan.superusers else find_data_directory(connection)
+    return DatabaseSpace(target.node, folder, max(volume.size_bytes - loaded, 0), volume.is_rough)
 
 
 def check_targets(
@@ -275,7 +278,10 @@ def check_targets(
             check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(target.source)))
         with obstacles.collecting(node.id):
             roles = request.scope.roles_needed(plan.roles(target))
-            missing[shard] = missing_roles(target, connection, roles, source.encoding, may_create=request.create_roles)
+            may_create, by_superuser = request.create_roles, plan.superusers is not None
+            missing[shard] = missing_roles(
+                target, connection, roles, source.encoding, may_create=may_create, by_superuser=by_superuser
+            )
     return missing
 
 

@@ -19,6 +19,7 @@ from fleet.nodes.server_messages import shorten_message
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
 from restore.rehearsal import read_our_name
+from restore.targets.superusers import Superusers
 from restore.targets.target import Target, TargetUnfitError
 from storage.errors import UsageError
 
@@ -31,11 +32,18 @@ RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = c
 
 
 def missing_roles(
-    target: Target, connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str, *, may_create: bool
+    target: Target,
+    connection: psycopg.Connection[Any],
+    roles: Iterable[str],
+    encoding: str,
+    *,
+    may_create: bool,
+    by_superuser: bool = False,
 ) -> list[str]:
     """The roles that the target's server lacks; raise TargetUnfitError if it lacks any that we may not create.
 
-    `may_create` says whether the user allows it. `encoding` is that of the restored database.
+    `may_create` says whether the user allows it, `by_superuser` that a superuser does it for our role. `encoding` is
+    that of the restored database.
     """
     roles = list(roles)
     with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
@@ -55,7 +63,7 @@ def missing_roles(
             ],
             details=details,
         )
-    if missing and connection.execute(RIGHTS_QUERY).fetchone() != (True,):
+    if missing and not by_superuser and connection.execute(RIGHTS_QUERY).fetchone() != (True,):
         raise TargetUnfitError(
             f"node {node}: role {connection.info.user} may not create roles: {', '.join(missing)}",
             hint=f"ALTER ROLE {quote(connection.info.user)} CREATEROLE;",
@@ -102,27 +110,34 @@ def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
         )
 
 
-def create_roles(target: Target, roles: Iterable[str]) -> list[str]:
+def create_roles(target: Target, roles: Iterable[str], superusers: Superusers | None = None) -> list[str]:
     """Create the roles, without login, password or privilege; return those created here, as `node: role`.
 
-    Our role becomes a member of them if it is not a superuser: it could not give them anything otherwise.
+    Our role becomes a member of them if it is not a superuser: it could not give them anything otherwise. A superuser
+    creates them if there is one.
     The session is in the database being restored, not in the locked maintenance database: the server stores the names
     in the encoding of the session's database. The roles remain if the restore fails: they belong to the whole server.
     """
     roles = list(roles)
     if not roles:
         return []
-    with raising_unreachable(target.node), connect(target.loaded) as connection:
-        return _create_missing(target, connection, roles)
+    node = superusers.node_of(target) if superusers else target.loaded
+    with raising_unreachable(target.node), connect(node) as connection:
+        return _create_missing(target, connection, roles, superusers.role if superusers else "")
 
 
-def _create_missing(target: Target, connection: psycopg.Connection[Any], roles: Iterable[str]) -> list[str]:
+def _create_missing(
+    target: Target, connection: psycopg.Connection[Any], roles: Iterable[str], member: str
+) -> list[str]:
     created: list[str] = []
     ours = read_role(target.node, connection)
-    statement = sql.SQL("CREATE ROLE {} NOLOGIN" + ("" if ours.is_super else " ROLE CURRENT_USER"))
+    if member:
+        members: sql.Composable = sql.SQL(" ROLE {}").format(sql.Identifier(member))
+    else:
+        members = sql.SQL("" if ours.is_super else " ROLE CURRENT_USER")
     for role in roles:
         try:
-            connection.execute(statement.format(sql.Identifier(role)))
+            connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN{}").format(sql.Identifier(role), members))
         except psycopg.errors.DuplicateObject:
             # The target of another shard is on the same server.
             continue

@@ -18,7 +18,7 @@ from restore.drill.drill import DrillReport
 from storage.errors import SnapshotError, UsageError
 
 CHECK, DRILL = "snapshot check", "snapshot drill"
-NO_ASSERTIONS = "fleet.toml has no [[drill]]: nothing was asked"
+NO_ASSERTIONS = "fleet.toml has no [[drill.assertion]]: nothing was asked"
 
 
 def junit_of(report: CheckReport) -> str:

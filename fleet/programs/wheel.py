@@ -29,6 +29,9 @@ ACCOUNT_NAMES = ("postgres", "nobody")
 # The line in which a client program, or the server, says what is wrong; and how many lines are shown from there.
 ERROR_LINE, SHOWN_LINES = re.compile(r"\w+: (?:error|fatal): |(?:ERROR|FATAL|PANIC): "), 3
 
+# Of the environment, what a program needs: where programs, libraries and temporary files are, language and time zone.
+HANDED_ON = re.compile(r"PATH|TMPDIR|LANG|LANGUAGE|LC_[A-Z]+|TZ|TZDIR|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH")
+
 # What runs a server and its standbys.
 SERVER_PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_basebackup")
 
@@ -60,17 +63,21 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """PostgreSQL's programs, and the account that runs them; None is the user of this process."""
+    """PostgreSQL's programs, and the account that runs them; None is the user of this process.
+
+    `confined` is the command line that confines a program (embedded/confine.py), which follows it.
+    """
 
     bin_directory: Path
     account: Account | None = None
+    confined: tuple[str, ...] = ()
 
     def run(self, name: str, *arguments: str, seconds_max: float = 120) -> str:
         """Run program `name` and return its standard output.
 
-        It runs in `/`, without the caller's PG* variables. Raises ProgramFailedError with the program's last output.
+        It runs in `/`, without the caller's secrets. Raises ProgramFailedError with the program's last output.
         """
-        command = [str(self.bin_directory / name), *arguments]
+        command = [*self.confined, str(self.bin_directory / name), *arguments]
         completed = run_as(self.account, command, seconds_max=seconds_max)
         if completed.returncode:
             raise _program_error(name, completed)
@@ -78,8 +85,9 @@ class Programs:
 
 
 def run_as(account: Account | None, command: list[str], *, seconds_max: float) -> subprocess.CompletedProcess[str]:
-    """Run `command` in `/` as `account`, without the caller's groups and PG* variables.
+    """Run `command` in `/` as `account`, without the caller's groups, and of its environment with HANDED_ON alone.
 
+    What runs in a server can read that server's environment, and the caller's may have passwords and keys of the store.
     Raises ProgramFailedError if it does not end in time, but never for its exit code.
     """
     with _limit_seconds(command, seconds_max):
@@ -91,7 +99,7 @@ def run_as(account: Account | None, command: list[str], *, seconds_max: float) -
             errors="replace",
             timeout=seconds_max,
             cwd="/",
-            env={key: value for key, value in os.environ.items() if not key.startswith("PG")},
+            env={key: value for key, value in os.environ.items() if HANDED_ON.fullmatch(key)},
             umask=0o077,
             user=account.uid if account else None,
             group=account.gid if account else None,

@@ -68,15 +68,15 @@ class ArchiveDdl:
         """The DDL for a restore of some tables, and what it leaves out."""
         by_number = {entry.number: entry for entry in self.entries}
         keys = [entry for entry in self.entries if entry.kind == FOREIGN_KEY]
-        ddl, views = self._without(keys).without_view_rows()
+        ddl, views = self.without(keys).without_view_rows()
         return ddl, [f"foreign key {show_name(_name_key(key, by_number))}" for key in keys] + views
 
     def without_view_rows(self) -> tuple[ArchiveDdl, list[str]]:
         """The DDL without the rows of materialized views, and what is left out."""
         views = [entry for entry in self.entries if entry.kind == VIEW_ROWS]
-        return self._without(views), [f"rows of materialized view {show_name(_qualify(view))}" for view in views]
+        return self.without(views), [f"rows of materialized view {show_name(_qualify(view))}" for view in views]
 
-    def _without(self, entries: Iterable[ArchiveEntry]) -> ArchiveDdl:
+    def without(self, entries: Iterable[ArchiveEntry]) -> ArchiveDdl:
         """The DDL without these entries and what depends on them, such as a comment."""
         left = with_dependents(self.entries, [entry.number for entry in entries])
         return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left))
@@ -99,7 +99,7 @@ class ArchiveDdl:
         changed = read_archive(rewrite(body, contents, statements, owners=owners))
         empty = [entry for entry in changed.entries if statements.get(entry.number) == ""]
         # Of the privileges of a table, those of its columns depend; a comment on a policy goes with it.
-        kept = changed._without(entry for entry in empty if entry.kind not in (PRIVILEGES, DEFAULT_PRIVILEGES))
+        kept = changed.without(entry for entry in empty if entry.kind not in (PRIVILEGES, DEFAULT_PRIVILEGES))
         entries = tuple(entry for entry in kept.entries if statements.get(entry.number) != "")
         return replace(kept, entries=entries), ChangedRoles(work.left_out, frozenset(work.met))
 

@@ -69,8 +69,9 @@ class Ddl:
     `settings` are statements that every session runs first. `side_by_side` are those of the entries after the rows that
     several sessions may run at once. `views` are the materialized views that were populated, in the order of their
     dependencies, `search_path` the setting of the database, None if it had none. `is_adapted`: it is for a role that is
-    not a superuser; `roles` are then the owners and grantors that it names, each with what it owns or grants, and
-    `omitted` the publications of Cutline that are left out.
+    not a superuser; `roles` are then the owners and grantors that it names, each with what it owns or grants,
+    `omitted` the publications of Cutline that are left out, and `beforehand` what a superuser runs for that role in the
+    empty database.
     """
 
     settings: str
@@ -83,6 +84,7 @@ class Ddl:
     is_adapted: bool = False
     roles: Mapping[str, list[str]] = field(default_factory=dict)
     omitted: tuple[str, ...] = ()
+    beforehand: tuple[str, ...] = ()
 
     @property
     def sections(self) -> dict[str, tuple[DdlEntry, ...]]:

@@ -1,7 +1,8 @@
 """Drill: restore into servers made for it, ask the restored databases what fleet.toml expects, and remove the servers.
 
-No node of the fleet is contacted. An *assertion* is a query with its expected result, a `[[drill]]` of fleet.toml.
+No node of the fleet is contacted. An *assertion* is a query with its expected result, a `[[drill.assertion]]` of
+fleet.toml.
 
-Imports `embedded`, `fleet`, `fleet.nodes`, `restore`, `restore.obstacles`, `restore.targets`, `snapshots.operations`,
-`snapshots.records`, `snapshots.tasks` and `storage`.
+Imports `embedded`, `fleet`, `fleet.nodes`, `fleet.programs`, `restore`, `restore.ddl`, `restore.obstacles`,
+`restore.targets`, `snapshots.operations`, `snapshots.records`, `snapshots.tasks` and `storage`.
 """

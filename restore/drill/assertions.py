@@ -6,23 +6,27 @@ equals nothing.
 
 from __future__ import annotations
 
+import math
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from secrets import token_hex
+from typing import Any
 
 import psycopg
 from msgspec import UNSET
-from psycopg.conninfo import make_conninfo
 
 from fleet.config import Node
-from fleet.fleet_file import DrillTable, Expected, Value
+from fleet.fleet_file import AssertionTable, Expected, Value
 from fleet.nodes.connections import connect
 from fleet.nodes.server_messages import shorten_message
+from fleet.nodes.shut_down import shut_down
 
-QUERY_SECONDS_MAX = 600
 BOOLEAN_OID = 16
+# A function may catch that its statement was cancelled, and go on: then its session is ended.
+END_AFTER_SECONDS = 2.0
 ROWS_SHOWN_MAX = 5
 
 Rows = Sequence[Sequence[str | None]]
@@ -32,51 +36,95 @@ Rows = Sequence[Sequence[str | None]]
 class AssertionResult:
     """What became of an assertion: whether it holds, None if it was not asked, and why it does not.
 
-    `found` are the first rows of the answer, as PostgreSQL prints them.
+    `found` are the first rows of the answer, as PostgreSQL prints them. `has_ended_server`: its session did not end
+    otherwise.
     """
 
-    assertion: DrillTable
+    assertion: AssertionTable
     holds: bool | None
     why: str = ""
     found: Rows = ()
     seconds: float = 0.0
+    has_ended_server: bool = False
 
 
-def make_reader(maintenance: Node, node: Node) -> Node:
-    """Make a role that may read everything, and no more, on the drill's server; return the database as it sees it.
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A restored database as the role that asks sees it.
 
-    What an owner of tables has put into views and functions must not run as a superuser.
+    `end` ends the session with this process id in any case, and returns whether the server had to be stopped for it.
     """
-    role = f"cutline_drill_{token_hex(4)}"
-    with connect(maintenance) as connection:
-        connection.execute(f"CREATE ROLE {role} LOGIN BYPASSRLS IN ROLE pg_read_all_data".encode())
-    return replace(node, dsn=make_conninfo(node.dsn, user=role))
+
+    node: Node
+    end: Callable[[int], bool]
 
 
-def ask(assertion: DrillTable, node: Node) -> AssertionResult:
-    """Ask the database; an error of the query is an assertion that does not hold. Raises NodeUnreachableError."""
+@dataclass(slots=True)
+class _Limit:
+    """Whether an assertion took too long, so that its session was ended, or even the server."""
+
+    is_over: bool = False
+    has_ended_server: bool = False
+
+
+def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
+    """Ask the database; an error of the query, or none in time, is an assertion that does not hold.
+
+    Raises NodeUnreachableError.
+    """
     began = time.monotonic()
     rows_max = len(assertion.expected) if isinstance(assertion.expected, tuple) else 1
+    limit = _Limit()
     try:
-        with connect(node) as connection, connection.transaction():
+        with (
+            connect(reader.node) as connection,
+            _ending(connection, reader, assertion.timeout, limit),
+            connection.transaction(),
+        ):
             connection.execute("SET TRANSACTION READ ONLY")
             # As in a session of the application; Cutline's own have an empty one.
             connection.execute('SET LOCAL search_path = "$user", public')
-            connection.execute(f"SET LOCAL statement_timeout = '{QUERY_SECONDS_MAX}s'".encode())
+            connection.execute(f"SET LOCAL statement_timeout = {math.ceil(assertion.timeout * 1000)}".encode())
             # A cursor is of one query, and reads no more rows than it is asked for. Prepared, it can't be two commands.
             query = f"DECLARE asked NO SCROLL CURSOR FOR {assertion.sql.strip().removesuffix(';')}"
             connection.execute(query.encode(), prepare=True)
             cursor = connection.execute(f"FETCH {max(rows_max, ROWS_SHOWN_MAX) + 1} FROM asked".encode())
             rows, booleans = _texts(cursor), _boolean_columns(cursor)
-    except psycopg.OperationalError as error:
-        if error.diag.sqlstate is None:
-            raise
-        return AssertionResult(assertion, holds=False, why=shorten_message(error), seconds=time.monotonic() - began)
     except psycopg.Error as error:
-        return AssertionResult(assertion, holds=False, why=shorten_message(error), seconds=time.monotonic() - began)
+        why = shorten_message(error)
+        if limit.is_over:
+            why = f"no answer after {assertion.timeout:g} s: its session was ended"
+        elif isinstance(error, psycopg.OperationalError) and error.diag.sqlstate is None:
+            raise
+        seconds, has_ended_server = time.monotonic() - began, limit.has_ended_server
+        return AssertionResult(assertion, holds=False, why=why, seconds=seconds, has_ended_server=has_ended_server)
     holds = is_as_expected(assertion.expected, rows, booleans)
     why = "" if holds else f"expected {expected_text(assertion.expected)}, found {rows_text(rows)}"
     return AssertionResult(assertion, holds, why, rows[:ROWS_SHOWN_MAX], time.monotonic() - began)
+
+
+@contextmanager
+def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: float, limit: _Limit) -> Iterator[None]:
+    """End the session, from a thread, if the block takes longer, whatever runs in it."""
+    process = connection.info.backend_pid
+
+    def end() -> None:
+        limit.is_over = True
+        try:
+            limit.has_ended_server = reader.end(process)
+        finally:
+            # Whoever waits for an answer gets an error, also if the server does not end the session.
+            shut_down(connection)
+
+    timer = threading.Timer(seconds_max + END_AFTER_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # What it has begun ends before anything else is asked.
+        timer.join()
 
 
 def _texts(cursor: psycopg.Cursor[tuple[object, ...]]) -> list[list[str | None]]:

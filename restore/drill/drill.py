@@ -14,8 +14,8 @@ from msgspec import structs
 from fleet.config import Fleet, check_drill
 from fleet.label import own_label
 from fleet.progress import Progress
-from restore.drill.assertions import AssertionResult, ask, make_reader
-from restore.drill.servers import drill_servers, naming_unfit, without_servers
+from restore.drill.assertions import AssertionResult, ask
+from restore.drill.servers import DrillPlace, drill_servers, naming_unfit, without_servers
 from restore.plan import RestorePlan, plan_restore
 from restore.preview import RestorePreview
 from restore.report import RestoreReport
@@ -83,27 +83,31 @@ def run_drill(
     plan = replace(plan, intent=structs.replace(plan.intent, by=own_label(DRILL, request.name)))
     progress.step("start PostgreSQL")
     results: list[AssertionResult] = []
-    with drill_servers(plan) as placed:
+    with drill_servers(source, plan, progress) as place:
 
         def verify() -> int:
-            results.extend(_ask_all(source, placed, progress))
+            results.extend(_ask_all(source, place, progress))
             return EXIT_CODES[verdict_of(results)]
 
-        with naming_unfit():
+        with naming_unfit(request.name):
             restored = restore_fleet(
-                placed, spark, progress, announce=announce and partial(announce, placed), verify=verify
+                place.plan, spark, progress, announce=announce and partial(announce, place.plan), verify=verify
             )
         progress.step("stop PostgreSQL")
     return DrillReport(restored, tuple(results), time.monotonic() - began)
 
 
-def _ask_all(source: Fleet, placed: RestorePlan, progress: Progress) -> Iterator[AssertionResult]:
+def _ask_all(source: Fleet, place: DrillPlace, progress: Progress) -> Iterator[AssertionResult]:
     """Ask every assertion of the restored databases."""
-    progress.step("ask assertions", total=len(source.drill), unit="assertions")
-    nodes = {target.shard: make_reader(target.maintenance, target.node) for target in placed.targets}
-    for one in source.drill:
-        if one.node in nodes:
-            yield ask(one, nodes[one.node])
+    progress.step("ask assertions", total=len(source.drill.assertion), unit="assertions")
+    readers, ended = {one.shard: place.make_reader(one) for one in place.plan.targets}, set[str]()
+    for one in source.drill.assertion:
+        if one.node in ended:
+            yield AssertionResult(one, holds=None, why="its server was stopped, as an assertion before did not end")
+        elif one.node in readers:
+            result = ask(one, readers[one.node])
+            ended |= {one.node} if result.has_ended_server else set()
+            yield result
         else:
             yield AssertionResult(one, holds=None, why=f"the snapshot has no shard {one.node}")
         progress.advance(1)

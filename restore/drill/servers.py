@@ -1,34 +1,59 @@
-"""The servers of a drill: one embedded PostgreSQL for each shard, in a temporary folder.
+"""The servers of a drill: one for each shard, in a temporary folder, for what nobody vouches for (embedded/sandbox.py).
 
-However the block ends, they are stopped and deleted. If the process is killed, the next command that uses temporary
-files does it (cli/folders/session_folder.py), as long as the folder is below the command's own.
+The databases are restored by a role without privileges, in which alone code of the source runs; a superuser makes that
+role, the snapshot's roles and its extensions, and enters no database of the source. However the block ends, the servers
+are stopped and deleted. If the process is killed, the next command that uses temporary files does it
+(cli/folders/session_folder.py), as long as the folder is below the command's own.
 """
 
 from __future__ import annotations
 
+import secrets
+import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from embedded.fleet import start_fleet, stop_fleet
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from embedded.fleet import stop_fleet
 from embedded.folder import read_state
+from embedded.sandbox import Confinement, SandboxedServer, UnconfinedError, find_confinement, start_sandboxed
+from embedded.server import EmbeddedNode, stop_server
 from fleet.config import Fleet, Node
+from fleet.fleet_file import DrillTable
+from fleet.nodes.connections import MAINTENANCE_DATABASE, connect
+from fleet.programs.wheel import check_programs_folder
+from fleet.progress import Progress
+from fleet.variables import remember_secrets_of
+from restore.ddl.ddl import SchemaLoadError
+from restore.drill.assertions import Reader
 from restore.obstacles.obstacles import ObstaclesError, TargetLacksError
 from restore.plan import RestorePlan
-from restore.targets.target import TargetUnfitError, target_of
-from storage.errors import RefusedError
+from restore.targets.superusers import Superusers
+from restore.targets.target import Target, TargetUnfitError, target_of
+from storage.errors import RefusedError, remember_secret
 
 DATABASE = "drill"
 # Nobody keeps what is in them.
 SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
-ELSEWHERE = "drill on servers of your own: snapshot restore NAME --to FILE"
+# Contrib modules that are not marked as trusted; to a role without privileges they give no file, program or connection.
+CONTRIB = frozenset({
+    "amcheck", "autoinc", "bloom", "earthdistance", "insert_username", "intagg", "moddatetime", "pageinspect",
+    "pg_buffercache", "pg_freespacemap", "pg_prewarm", "pg_stat_statements", "pg_surgery", "pg_visibility",
+    "pg_walinspect", "pgrowlocks", "pgstattuple", "sslinfo",
+})  # fmt: skip
+PASSWORD_BYTES = 32
+TERMINATE = "SELECT pg_terminate_backend(%s, %s)"
+END_SECONDS_MAX = 10
 
 
 class DrillUnfitError(RefusedError):
-    """The embedded servers can't hold the snapshot's databases."""
+    """The servers of a drill can't hold the snapshot's databases."""
 
 
 def without_servers(source: Fleet, shards: tuple[str, ...]) -> Fleet:
@@ -37,35 +62,113 @@ def without_servers(source: Fleet, shards: tuple[str, ...]) -> Fleet:
     return replace(source, nodes=tuple(Node(shard, f"dbname={DATABASE}", programs=programs) for shard in shards))
 
 
+@dataclass(frozen=True, slots=True)
+class DrillPlace:
+    """Where a drill restores: the plan into its servers; `make_reader` lets somebody ask what a target has then."""
+
+    plan: RestorePlan
+    make_reader: Callable[[Target], Reader]
+
+
 @contextmanager
-def drill_servers(plan: RestorePlan) -> Iterator[RestorePlan]:
+def drill_servers(source: Fleet, plan: RestorePlan, progress: Progress) -> Iterator[DrillPlace]:
     """Make the servers of a plan whose target is `without_servers`; yield the plan into them.
 
-    Raises what start_fleet raises.
+    Raises UnconfinedError, and what start_sandboxed raises.
     """
+    rules = source.drill
+    programs = check_programs_folder(Path(rules.postgresql).expanduser()) if rules.postgresql else None
     folder = Path(tempfile.mkdtemp(prefix="cutline-drill-"))
     place = folder / "fleet"
     try:
-        made = start_fleet(place, shards=len(plan.targets), backups=0, settings=SETTINGS, schema=False)
-        nodes = tuple(
-            replace(target.node, dsn=server.dsn(DATABASE))
-            for target, server in zip(plan.targets, made.primaries, strict=True)
-        )
-        targets = tuple(target_of(node.id, node, (), plan.intent.id) for node in nodes)
-        plan = replace(plan, target_fleet=replace(plan.target_fleet, nodes=nodes), targets=targets)
-        yield plan
+        confinement = check_confinement(folder / "probe", rules, progress)
+        ids = [target.node.id for target in plan.targets]
+        made = start_sandboxed(place, ids, confinement, programs, SETTINGS, [source.path])
+        yield _place(plan, made, CONTRIB | set(rules.extensions))
     finally:
         if read_state(place) is not None:
             stop_fleet(place, delete=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Confinement:
+    """What the servers are confined by, tried in a new folder; raise UnconfinedError unless `rules` allow nothing."""
+    folder.mkdir()
+    found = find_confinement(folder)
+    if found.is_none and not rules.allow_unconfined:
+        raise UnconfinedError(
+            "a drill's servers would run as this user, whose files they could read, and the kernel gives them no"
+            f" namespaces: {found.lacking}",
+            hint=[
+                "allow user namespaces, or drill as root, which can give the servers a user of their own",
+                "if this user can read nothing but the store, as in a container: [drill] allow_unconfined = true",
+            ],
+        )
+    if found.is_none:
+        progress.note("the drill's servers are not confined: they run as this user (allow_unconfined in fleet.toml)")
+    return found
+
+
+def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset[str]) -> DrillPlace:
+    """The plan into servers that were made for it."""
+    role, password = _new_login()
+    nodes, superusers = list[Node](), dict[str, Node]()
+    for target, server in zip(plan.targets, made, strict=True):
+        node = replace(target.node, dsn=server.dsn(DATABASE, role, password))
+        superuser = replace(target.node, dsn=server.dsn(MAINTENANCE_DATABASE))
+        remember_secrets_of(superuser.dsn)
+        _create_login(superuser, role, password, "CREATEDB")
+        superusers[target.shard] = superuser
+        nodes.append(node)
+    targets = tuple(target_of(node.id, node, (), plan.intent.id) for node in nodes)
+    servers = {one.shard: server.node for one, server in zip(targets, made, strict=True)}
+    folders = {shard: server.data_directory for shard, server in servers.items()}
+    plan = replace(
+        plan,
+        target_fleet=replace(plan.target_fleet, nodes=tuple(nodes)),
+        targets=targets,
+        superusers=Superusers(superusers, role, extensions, folders),
+    )
+    return DrillPlace(plan, lambda target: _make_reader(target.node, superusers[target.shard], servers[target.shard]))
+
+
+def _make_reader(node: Node, superuser: Node, server: EmbeddedNode) -> Reader:
+    """Make a role that may read everything, and no more; its session a superuser's ends, or the end of the server."""
+
+    def end(process: int) -> bool:
+        with connect(superuser) as connection:
+            is_ended = connection.execute(TERMINATE, (process, END_SECONDS_MAX * 1000)).fetchone()
+        return is_ended != (True,) and stop_server(server, immediate=True)
+
+    role, password = _new_login()
+    _create_login(superuser, role, password, "BYPASSRLS IN ROLE pg_read_all_data")
+    return Reader(replace(node, dsn=make_conninfo(node.dsn, user=role, password=password)), end)
+
+
+def _new_login() -> tuple[str, str]:
+    """A role's name, and a password that no error shows."""
+    password = secrets.token_hex(PASSWORD_BYTES)
+    remember_secret(password)
+    return f"cutline_drill_{secrets.token_hex(4)}", password
+
+
+def _create_login(superuser: Node, role: str, password: str, attributes: str) -> None:
+    statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} ").format(sql.Identifier(role), sql.Literal(password))
+    with connect(superuser) as connection:
+        connection.execute(statement + sql.SQL(attributes))
+
+
 @contextmanager
-def naming_unfit() -> Iterator[None]:
+def naming_unfit(snapshot: str) -> Iterator[None]:
     """Raise DrillUnfitError if a restore in the block is refused for what the servers are or lack."""
     try:
         yield
-    except (TargetUnfitError, TargetLacksError, ObstaclesError) as error:
+    except (TargetUnfitError, TargetLacksError, SchemaLoadError, ObstaclesError) as error:
+        # What others say is about servers that somebody keeps.
+        hints = [line for line in error.hint.splitlines() if "[drill]" in line]
+        own = f"restore to servers of your own: snapshot restore {shlex.quote(snapshot)} --to FILE"
         raise DrillUnfitError(
-            f"the embedded servers can't hold the snapshot: {error.message}", hint=ELSEWHERE, details=error.details
+            f"the servers of a drill can't hold the snapshot: {error.message}",
+            hint=[*hints, f"or {own}" if hints else own],
+            details=error.details,
         ) from error

@@ -52,10 +52,10 @@ class DiskSpace:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseSpace:
-    """What one database needs, on the server of a node."""
+    """What one database needs, on the server of a node; `folder` is where its data is, None if that is not known."""
 
     node: Node
-    connection: psycopg.Connection[Any]
+    folder: Path | None
     needed_bytes: int
     is_rough: bool
 
@@ -67,7 +67,7 @@ def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> lis
     """
     disks: dict[str, DiskSpace] = {}
     for one in databases:
-        folder = find_data_directory(one.connection)
+        folder = one.folder
         disk = disks.setdefault(f"device {folder.stat().st_dev}" if folder else one.node.id, DiskSpace())
         if folder:
             found = os.statvfs(folder)

@@ -5,7 +5,7 @@ Nothing is created to find it out. A server older than the snapshot's is an obst
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import psycopg
@@ -21,7 +21,8 @@ from snapshots.records.database_facts import DatabaseFacts, UsedCollation
 
 EXTENSION = "EXTENSION"
 EXTENSIONS_QUERY = """
-SELECT e.name, e.default_version, array_agg(v.version ORDER BY v.version)
+SELECT e.name, e.default_version, array_agg(v.version ORDER BY v.version),
+       bool_or((v.trusted OR NOT v.superuser) AND v.version = e.default_version)
   FROM pg_available_extensions e JOIN pg_available_extension_versions v USING (name) GROUP BY 1, 2
 """
 TABLESPACES_QUERY = "SELECT namesend(spcname) FROM pg_tablespace"
@@ -45,13 +46,18 @@ def check_extensions(
     entries: Iterable[ArchiveEntry],
     facts: DatabaseFacts | None,
     obstacles: Obstacles,
+    allowed: Container[str] | None = None,
 ) -> None:
     """Add an obstacle for the extensions that the server lacks, and warn of those that get another version.
+
+    With `allowed`, one that is neither trusted nor among these is an obstacle, too: a superuser would create it.
 
     CREATE EXTENSION, as pg_dump writes it, takes the server's default version: that is no obstacle, because the DDL is
     tried before any row is loaded, but rows may look different to another version.
     """
-    available = {name: (default, set(versions)) for name, default, versions in connection.execute(EXTENSIONS_QUERY)}
+    found = connection.execute(EXTENSIONS_QUERY).fetchall()
+    available = {name: (default, set(versions)) for name, default, versions, _ in found}
+    trusted = {name for name, *_, is_trusted in found if is_trusted}
     versions = facts.extensions if facts else {}
     names = sorted({entry.name for entry in entries if entry.kind == EXTENSION})
     lacking = [f"{name} {versions[name]}" if name in versions else name for name in names if name not in available]
@@ -59,8 +65,20 @@ def check_extensions(
         obstacles.add(
             TargetLacksError(
                 f"node {node.id} lacks extensions that the snapshot has: {', '.join(lacking)}",
-                hint="install their packages on the target's machine, then repeat the command",
+                hint="install their packages on the target's machine, then repeat the command"
+                if allowed is None
+                else "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml",
                 details={"node": node.id, "extensions": lacking},
+            )
+        )
+    untrusted = [name for name in names if name in available and name not in trusted]
+    if allowed is not None and (refused := [name for name in untrusted if name not in allowed]):
+        listed = ", ".join(f'"{name}"' for name in refused)
+        obstacles.add(
+            TargetLacksError(
+                f"node {node.id}: extensions of the snapshot are not trusted: {', '.join(refused)}",
+                hint=f"if a drill may do whatever they let any role do: [drill] extensions = [{listed}] in fleet.toml",
+                details={"node": node.id, "extensions": refused},
             )
         )
     for name in names:

@@ -108,7 +108,9 @@ def test_a_restore_and_a_drill_of_an_encrypted_store_name_what_is_damaged(
     """Whole, it is drilled; without an object of increment 2, what that lacks is named."""
     fleet = copied.runs.fleet
     with fleet.path.open("a") as file:
-        file.write('\n[[drill]]\nnode = "s1"\nsql = "SELECT count(*) > 5000 FROM secret_table"\nexpected = true\n')
+        file.write(
+            '\n[[drill.assertion]]\nnode = "s1"\nsql = "SELECT count(*) > 5000 FROM secret_table"\nexpected = true\n'
+        )
     code, document = run_here(fleet, "restore", NAME, "--drill", spark=spark)
     assert (code, document["result"]) == (0, "holds"), document
     last = read_chain(fleet.store.open(), NAME).last

@@ -9,7 +9,7 @@ import pytest
 from cli.output.drill import drill_document, drill_lines
 from cli.output.junit import junit_of_drill
 from fleet.config import FleetFileError, check_drill, load_fleet
-from fleet.fleet_file import DrillTable, Expected
+from fleet.fleet_file import AssertionTable, Expected
 from restore.drill.assertions import AssertionResult, expected_text, is_as_expected
 from restore.drill.drill import EXIT_CODES, DrillReport
 from restore.report import NodeReport, RestoreReport
@@ -25,12 +25,12 @@ id = "b"
 dsn = "dbname=shop host=b"
 backup_of = "a"
 """
-LEFT_OUT = DrillTable("a", "SELECT 1")
+LEFT_OUT = AssertionTable("a", "SELECT 1")
 
 
-def drill_of(path: Path, text: str) -> tuple[DrillTable, ...]:
+def drill_of(path: Path, text: str) -> tuple[AssertionTable, ...]:
     path.write_text(FLEET + text)
-    return load_fleet(path).drill
+    return load_fleet(path).drill.assertion
 
 
 def test_every_kind_of_expectation_is_read(tmp_path: Path) -> None:
@@ -39,9 +39,11 @@ def test_every_kind_of_expectation_is_read(tmp_path: Path) -> None:
         '[[1, "x"], [2, false]]': ((1, "x"), (2, False)),
     }  # fmt: skip
     for text, value in kinds.items():
-        (found,) = drill_of(tmp_path / "fleet.toml", f'[[drill]]\nnode = "a"\nsql = "SELECT 1"\nexpected = {text}\n')
+        (found,) = drill_of(
+            tmp_path / "fleet.toml", f'[[drill.assertion]]\nnode = "a"\nsql = "SELECT 1"\nexpected = {text}\n'
+        )
         assert (found.expected, type(found.expected)) == (value, type(value))
-    assert drill_of(tmp_path / "fleet.toml", '[[drill]]\nnode = "a"\nsql = "SELECT 1"\n') == (LEFT_OUT,)
+    assert drill_of(tmp_path / "fleet.toml", '[[drill.assertion]]\nnode = "a"\nsql = "SELECT 1"\n') == (LEFT_OUT,)
     assert drill_of(tmp_path / "fleet.toml", "") == ()
 
 
@@ -57,14 +59,14 @@ def test_every_kind_of_expectation_is_read(tmp_path: Path) -> None:
 )
 def test_a_wrong_assertion_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(FleetFileError) as refused:
-        drill_of(tmp_path / "fleet.toml", f"[[drill]]\n{text}\n")
+        drill_of(tmp_path / "fleet.toml", f"[[drill.assertion]]\n{text}\n")
     assert problem in refused.value.message
 
 
 def test_only_a_drill_needs_its_nodes_to_be_primaries(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
-    drill_of(path, '[[drill]]\nnode = "b"\nsql = "SELECT 1"\n')
-    with pytest.raises(FleetFileError, match="drill 1: node names b, which is not a primary"):
+    drill_of(path, '[[drill.assertion]]\nnode = "b"\nsql = "SELECT 1"\n')
+    with pytest.raises(FleetFileError, match=r"drill\.assertion 1: node names b, which is not a primary"):
         check_drill(load_fleet(path))
 
 
@@ -114,7 +116,7 @@ def test_a_drill_proves_something_only_if_everything_was_asked() -> None:
     lines = drill_lines(report(*[None, False]))
     assert lines[-3:-1] == ["skipped: a: SELECT 1: why", "FAILS: a: SELECT 1: why"]
     assert [one["holds"] for one in drill_document(report(*[True, None]))["assertions"]] == [True, None]
-    assert "no [[drill]]" in drill_lines(report())[-2]
+    assert "no [[drill.assertion]]" in drill_lines(report())[-2]
     assert 'tests="2" failures="0" skipped="1"' in junit_of_drill(report())
     assert 'tests="3" failures="1" skipped="1"' in junit_of_drill(report(*[None, False]))
 

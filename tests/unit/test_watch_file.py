@@ -146,6 +146,6 @@ def test_a_store_that_is_gone_or_another_one_is_none_to_work_with(file: Path, tm
 
 
 def test_an_assertion_that_no_drill_could_ask_is_refused(file: Path) -> None:
-    write(file, f'{RULES}[[drill]]\nnode = "s9"\nsql = "SELECT 1"\nexpected = 1\n')
-    with pytest.raises(FleetFileError, match="drill 1: node names s9, which is not a primary"):
+    write(file, f'{RULES}[[drill.assertion]]\nnode = "s9"\nsql = "SELECT 1"\nexpected = 1\n')
+    with pytest.raises(FleetFileError, match=r"drill\.assertion 1: node names s9, which is not a primary"):
         FleetSource.read(file)

@@ -22,52 +22,52 @@ CREATE VIEW who AS SELECT current_setting('is_superuser') AS is_super
 """
 CHANGES = "UPDATE item SET price = 2.50 WHERE id = 1"
 HOLDING = """
-[[drill]]
+[[drill.assertion]]
 node = "s1"
 sql = "SELECT count(*) FROM item;"
 expected = 2
 
-[[drill]]
+[[drill.assertion]]
 node = "s1"
 sql = "SELECT price, sold, note FROM item ORDER BY id LIMIT 1"
 expected = [[2.5, true, "a"]]
 
-[[drill]]
+[[drill.assertion]]
 node = "s2"
 sql = "SELECT id FROM item ORDER BY id"
 expected = [1, 2]
 
-[[drill]]
+[[drill.assertion]]
 node = "s2"
 sql = "SELECT 1 FROM item WHERE price < 0"
 
-[[drill]]
+[[drill.assertion]]
 node = "s2"
 sql = "SELECT is_super FROM who"
 expected = "off"
 """
 FAILING = """
-[[drill]]
+[[drill.assertion]]
 node = "s1"
 sql = "SELECT price FROM item WHERE id = 1"
 expected = 1.5
 
-[[drill]]
+[[drill.assertion]]
 node = "s1"
 sql = "SELECT note FROM item WHERE id = 2"
 expected = "NULL"
 
-[[drill]]
+[[drill.assertion]]
 node = "s1"
 sql = "SELECT nothing FROM item"
 expected = 1
 
-[[drill]]
+[[drill.assertion]]
 node = "s1"
 sql = "SELECT lo_create(0)"
 expected = 1
 
-[[drill]]
+[[drill.assertion]]
 node = "s1"
 sql = "SELECT 1; SELECT 1"
 expected = 1

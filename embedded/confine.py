@@ -1,0 +1,136 @@
+"""Confine a program: `python -I confine.py SETTINGS PROGRAM [ARGUMENT …]`; needs nothing of the project.
+
+SETTINGS is JSON. With `root`, an empty folder, the program gets a mount, network and IPC namespace of its own, and sees
+nothing of the file system but the folders `shown`, which it can't change, the folders `kept`, which it can, the
+system's programs and libraries without the files `hidden`, and empty folders for temporary files. With `uid` and `gid`
+it becomes that user, without groups; without, it stays this one, and the namespaces are those of a user namespace of
+its own. It has no capabilities and gets none.
+
+What can't be done ends it with exit code 126, and the reason on stderr (Linux manual, namespaces(7), pivot_root(2)).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+MNT_DETACH, PR_SET_NO_NEW_PRIVS = 2, 38
+# The options of a mount that a user namespace may not drop: as statvfs and as mount have them.
+KEPT_OPTIONS = ((2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
+# What a server needs of the system; never all of /etc, which may have files that only this user can read.
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/var/cache/postgresql",
+    "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
+    "/etc/localtime", "/etc/timezone", "/etc/locale.alias", "/etc/alternatives",
+)  # fmt: skip
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+FAILED = 126
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the C library; raise OSError, which names it, if it fails."""
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """mount(2)."""
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    call("mount", *texts, ctypes.c_ulong(flags), None if options is None else options.encode())
+
+
+def show(root: str, path: str, *, is_kept: bool = False) -> None:
+    """Let the program see a file or folder at its own path; it can't change it unless it `is_kept`."""
+    shown, place = Path(path), Path(root + path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if shown.is_symlink():
+        if not os.path.lexists(place):
+            place.symlink_to(shown.readlink())
+        return
+    if shown.is_dir():
+        place.mkdir(exist_ok=True)
+    else:
+        place.touch()
+    # With what is mounted below it: else the kernel refuses to show what another mount hides.
+    mount(path, str(place), None, MS_BIND | MS_REC)
+    if not is_kept:
+        had = os.statvfs(place).f_flag
+        flags = sum(flag for option, flag in KEPT_OPTIONS if had & option)
+        mount(None, str(place), None, MS_BIND | MS_REMOUNT | MS_RDONLY | flags)
+
+
+def hide_all(settings: dict[str, Any]) -> None:
+    """Leave nothing of the file system but what SETTINGS and SYSTEM name."""
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    root = settings["root"]
+    # The folders above what is shown are for everybody to pass through.
+    before = os.umask(0o022)
+    mount("none", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
+    for path in SYSTEM:
+        if os.path.lexists(path):
+            show(root, path)
+    for path in DEVICES:
+        show(root, path, is_kept=True)
+    for path in ("/tmp", "/var/tmp", "/dev/shm"):
+        Path(root + path).mkdir(parents=True, exist_ok=True)
+        mount("none", root + path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+    for path in settings["shown"]:
+        show(root, path)
+    for path in settings["kept"]:
+        show(root, path, is_kept=True)
+    for path in settings["hidden"]:
+        if Path(root + path).is_file():
+            mount("/dev/null", root + path, None, MS_BIND)
+    os.umask(before)
+    os.chdir(root)
+    call("pivot_root", b".", b".")
+    call("umount2", b".", MNT_DETACH)
+    os.chdir("/")
+
+
+def enter_namespaces(settings: dict[str, Any]) -> None:
+    """Leave the namespaces of the caller."""
+    own_user = "uid" not in settings
+    uid, gid = os.getuid(), os.getgid()
+    call("unshare", CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | (CLONE_NEWUSER if own_user else 0))
+    if own_user:
+        # As the same user: a server refuses to run as root, and the capabilities end with the next program.
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            Path("/proc/self", name).write_text(text)
+
+
+def confine(settings: dict[str, Any]) -> None:
+    """Confine this process."""
+    if "root" in settings:
+        enter_namespaces(settings)
+        hide_all(settings)
+    if "uid" in settings:
+        os.setgroups([])
+        os.setresgid(settings["gid"], settings["gid"], settings["gid"])
+        os.setresuid(settings["uid"], settings["uid"], settings["uid"])
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def main() -> None:
+    """Run the program, confined."""
+    try:
+        confine(json.loads(sys.argv[1]))
+        os.execv(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        # Not str(error), which has the number, too.
+        reason = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+        sys.stderr.write(f"{reason}\n")
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Servers that run what nobody vouches for: the databases of a drill.
+
+They are reached by a socket in a private folder and with a password that only this process knows, and their environment
+has no secret (fleet.programs.wheel.HANDED_ON). If root makes them, they run as a user that nobody else is. Where the
+kernel gives namespaces, they see nothing of the machine but PostgreSQL, the system's programs and their own folder, and
+have no network (embedded/confine.py). An ordinary user's servers would have that user's rights: without namespaces they
+are refused, unless the user allows it.
+
+The servers' folder is a fleet folder without a fleet.toml: stop_fleet deletes it, however this process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import random
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from psycopg.conninfo import make_conninfo
+
+from embedded import confine
+from embedded.folder import State, place_for_nodes, write_state
+from embedded.server import PORT, EmbeddedNode, create_primary, start_server
+from fleet.nodes.sessions import in_parallel
+from fleet.programs.wheel import Account, ProgramFailedError, Programs, run_as, server_programs
+from storage.errors import RefusedError
+
+# Users that no password file has: those that systemd draws for its services, too.
+UIDS = range(61184, 65520)
+LAUNCHER = (sys.executable, "-I", str(Path(confine.__file__).resolve()))
+PROBE_SECONDS_MAX = 30
+# Below a server's folder: where its file system is put together.
+ROOT = "root"
+
+
+class UnconfinedError(RefusedError):
+    """Nothing would keep a drill's servers apart from what this user may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What keeps servers apart: a user `account` of their own, `namespaces`, or neither.
+
+    `lacking` says why there are no namespaces.
+    """
+
+    account: Account | None
+    namespaces: bool
+    lacking: str = ""
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing does."""
+        return self.account is None and not self.namespaces
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxedServer:
+    """A server, its superuser and the password."""
+
+    node: EmbeddedNode
+    superuser: str
+    password: str = field(repr=False)
+
+    def dsn(self, database: str, user: str = "", password: str = "") -> str:
+        """The connection string of a role, without one the superuser's."""
+        user, password = (user, password) if user else (self.superuser, self.password)
+        return make_conninfo("", host=str(self.node.folder), port=PORT, dbname=database, user=user, password=password)
+
+
+def find_confinement(folder: Path) -> Confinement:
+    """What this process can confine servers by, tried in an empty `folder`.
+
+    Raises UnconfinedError if root can't become another user.
+    """
+    account = _unused_account() if os.geteuid() == 0 else None
+    settings = _settings(account, shown=(), kept=(), hidden=())
+    lacking = _try(settings | {"root": str(folder)})
+    if account is not None and lacking and (reason := _try(settings)):
+        raise UnconfinedError(
+            f"this process may not become another user: {reason}", hint="drill as an ordinary user of the machine"
+        )
+    return Confinement(account, not lacking, lacking)
+
+
+def start_sandboxed(
+    place: Path,
+    ids: Sequence[str],
+    confinement: Confinement,
+    programs: Path | None,
+    settings: Mapping[str, str],
+    hidden: Sequence[Path] = (),
+) -> list[SandboxedServer]:
+    """Make and start a server for each of `ids`, recorded in the folder `place`: stop_fleet deletes them.
+
+    `programs` is the folder of their programs if not the wheel's. They see none of the files `hidden`. Raises what
+    create_primary and start_server raise.
+    """
+    place.mkdir(mode=0o700)
+    found = server_programs()
+    found = found if programs is None else replace(found, bin_directory=programs)
+    nodes_directory = place_for_nodes(place)
+    nodes = tuple(EmbeddedNode(one, nodes_directory / one, None, programs) for one in ids)
+    write_state(place, State(nodes_directory, nodes, complete=False))
+    servers = [SandboxedServer(one, f"cutline_{secrets.token_hex(4)}", secrets.token_hex(32)) for one in nodes]
+    in_parallel(lambda server: _make(server, found, confinement, settings, hidden), servers)
+    return servers
+
+
+def _make(
+    server: SandboxedServer,
+    programs: Programs,
+    confinement: Confinement,
+    settings: Mapping[str, str],
+    hidden: Sequence[Path],
+) -> None:
+    node, account = server.node, confinement.account
+    create_primary(programs, node, settings, (server.superuser, server.password))
+    if account:
+        # initdb needs a user with a name.
+        _give(node.folder, programs.account, account)
+    kept = _settings(account, shown=_shown(programs.bin_directory), kept=(node.folder,), hidden=hidden)
+    if confinement.namespaces:
+        root = node.folder / ROOT
+        root.mkdir(mode=0o700)
+        kept |= {"root": str(root)}
+    start_server(Programs(programs.bin_directory, None, (*LAUNCHER, json.dumps(kept))), node)
+
+
+def _settings(
+    account: Account | None, *, shown: Sequence[Path], kept: Sequence[Path], hidden: Sequence[Path]
+) -> dict[str, object]:
+    """What confine.py is told, without a root."""
+    user = {"uid": account.uid, "gid": account.gid} if account else {}
+    paths = {"shown": shown, "kept": kept, "hidden": [one.resolve() for one in hidden]}
+    return user | {name: list(map(str, some)) for name, some in paths.items()}
+
+
+def _try(settings: Mapping[str, object]) -> str:
+    """Confine a program that does nothing; return why that is not possible, or ""."""
+    try:
+        done = run_as(None, [*LAUNCHER, json.dumps(settings), "/bin/sh", "-c", ":"], seconds_max=PROBE_SECONDS_MAX)
+    except (OSError, ProgramFailedError) as error:
+        return str(error)
+    lines = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def _unused_account() -> Account:
+    """A user without a name and without a process."""
+    used = {entry.pw_uid for entry in pwd.getpwall()}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            used.add(process.stat().st_uid)
+        except OSError:
+            continue
+    uid = random.choice([one for one in UIDS if one not in used])
+    return Account(f"user {uid}", uid, uid)
+
+
+def _give(folder: Path, before: Account | None, after: Account) -> None:
+    """Give what belongs to the account `before` to another one; follow no links."""
+    for _, names, files, descriptor in os.fwalk(folder, follow_symlinks=False):
+        for name in (*names, *files):
+            if before is None or os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid == before.uid:
+                os.chown(name, after.uid, after.gid, dir_fd=descriptor, follow_symlinks=False)
+    os.chown(folder, after.uid, after.gid)
+
+
+def _shown(bin_directory: Path) -> list[Path]:
+    """The folders of programs and of the libraries that wheels keep beside them."""
+    install = bin_directory.parent
+    return [install, *sorted(install.parent.parent.glob("*.libs"))]

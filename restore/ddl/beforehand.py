@@ -1,0 +1,118 @@
+"""What only a superuser can create of a shard's DDL, for a restore by a role that is none.
+
+Extensions, and the schemas that they are in, a superuser creates in the empty database, before anything of the source
+can be there: by statements that are written here, with names that an entry has. The rest is left out, by name: event
+triggers, publications of all tables or of schemas, and privileges of what belongs to extensions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fleet.tables.names import quote_identifier
+from restore.ddl.archive import ArchiveDdl
+from restore.ddl.ddl import Ddl, DdlEntry, SchemaLoadError, show_name
+from restore.ddl.pg_restore import REMARKS, is_of_event_trigger
+from restore.ddl.role_statements import PRIVILEGES
+from restore.ddl.statements import statements_of
+from restore.ddl.unprivileged import NAME, unquote
+from snapshots.ddl.archive import ArchiveEntry, statements_of_entry
+from snapshots.ddl.dump import DROP
+
+EXTENSION, EVENT_TRIGGER, SCHEMA, PUBLICATION = "EXTENSION", "EVENT TRIGGER", "SCHEMA", "PUBLICATION"
+SCHEMA_PUBLICATION = "PUBLICATION TABLES IN SCHEMA"
+CREATES_EXTENSION = re.compile(rf"CREATE EXTENSION IF NOT EXISTS (?P<name>{NAME})(?: WITH SCHEMA (?P<schema>{NAME}))?;")
+PUBLISHES_ALL = re.compile(rf"CREATE PUBLICATION {NAME} FOR ALL TABLES\b.*", re.DOTALL)
+CREATES_SCHEMA = "CREATE SCHEMA "
+PUBLIC_PRIVILEGES = "SCHEMA public"
+
+
+@dataclass(frozen=True, slots=True)
+class Beforehand:
+    """Statements (raw text) of a superuser in an empty database; the `schemas` that they create; what is left out."""
+
+    statements: tuple[str, ...]
+    schemas: frozenset[str]
+    left_out: Mapping[str, str]
+
+
+def take_superusers_part(ddl: ArchiveDdl, role: str) -> tuple[ArchiveDdl, Beforehand]:
+    """Divide the DDL into what the `role` can run, and what a superuser does for it; schemas belong to the role.
+
+    Raises SchemaLoadError if an extension is created by a statement of an unknown form.
+    """
+    own = {entry.name for entry in ddl.entries if entry.kind == SCHEMA}
+    statements, schemas = list[str](), dict[str, None]()
+    for entry in ddl.entries:
+        if entry.kind == EXTENSION:
+            name, schema = _parse_extension(statements_of_entry(ddl.body, entry))
+            if schema in own and schema not in schemas:
+                schemas[schema] = None
+                statements.append(f"CREATE SCHEMA {quote_identifier(schema)} AUTHORIZATION {quote_identifier(role)};")
+            where = f" SCHEMA {quote_identifier(schema)}" if schema else ""
+            statements.append(f"CREATE EXTENSION {quote_identifier(name)}{where};")
+        elif entry.kind == DROP and entry.name == "EXTENSION plpgsql":
+            statements.append('DROP EXTENSION "plpgsql";')
+    left_out = dict(_left_out(ddl))
+    kept = ddl.without(entry for entry in ddl.entries if _publishes_all(ddl, entry))
+    entries = tuple(entry for entry in kept.entries if not _is_superusers(entry) and entry.number not in left_out)
+    named = {what: why for what, why in left_out.values() if what}
+    return replace(kept, entries=entries), Beforehand(tuple(statements), frozenset(schemas), named)
+
+
+def with_beforehand(ddl: Ddl, done: Beforehand) -> Ddl:
+    """The DDL, which finds what a superuser has done."""
+
+    def adapt(entries: Iterable[DdlEntry]) -> Iterator[DdlEntry]:
+        for entry in entries:
+            if entry.kind == SCHEMA and entry.name in done.schemas:
+                texts = (one.text for one in statements_of(entry.statements) if not one.bare.startswith(CREATES_SCHEMA))
+                yield replace(entry, statements="".join(texts))
+            else:
+                yield entry
+
+    return replace(ddl, pre_data=tuple(adapt(ddl.pre_data)), beforehand=done.statements)
+
+
+def _parse_extension(statement: str) -> tuple[str, str]:
+    """The extension's name and its schema, "" if the statement names none."""
+    match = CREATES_EXTENSION.fullmatch(statement.strip())
+    if match is None:
+        raise SchemaLoadError(
+            f"the DDL creates an extension in a form that is not known: {show_name(statement.strip())}",
+            hint="somebody changed the store, or another pg_dump wrote it: see: snapshot check",
+        )
+    return unquote(match["name"]), unquote(match["schema"] or "")
+
+
+def _is_superusers(entry: ArchiveEntry) -> bool:
+    """Whether a superuser has done it, or it is a remark on that."""
+    return (
+        entry.kind == EXTENSION
+        or (entry.kind == DROP and entry.name == "EXTENSION plpgsql")
+        or (entry.kind in REMARKS and not entry.schema and entry.name.startswith(f"{EXTENSION} "))
+        or is_of_event_trigger(entry)
+    )
+
+
+def _publishes_all(ddl: ArchiveDdl, entry: ArchiveEntry) -> bool:
+    if entry.kind != PUBLICATION:
+        return entry.kind == SCHEMA_PUBLICATION
+    first = next((one.bare for one in statements_of(statements_of_entry(ddl.body, entry)) if one.bare), "")
+    return PUBLISHES_ALL.fullmatch(first) is not None
+
+
+def _left_out(ddl: ArchiveDdl) -> Iterator[tuple[int, tuple[str, str]]]:
+    """The numbers of the entries that nobody creates, each with its name and why; remarks have no name."""
+    known = {entry.number for entry in ddl.contents.entries}
+    for entry in ddl.entries:
+        if is_of_event_trigger(entry):
+            name = f"event trigger {show_name(entry.name)}" if entry.kind == EVENT_TRIGGER else ""
+            yield entry.number, (name, "only a superuser creates it")
+        elif _publishes_all(ddl, entry):
+            yield entry.number, (f"publication {show_name(entry.name)}", "only a superuser publishes all tables")
+        elif entry.kind == PRIVILEGES and known.isdisjoint(entry.dependencies) and entry.name != PUBLIC_PRIVILEGES:
+            # What pg_dump does not write belongs to an extension, or to PostgreSQL.
+            yield entry.number, (f"privileges of {show_name(entry.name)}", "it belongs to an extension")

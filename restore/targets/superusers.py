@@ -1,0 +1,57 @@
+"""What a superuser of the targets' servers does for a restore by a role that is none.
+
+It creates the roles that the snapshot names and the extensions, in databases that are empty: nothing of the source has
+run there, and no session of a superuser enters a database from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from fleet.config import Node
+from fleet.nodes.connections import connect, raising_unreachable, with_database
+from fleet.nodes.encodings import RAW, raw_bytes
+from fleet.nodes.server_messages import shorten_message
+from restore.ddl.ddl import Ddl, shorten_statement
+from restore.obstacles.obstacles import TargetLacksError
+from restore.targets.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Superusers:
+    """A superuser's sessions on each target's server, by shard; `role` is the one that restores.
+
+    `extensions` are those that it may create beside the trusted ones. `data_directories` are by shard, too: the role
+    may not see where they are.
+    """
+
+    nodes: Mapping[str, Node]
+    role: str
+    extensions: frozenset[str]
+    data_directories: Mapping[str, Path]
+
+    def node_of(self, target: Target) -> Node:
+        """The database being restored, as a superuser enters it: only as long as it is empty."""
+        return with_database(self.nodes[target.shard], target.loading)
+
+    def run_beforehand(self, target: Target, ddl: Ddl) -> None:
+        """Run the statements that the DDL needs in the empty database; raise TargetLacksError if one is refused."""
+        if not ddl.beforehand:
+            return
+        node = self.node_of(target)
+        with raising_unreachable(node), connect(node, client_encoding=RAW) as connection:
+            for statement in ddl.beforehand:
+                try:
+                    connection.execute(raw_bytes(statement))
+                except psycopg.Error as error:
+                    if connection.broken:
+                        raise
+                    raise TargetLacksError(
+                        f"node {target.node.id}: {shorten_statement(statement)} {shorten_message(error)}",
+                        hint="restore to servers that can create it",
+                        details={"node": target.node.id},
+                    ) from error

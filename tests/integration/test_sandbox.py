@@ -1,0 +1,105 @@
+"""A drill's servers see nothing of the machine and of the command that starts them, whoever runs in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+import restore.drill.servers
+from embedded.sandbox import Confinement, UnconfinedError
+from fleet.fleet_file import DrillTable
+from fleet.programs.wheel_copy import shared_temporary_directory
+from fleet.progress import Noting, Silent
+from restore.drill.servers import check_confinement
+from tests.integration.sandbox_look import SECRET, SHOWN
+from tests.other_user import needs_root
+from tests.run.soak import draw
+from tests.servers.installed import SERVERS
+
+ROOT, SECONDS_MAX = Path(__file__).parents[2], 120
+needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv(1)")
+# An ordinary user with a name, who may read this Python and this tree wherever they are.
+ORDINARY = pwd.getpwnam("nobody")
+AS_ORDINARY = (
+    "setpriv", f"--reuid={ORDINARY.pw_uid}", f"--regid={ORDINARY.pw_gid}", "--clear-groups",
+    "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
+)  # fmt: skip
+# Root as most containers have it.
+WITHOUT_NAMESPACES = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
+MISSING = "No such file or directory"
+
+
+def look_as(words: tuple[str, ...], folder: Path, programs: Path | None = None) -> dict[str, Any]:
+    command = [*words, sys.executable, "-m", "tests.integration.sandbox_look", str(folder)]
+    done = subprocess.run(
+        command + ([str(programs)] if programs else []),
+        capture_output=True, text=True, timeout=SECONDS_MAX, cwd=ROOT, check=False,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert SHOWN not in "\n".join(found["variables"])
+    assert SECRET not in "\n".join(found["secret"])
+    assert ("written" in found["writing"], "mounted" in found["mounting"]) == (False, False)
+    assert "password authentication failed" in found["refused"]
+    return found
+
+
+def assert_sees_nothing(found: dict[str, Any]) -> None:
+    assert found["namespaces"], found["lacking"]
+    assert MISSING in found["secret"][0]
+    assert found["network"] == []
+    assert set(found["root"]).isdisjoint({"home", "root", "run", "proc", "sys", "opt", "srv"})
+    assert sum(MISSING in line for line in found["sockets"]) == 2, found["sockets"]
+
+
+@needs_root
+@pytest.mark.parametrize("major", draw([None, *sorted(SERVERS)], 2))
+def test_a_server_of_root_is_a_user_of_its_own_and_sees_nothing(tmp_path: Path, major: int | None) -> None:
+    found = look_as((), tmp_path, SERVERS[major].programs if major else None)
+    assert_sees_nothing(found)
+    assert found["user"] != os.geteuid()
+    with pytest.raises(KeyError):
+        pwd.getpwuid(found["user"])
+
+
+@needs_root
+@needs_setpriv
+def test_a_server_of_root_without_namespaces_is_a_user_of_its_own(tmp_path: Path) -> None:
+    found = look_as(WITHOUT_NAMESPACES, tmp_path)
+    assert (found["namespaces"], found["user"] in (0, ORDINARY.pw_uid)) == (False, False)
+    assert "Permission denied" in found["secret"][0]
+
+
+@needs_root
+@needs_setpriv
+def test_a_server_of_an_ordinary_user_sees_nothing(tmp_path: Path) -> None:
+    with TemporaryDirectory(dir=shared_temporary_directory()) as place:
+        os.chown(place, ORDINARY.pw_uid, ORDINARY.pw_gid)
+        found = look_as(AS_ORDINARY, Path(place))
+    assert_sees_nothing(found)
+    assert found["user"] == ORDINARY.pw_uid
+
+
+def test_where_nothing_confines_the_servers_a_drill_is_refused_or_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = Confinement(None, namespaces=False, lacking="unshare: no")
+    monkeypatch.setattr(restore.drill.servers, "find_confinement", lambda _: nothing)
+    with pytest.raises(UnconfinedError, match="unshare: no") as raised:
+        check_confinement(tmp_path / "a", DrillTable(), Silent())
+    assert "allow_unconfined = true" in raised.value.hint
+    noting = Noting(Silent())
+    assert check_confinement(tmp_path / "b", DrillTable(allow_unconfined=True), noting).is_none
+    assert noting.notes == [
+        "the drill's servers are not confined: they run as this user (allow_unconfined in fleet.toml)"
+    ]

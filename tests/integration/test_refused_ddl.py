@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
+from tests.servers.fleets import fleet_of
+from tests.servers.installed import require_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,12 +52,27 @@ OF_STATEMENTS = (
     "CREATE TABLE g (id int PRIMARY KEY, v text GENERATED ALWAYS AS (constant('x')) STORED)",
     "INSERT INTO g VALUES (1)",
 )
+# 17.10 and 18.4 can't attach the index of such a constraint that pg_dump of any version describes; 17.11 and 18.6 can.
+OF_SERVERS = (
+    "CREATE EXTENSION btree_gist",
+    "CREATE TABLE booked (room int, during int4range, EXCLUDE USING gist (room WITH =, during WITH &&))"
+    " PARTITION BY RANGE (room)",
+    "CREATE TABLE booked_low PARTITION OF booked FOR VALUES FROM (0) TO (10)",
+    "ALTER TABLE booked_low REPLICA IDENTITY FULL",
+    "INSERT INTO booked VALUES (1, '[1,3)'), (1, '[3,5)')",
+)
 INDEXES = "SELECT indexname FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1"
 
 
 @pytest.fixture
 def own(shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession) -> Iterator[Runs]:
-    with database_on(shared_fleet, SOURCE, tmp_path) as fleet:
+    with runs_on(shared_fleet, tmp_path, spark) as runs:
+        yield runs
+
+
+@contextmanager
+def runs_on(servers: EmbeddedFleet, tmp_path: Path, spark: SparkSession) -> Iterator[Runs]:
+    with database_on(servers, SOURCE, tmp_path) as fleet:
         fleet = load_fleet(fleet.path)
         execute(fleet.primaries[0].dsn, *ROWS)
         with dropping_slots(fleet):
@@ -65,7 +83,10 @@ def own(shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession) -> Ite
 
 @pytest.fixture
 def there(own: Runs, tmp_path: Path) -> Path:
-    """The fleet file of the target."""
+    return fleet_file_of_target(own, tmp_path)
+
+
+def fleet_file_of_target(own: Runs, tmp_path: Path) -> Path:
     node = with_database(own.fleet.primaries[0], TARGET)
     path = tmp_path / "there.toml"
     path.write_text(f'name = "there"\nstore = "file://{tmp_path}/other"\n[[node]]\nid = "s1"\ndsn = "{node.dsn}"\n')
@@ -185,3 +206,28 @@ def test_a_table_that_is_refused_is_left_out_with_its_rows(
     rows = sorted_copies(own.fleet.primaries[0].dsn)
     del rows["public.g"]
     assert sorted_copies(with_database(own.fleet.primaries[0], TARGET).dsn) == rows
+
+
+@pytest.mark.parametrize("major", [17, 18])
+def test_a_fault_of_the_servers_release_is_known_before_any_row_is_loaded(
+    major: int, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with (
+        fleet_of(tmp_path / "fleet", [require_server(major, icu=True)], schema=False) as servers,
+        runs_on(servers, tmp_path, spark) as own,
+    ):
+        there = fleet_file_of_target(own, tmp_path)
+        execute(own.fleet.primaries[0].dsn, *OF_SERVERS)
+        own.full("snp")
+        for words in (("--dry-run",), ()):
+            code, refused = restore(own, there, *words)
+            assert (code, refused["error"]) == (3, "schema-load"), refused
+            assert "cannot attach index" in refused["message"]
+            assert databases(own) == []
+        code, done = restore(own, there, "--allow-refused-ddl")
+        assert (code, [one["object"] for one in done["refused"]]) == (
+            10, ["INDEX ATTACH public.booked_low_room_during_excl"],
+        )  # fmt: skip
+        target = with_database(own.fleet.primaries[0], TARGET).dsn
+        assert sorted_copies(target) == sorted_copies(own.fleet.primaries[0].dsn)

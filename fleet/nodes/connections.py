@@ -63,6 +63,8 @@ STRICT_MODES = ("require", "verify-ca", "verify-full")
 # Given to OpenSSL for a key that should not be encrypted.
 NO_PASSPHRASE = "none"
 
+# libpq's own, of a connection that ended without a word of the server.
+CUT_OFF = "server closed the connection unexpectedly"
 # What a server says in English to one session too many: libpq has no code of an error before the session begins.
 ALL_USED = (
     "sorry, too many clients already",
@@ -362,6 +364,11 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         hint = (
             "its connections are used up: end sessions of others, or raise max_connections; connections_max of the"
             " [[node]] in fleet.toml limits those of a command"
+        )
+    elif CUT_OFF in str(error):
+        hint = (
+            "see the server's log; if it says nothing of this, something between has ended the connection, as HAProxy"
+            ' does after its `timeout client`: docs/fleet-file.md, "What is between"'
         )
     elif refuses_database(node, error):
         # It runs, and has answered.

@@ -91,14 +91,15 @@ def pgbouncer(
         )  # fmt: skip
     try:
         pooler = Pooler(port, log)
-        _await(process, pooler, dsn)
+        await_pooler(process, pooler, dsn)
         yield pooler
     finally:
         process.terminate()
         process.wait(STOP_SECONDS_MAX)
 
 
-def _await(process: subprocess.Popen[bytes], pooler: Pooler, dsn: str) -> None:
+def await_pooler(process: subprocess.Popen[bytes], pooler: Pooler, dsn: str) -> None:
+    """Wait until a session comes to the server."""
     deadline = time.monotonic() + START_SECONDS_MAX
     while True:
         try:

@@ -11,8 +11,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
+from json import dumps
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NamedTuple
@@ -23,13 +24,21 @@ import typer.main
 
 from cli.background.announcing import find_starter
 from cli.folders.session_folder import begin_session, end_session
-from cli.output.context import FLEET_FILE_DEFAULT, FLEET_VARIABLE, CommandContext, default_fleet_path
+from cli.output.context import (
+    FLEET_FILE_DEFAULT,
+    FLEET_VARIABLE,
+    PROGRESS_SCHEMA,
+    CommandContext,
+    default_fleet_path,
+)
 from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, UNWRITTEN, USAGE
 from cli.output.failure import failure_of, naming_fleet, report
+from cli.output.format import printable
 from cli.output.results import write_document
 from cli.output.stopping import begin_stopping
 from cli.output.streams import secure_streams, unwritten
 from storage.errors import UsageError
+from storage.waits import listening
 
 PROGRAM = "snapshot"
 # The signals that ended the command, other than Ctrl-C.
@@ -219,7 +228,8 @@ def _run(arguments: Sequence[str]) -> int:
     json, verbose = "--json" in shared, "--verbose" in shared
     try:
         words = hoist_shared_options(arguments) or ["--help"]
-        code = typer.main.get_command(app)(words, prog_name=PROGRAM, standalone_mode=False)
+        with listening(partial(_note, json=json, quiet="--quiet" in shared)):
+            code = typer.main.get_command(app)(words, prog_name=PROGRAM, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # every error becomes an exit code here
         failure = naming_fleet(failure_of(error), _given_fleet(shared))
         return report(failure, error, json=json, verbose=verbose)
@@ -229,6 +239,13 @@ def _run(arguments: Sequence[str]) -> int:
     if not arguments:
         return USAGE
     return code if isinstance(code, int) else DONE
+
+
+def _note(text: str, *, json: bool, quiet: bool) -> None:
+    """Show a note of a command that shows no progress."""
+    if not quiet:
+        line = dumps({"schema": PROGRESS_SCHEMA, "note": text}) if json else printable(text)
+        sys.stderr.write(f"{line}\n")
 
 
 def _given_fleet(shared: Sequence[str]) -> str | None:

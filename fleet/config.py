@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fleet import libpq_environment
+from fleet.durations import Duration
 from fleet.fleet_file import (
     GC_GRACE,
     RETAINED_WAL_MAX,
@@ -231,7 +232,16 @@ def _key_source(table: EncryptionTable) -> KeySource:
 def _store(file: FleetFile, encryption: FleetEncryption | None) -> StoreLocation:
     url, options = expand("store", file.store), expand_all("store_options", file.store_options)
     remember_secret_settings(flatten(options))
+    if "retry_for" in options:
+        options["retry_for"] = _seconds("store_options.retry_for", options["retry_for"])
     return StoreLocation(url, with_environment(url, options), encryption)
+
+
+def _seconds(key: str, value: object) -> float:
+    try:
+        return float(Duration.from_document(value))
+    except ValueError as error:
+        raise ValueError(f"`{key}`: {error}") from error
 
 
 def _node(entry: NodeTable, wal: WalTable, tools: ToolsTable) -> Node:

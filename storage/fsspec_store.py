@@ -78,6 +78,10 @@ class Dialect(Protocol):
         """Do what ObjectStore.abandon promises."""
         ...
 
+    def expect_answers(self, store: FsspecStore) -> None:
+        """Take it that the store has answered another process of the command."""
+        ...
+
     def explain(self, error: Exception) -> Fault:
         """Say what a failed read, listing or delete means; never quote text that could contain a secret."""
         ...
@@ -95,6 +99,10 @@ class FsspecStore:
     def path(self, key: str) -> str:
         """Return the file system's path of an object, or of the root for ""."""
         return f"{self.root}/{key}" if key else self.root
+
+    def expect_root(self) -> None:
+        """Wait for the store as for one that has answered: it is known that it did."""
+        self.dialect.expect_answers(self)
 
     def create(self, key: str, body: bytes) -> None:
         """See ObjectStore."""
@@ -257,6 +265,7 @@ class PlainDialect:
             is_missing=isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError)),
             is_beyond_end=status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
             is_forbidden=isinstance(error, PermissionError) or status == HTTPStatus.FORBIDDEN,
+            hint=hint_of_status(status),
         )
 
     def delete(self, store: FsspecStore, key: str) -> None:
@@ -270,6 +279,9 @@ class PlainDialect:
     def abandon(self, store: FsspecStore, leftover: Unfinished) -> None:
         """See Dialect."""
 
+    def expect_answers(self, store: FsspecStore) -> None:
+        """See Dialect. The file system itself decides how long it waits."""
+
 
 def http_status(error: Exception) -> int:
     """Return the HTTP status that a file system's error stands for, 0 if it names none."""
@@ -279,6 +291,17 @@ def http_status(error: Exception) -> int:
     if (status := next((value for value in named if isinstance(value, int)), 0)) != 0:
         return status
     return HTTPStatus.FORBIDDEN if isinstance(error, OSError) and str(error).startswith("Forbidden: ") else 0
+
+
+def hint_of_status(status: int) -> str:
+    """Return what to do about an HTTP status of a store that refused a request or failed; "" if that is not known."""
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return "check the credentials, and what they may do: docs/storage.md, Policies"
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        return "let commands make fewer requests at a time, or repeat the command in some minutes"
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
+        return "look at the store's log, or its provider's status page; repeat the command once it works"
+    return ""
 
 
 def creates_in_two_steps(filesystem: Any) -> bool:

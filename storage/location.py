@@ -42,7 +42,7 @@ class StoreLocation:
     url: str
     options: Mapping[str, object] = field(default_factory=dict)
     encryption: StoreEncryption | None = None
-    # In a task: the driver has seen the folder, so it is never made.
+    # In a task: the driver has seen the store. So a folder is never made, and a server that is away is waited for.
     is_made: bool = field(default=False, compare=False)
 
     def open(self) -> ObjectStore:

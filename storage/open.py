@@ -57,14 +57,15 @@ def open_store(url: str, options: Mapping[str, object], *, is_made: bool = False
 
     A folder's path must be absolute, because fleet.toml must name the same store from every working directory and
     on executors. `options` are passed to fsspec unchanged. Executors are sent `url` and `options`, as a store can't
-    be pickled. A folder that `is_made` is never made again. Nothing is created, and nothing contacted but what
-    gives some file systems their credentials. In one process the same arguments always give the same store. Raises
-    StoreUrlError, and StoreUnreachableError if there are no credentials.
+    be pickled. A folder that `is_made` is never made again, and any other store is waited for as one that has answered.
+    Nothing is created, and nothing contacted but what gives some file systems their credentials. In one process the
+    same arguments always give the same store. Raises StoreUrlError, and StoreUnreachableError if there are no
+    credentials.
     """
     # A forked process must not share its parent's connections, hence the process id.
     store = _open_once(url, to_hashable(options), os.getpid())
-    if is_made and isinstance(store, LocalStore):
-        store.expect_root()
+    if is_made and (expect := getattr(store, "expect_root", None)):
+        expect()
     return store
 
 
@@ -113,7 +114,7 @@ def _open_fsspec(url: str, protocol: str, options: dict[str, object]) -> ObjectS
         from storage.s3_session import s3_filesystem
 
         root = _s3_root(url)
-        return FsspecStore(redact_url(url), root, s3_filesystem(options), S3Dialect())
+        return FsspecStore(redact_url(url), root, s3_filesystem(options, redact_url(url)), S3Dialect())
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
     if protocol in GCS_PROTOCOLS:

@@ -32,6 +32,10 @@ class S3Dialect:
         """See Dialect."""
         wait_for(store.filesystem, create_in_parts(creation_of(store, key), body))
 
+    def expect_answers(self, store: FsspecStore) -> None:
+        """See Dialect."""
+        store.filesystem.pace.has_answered = True
+
     def explain(self, error: Exception) -> Fault:
         """See Dialect."""
         return fault_of(error)

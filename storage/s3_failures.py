@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 
@@ -24,6 +25,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     ParamValidationError,
     PartialCredentialsError,
     ProxyConnectionError,
+    ReadTimeoutError,
     SSLError,
     SSOError,
     TokenRetrievalError,
@@ -31,8 +33,8 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from s3fs.errors import translate_boto_error  # type: ignore[import-untyped]
 
-from storage.clock import utc_now
-from storage.fsspec_store import Fault
+from storage.clock import machine_now, utc_now
+from storage.fsspec_store import Fault, hint_of_status
 
 NO_CONNECTION = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 NO_CREDENTIALS = (
@@ -43,15 +45,16 @@ NO_CREDENTIALS = (
     SSOError,
 )
 NOTHING_SENT = (SSLError, ParamValidationError, *NO_CREDENTIALS)
+ENDED_EARLY = (IncompleteReadError, BrokenBodyError)
 NO_ANSWER = (
     *NO_CONNECTION,
     HTTPClientError,
-    IncompleteReadError,
-    BrokenBodyError,
+    *ENDED_EARLY,
     ResponseParserError,
     TimeoutError,
 )
 
+SECONDS_PER_MINUTE = 60
 STATUS_BAD_REQUEST = 400
 STATUS_FORBIDDEN = 403
 STATUS_MISSING = 404
@@ -71,6 +74,7 @@ TOO_FAST = {
 }  # fmt: skip
 DAMAGED_ON_THE_WAY = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
 NOT_NOW = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout", *TOO_FAST, *DAMAGED_ON_THE_WAY}
+WRONG_CLOCK = "RequestTimeTooSkewed"
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 # These are answered both for credentials that were never valid and for those that were revoked.
 UNKNOWN_CREDENTIALS = {"InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "UnrecognizedClientException"}
@@ -78,7 +82,17 @@ UNKNOWN_CREDENTIALS = {"InvalidAccessKeyId", "InvalidToken", "InvalidClientToken
 MEANINGS = {
     "NoSuchBucket": "the bucket does not exist",
     "NoSuchUpload": "another client ended the upload in parts",
-    "RequestTimeTooSkewed": "the clocks of this machine and of the store differ too much",
+}
+CREDENTIALS = "the credentials in [store_options] of fleet.toml, or those that the AWS tools read"
+REGION_HINT = "name the bucket's region in [store_options] of fleet.toml: client_kwargs = { region_name = … }"
+# What to do about a refusal, where its status alone does not tell.
+CODE_HINTS = {
+    "NoSuchBucket": "make the bucket, or correct store in fleet.toml",
+    "AccessDenied": "use credentials that may do this: docs/storage.md, Policies",
+    "InvalidAccessKeyId": f"the store does not know the access key: check {CREDENTIALS}",
+    "SignatureDoesNotMatch": f"the secret is not that of the access key: check {CREDENTIALS}",
+    "PermanentRedirect": REGION_HINT,
+    "AuthorizationHeaderMalformed": REGION_HINT,
 }
 # botocore's names for the sources of credentials, in words. A name that is missing here is a credential service.
 SOURCES = {
@@ -147,7 +161,10 @@ def failure_of(error: BaseException) -> S3Failure:
         return S3Failure.MISSING
     if status == STATUS_NOT_IMPLEMENTED:
         return S3Failure.NOT_IMPLEMENTED
-    if code in NOT_NOW or status in (STATUS_CONFLICT, STATUS_TOO_MANY):
+    # Whoever asks for fewer requests may stand before the store, and have passed this one on.
+    if is_too_fast(error):
+        return S3Failure.UNKNOWN
+    if code in NOT_NOW or status == STATUS_CONFLICT:
         return S3Failure.NOT_NOW
     if isinstance(error, NO_CONNECTION):
         return S3Failure.NOT_SENT
@@ -160,8 +177,23 @@ def is_passing(error: BaseException) -> bool:
     """Tell whether the same request may succeed later; not for errors outside network and server, which are bugs."""
     code, status = code_and_status(error)
     if status:
-        return code in NOT_NOW or status == STATUS_CONFLICT or status in PASSING_STATUSES
+        return code in NOT_NOW or code == WRONG_CLOCK or status == STATUS_CONFLICT or status in PASSING_STATUSES
     return isinstance(error, NO_ANSWER)
+
+
+def is_answer(error: BaseException) -> bool:
+    """Tell whether a server answered."""
+    return code_and_status(error)[1] != 0
+
+
+def is_hardly_passing(error: BaseException) -> bool:
+    """Tell whether a failure that may pass is more likely a mistake, as long as the store has not answered at all."""
+    return not is_answer(error) or is_wrong_clock(error)
+
+
+def is_wrong_clock(error: BaseException) -> bool:
+    """Tell whether the store refused the time at which the request was signed."""
+    return code_and_status(error)[0] == WRONG_CLOCK
 
 
 def is_too_fast(error: BaseException) -> bool:
@@ -191,22 +223,34 @@ def code_and_status(error: BaseException) -> tuple[str, int]:
 
 def retry_after_seconds(error: BaseException) -> float:
     """Return the seconds in the Retry-After header, 0 without one. Source: RFC 9110, section 10.2.3."""
+    text = _header(error, "retry-after")
+    return float(text) if text.isdecimal() else max(_seconds_ahead(text, utc_now()), 0.0)
+
+
+def _header(error: BaseException, name: str) -> str:
     answer = _answer(error)
     headers = answer.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}) if answer else {}
-    text = str(headers.get("retry-after", ""))
-    if text.isdecimal():
-        return float(text)
+    return str(headers.get(name, ""))
+
+
+def _seconds_ahead(text: str, now: datetime) -> float:
+    """How far the time of a header is ahead of `now`; 0 if it is no time."""
     try:
-        until = parsedate_to_datetime(text)
+        when = parsedate_to_datetime(text)
     except ValueError:
         return 0.0
-    return max((until - utc_now()).total_seconds(), 0.0) if until.tzinfo else 0.0
+    return (when - now).total_seconds() if when.tzinfo else 0.0
+
+
+def length_text(seconds: float) -> str:
+    """A length of time in whole units: `45 s`, `10 min`."""
+    return f"{seconds:.0f} s" if seconds < 2 * SECONDS_PER_MINUTE else f"{seconds / SECONDS_PER_MINUTE:.0f} min"
 
 
 def fault_of(error: BaseException) -> Fault:
     """Return the Fault for a failed request, with a hint if the cause is known."""
     code, status = code_and_status(error)
-    hint = ""
+    hint = hint_of_status(status)
     if isinstance(error, CredentialsExpired):
         source = SOURCES.get(error.source, f"the service {error.source}" if error.source else "an unknown source")
         hint = f"renew the credentials: they come from {source}; then repeat the command"
@@ -216,8 +260,16 @@ def fault_of(error: BaseException) -> Fault:
     elif isinstance(error, UntrustedServerError):
         hint = "name the file with the authority of the store's certificate: ca_file in [store_options] of fleet.toml"
         hint = hint if error.is_certificate else "check endpoint_url in [store_options]: the port must be that of https"
-    elif code == "RequestTimeTooSkewed":
-        hint = "set this machine's clock"
+    elif code == WRONG_CLOCK:
+        hint = "set this machine's clock, or the store's: S3 refuses requests signed more than 15 minutes off"
+    elif code in CODE_HINTS:
+        hint = CODE_HINTS[code]
+    elif is_too_fast(error):
+        hint = f"{hint_of_status(STATUS_UNAVAILABLE)}; retry_for in [store_options] says how long they wait"
+    elif isinstance(error, ENDED_EARLY):
+        hint = "look for what ends its answers early, such as a proxy or a load balancer, and repeat the command"
+    elif isinstance(error, NO_ANSWER):
+        hint = "check the network, and endpoint_url in [store_options]; repeat the command once the store answers"
     return Fault(
         reason_of(error),
         is_missing=code != "NoSuchBucket" and (status == STATUS_MISSING or _is_no_file(error, status)),
@@ -237,8 +289,14 @@ def reason_of(error: BaseException) -> str:
     code, status = code_and_status(error)
     if code in MEANINGS:
         return MEANINGS[code]
+    if code == WRONG_CLOCK:
+        # Requests are signed with the machine's clock.
+        ahead = _seconds_ahead(_header(error, "date"), machine_now())
+        by = f" by {length_text(abs(ahead))}" if ahead else ""
+        return f"the clocks of this machine and of the store differ too much{by}"
     if status:
-        return f"the server answered {status} {'' if code == str(status) else code}".rstrip()
+        why = ", which asks for fewer requests" if is_too_fast(error) else ""
+        return f"the server answered {status} {'' if code == str(status) else code}".rstrip() + why
     if isinstance(error, CredentialsExpired):
         return "the credentials have expired or were revoked"
     if isinstance(error, NO_CREDENTIALS):
@@ -249,6 +307,10 @@ def reason_of(error: BaseException) -> str:
         return f"no TLS connection: {error.why}"
     if isinstance(error, EndpointConnectionError):
         return "can't connect"
+    if isinstance(error, ENDED_EARLY):
+        return "its answer ended early"
+    if isinstance(error, (ReadTimeoutError, ConnectTimeoutError, TimeoutError)):
+        return "it did not answer in time"
     if isinstance(error, NO_ANSWER):
         return f"the connection broke: {type(error).__name__}"
     return type(error).__name__

@@ -78,9 +78,12 @@ class Creation:
         may_be_stored = False
         while True:
             try:
-                return await store()
+                answer = await store()
             except Exception as error:  # noqa: BLE001  # every error is classified, an unforeseen one as UNKNOWN
                 cause, failure = error, failure_of(error)
+            else:
+                tries.worked()
+                return answer
             # If an answer was lost, a missing upload has been completed or aborted.
             if failure is S3Failure.TAKEN or (failure is S3Failure.MISSING and may_be_stored):
                 await self._settle()

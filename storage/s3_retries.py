@@ -1,30 +1,59 @@
 """The retry policy of all S3 requests: puts, reads, listings and deletions.
 
-Retries are limited in number and in time. The pause doubles and is random from zero up ("full jitter"), so that clients
-stopped by one outage do not return together. If the store asks for fewer requests, every request of the process slows
-down. storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog, "Exponential Backoff And
-Jitter"; Amazon S3 User Guide, "Best practices design patterns".
+S3 asks for fewer requests (503 SlowDown) for minutes while it splits a prefix, and a store that is restarted or moved
+is away for as long. So a request is repeated by elapsed time, not by a number of attempts, and the operator is told.
+The pause doubles and is random from zero up ("full jitter"), so that clients stopped by one outage do not return
+together.
+
+Whatever all requests of a process share is its `Pace`: how many may begin in a second once the store has asked for
+fewer, and since when none has worked. An outage is one for the process: what is asked after it has been waited for is
+not waited for again. storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog,
+"Exponential Backoff And Jitter"; Amazon S3 User Guide, "Best practices design patterns".
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from storage.s3_failures import is_passing, is_too_fast, retry_after_seconds
+from storage.s3_failures import (
+    is_answer,
+    is_hardly_passing,
+    is_passing,
+    is_too_fast,
+    length_text,
+    reason_of,
+    retry_after_seconds,
+)
+from storage.waits import HURRY_SECONDS, hurried_seconds, tell
 
+RETRY_SECONDS_MAX = 600.0
 BYTES_PER_SECOND_MIN = 256 * 2**10  # a slower transfer is given up
+TELL_SECONDS, TELL_AGAIN_SECONDS = 2.0, 60.0
+# Between two looks at whether the command was stopped, and whether to tell.
+LOOK_SECONDS = 0.25
+# An outage that nobody has asked the store about for so long is another one.
+OUTAGE_SECONDS_MAX = 120.0
+# Requests per second and process: the least, how many more after a second of success, and when there is no limit again.
+RATE_MIN, RATE_GAIN, RATE_MAX = 1.0, 2.0, 200.0
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The limits. No retry begins after `seconds_max` plus the time that the request's bytes may take."""
+    """The limits. A request is repeated for `seconds_max` after its first failure, plus the time its bytes may take.
 
-    attempts_max: int = 6
-    seconds_max: float = 60.0
+    Before the store has answered once, an address that nobody answers at, or a clock that is wrong, is more likely than
+    an outage: then for `first_seconds_max`.
+    """
+
+    seconds_max: float = RETRY_SECONDS_MAX
+    first_seconds_max: float = 10.0
+    attempts_max: float = math.inf
     pause_seconds: float = 0.2
     pause_seconds_max: float = 5.0
     slow_pause_seconds: float = 1.0
@@ -32,29 +61,69 @@ class Retries:
 
     def pause_after(self, attempt: int, error: BaseException) -> float:
         """Return the seconds to wait after attempt number `attempt`, counted from 1."""
-        if not is_too_fast(error):
-            return random.uniform(0, min(self.pause_seconds * 2 ** (attempt - 1), self.pause_seconds_max))
-        jitter = random.uniform(0, min(self.slow_pause_seconds * 2 ** (attempt - 1), self.slow_pause_seconds_max))
-        return retry_after_seconds(error) + jitter
+        first, most = self.pause_seconds, self.pause_seconds_max
+        if is_too_fast(error):
+            first, most = self.slow_pause_seconds, self.slow_pause_seconds_max
+        doublings = min(attempt - 1, 20)
+        return retry_after_seconds(error) + random.uniform(0, min(first * 2**doublings, most))
 
 
 @dataclass(slots=True)
 class Pace:
-    """When requests may begin again after the store asked for fewer. Used in one event loop only."""
+    """What the requests of one process to one store share. Used in one event loop only.
 
+    After the store asked for fewer requests, `rate` may begin in a second: half of those that did, and more again as
+    they work.
+    """
+
+    store: str = "the store"
+    has_answered: bool = False
+    rate: float = math.inf
     free_at: float = 0.0
-    spread_seconds: float = 0.0
-
-    def slow_down(self, seconds: float) -> None:
-        """Begin no request for `seconds`, then spread the waiting requests over the same time again."""
-        self.free_at = max(self.free_at, time.monotonic() + seconds)
-        self.spread_seconds = seconds
+    failing_since: float | None = None
+    failed_at: float = 0.0
+    told_at: float | None = None
+    _began: deque[float] = field(default_factory=deque)
+    _slowed_at: float = -math.inf
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def turn(self) -> None:
-        """Wait until a request may begin."""
-        left = self.free_at - time.monotonic()
-        if left > 0:
-            await asyncio.sleep(left + random.uniform(0, self.spread_seconds))
+        """Wait until a request may begin, in the order of the calls."""
+        if self.rate < math.inf or self.free_at > time.monotonic():
+            async with self._turn:
+                while (left := self.free_at - time.monotonic()) > 0 and hurried_seconds() is None:
+                    await asyncio.sleep(min(left, LOOK_SECONDS))
+                self.free_at = max(self.free_at, time.monotonic()) + 1 / self.rate
+        now = time.monotonic()
+        self._began.append(now)
+        while self._began[0] < now - 1:
+            self._began.popleft()
+
+    def slow_down(self, seconds: float) -> None:
+        """Begin no request for `seconds`, then half as many as before; what is in flight is answered alike."""
+        now = time.monotonic()
+        if now - self._slowed_at >= 1:
+            recent = sum(1 for at in self._began if at >= now - 1)
+            self.rate = max(min(self.rate, recent) / 2, RATE_MIN)
+            self._slowed_at = now
+        self.free_at = max(self.free_at, now + seconds)
+
+    def worked(self) -> None:
+        """A request was carried out."""
+        self.has_answered, self.failing_since = True, None
+        if self.rate < math.inf:
+            self.rate += RATE_GAIN / self.rate
+            if self.rate > RATE_MAX:
+                self.rate = math.inf
+
+    def failed(self, error: BaseException) -> float:
+        """A request was not; return since when none is."""
+        now = time.monotonic()
+        if self.failing_since is None or now - self.failed_at > OUTAGE_SECONDS_MAX:
+            self.failing_since = now
+        self.failed_at = now
+        self.has_answered |= not is_hardly_passing(error)
+        return self.failing_since
 
 
 @dataclass(slots=True)
@@ -65,26 +134,66 @@ class Tries:
     pace: Pace
     size_bytes: int = 0
     attempt: int = 1
-    began: float = field(default_factory=time.monotonic)
+    failed_at: float | None = None
 
     async def again(self, error: BaseException) -> bool:
         """After a failed attempt, wait and return True if it may be retried; return False at once if not."""
         if not is_passing(error):
+            if is_answer(error):
+                self.worked()
             return False
+        now = time.monotonic()
+        self.failed_at = now if self.failed_at is None else self.failed_at
+        left = self._seconds_left(error, min(self.pace.failed(error), self.failed_at))
         pause = self.retries.pause_after(self.attempt, error)
         if is_too_fast(error):
             self.pace.slow_down(min(pause, self.retries.seconds_max))
-        age = time.monotonic() - self.began
-        allowed = self.retries.seconds_max + self.size_bytes / BYTES_PER_SECOND_MIN
-        if self.attempt >= self.retries.attempts_max or age + pause > allowed:
+        if self.attempt >= self.retries.attempts_max or left <= 0 or retry_after_seconds(error) > left:
+            # Whoever asked reports it.
+            self.pace.told_at = None
             return False
         self.attempt += 1
-        await asyncio.sleep(pause)
+        until = now + min(pause, left)
+        while time.monotonic() < until:
+            self._tell(error)
+            if self._seconds_left(error, self.failed_at) <= 0:
+                return False
+            await asyncio.sleep(min(LOOK_SECONDS, max(until - time.monotonic(), 0)))
         return True
 
+    def worked(self) -> None:
+        """The request was carried out."""
+        self.pace.worked()
+        if self.failed_at is not None and self.pace.told_at is not None:
+            self.pace.told_at = None
+            tell(f"{self.pace.store} answers again, after {length_text(time.monotonic() - self.failed_at)}")
 
-def retries_of(config: Mapping[str, object]) -> Retries:
-    """Return the limits, changed by what the user set as botocore's option: `retries = {total_max_attempts = 3}`."""
+    def _limit(self, error: BaseException) -> float:
+        """For how long the request is repeated after such a failure."""
+        if is_hardly_passing(error) and not self.pace.has_answered:
+            return min(self.retries.first_seconds_max, self.retries.seconds_max)
+        return self.retries.seconds_max
+
+    def _seconds_left(self, error: BaseException, since: float) -> float:
+        left = self._limit(error) + self.size_bytes / BYTES_PER_SECOND_MIN - (time.monotonic() - since)
+        hurried = hurried_seconds()
+        return left if hurried is None else min(left, HURRY_SECONDS - hurried)
+
+    def _tell(self, error: BaseException) -> None:
+        now = time.monotonic()
+        if self.failed_at is None or now - self.failed_at < TELL_SECONDS:
+            return
+        if self.pace.told_at is None or now - self.pace.told_at >= TELL_AGAIN_SECONDS:
+            self.pace.told_at = now
+            limit = length_text(self._limit(error))
+            tell(f"{self.pace.store}: {reason_of(error)}; the request is repeated for up to {limit}")
+
+
+def retries_of(config: Mapping[str, object], seconds_max: float | None = None) -> Retries:
+    """Return the limits, changed by what the user set: `retry_for`, and `retries = {total_max_attempts = 3}`."""
     given = config.get("retries")
     attempts = given.get("total_max_attempts") if isinstance(given, Mapping) else None
-    return Retries(attempts_max=max(attempts, 1)) if isinstance(attempts, int) else Retries()
+    return Retries(
+        seconds_max=RETRY_SECONDS_MAX if seconds_max is None else seconds_max,
+        attempts_max=max(attempts, 1) if isinstance(attempts, int) else math.inf,
+    )

@@ -104,11 +104,11 @@ class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
 class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     """An s3fs file system that retries every request by `policy`, except those sent by `send`."""
 
-    def __init__(self, *, policy: Retries, **options: Any) -> None:
+    def __init__(self, *, policy: Retries, store: str, **options: Any) -> None:
         super().__init__(**options)
         self.retries = 1  # s3fs's own retries have no time limit and don't cover 5xx
         self.policy = policy
-        self.pace = Pace()
+        self.pace = Pace(store)
         self.has_worked = False
         # How objects were created whose encryption was verified.
         self.encrypts: set[str] = set()
@@ -139,17 +139,20 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
             if self._is_expired(error):
                 raise CredentialsExpired(self._source()) from error
             raise error from error.__cause__
-        self.has_worked = True
+        self.has_worked = self.pace.has_answered = True
         return answer
 
     async def retry(self, ask: Callable[[], Awaitable[T]], tries: Tries) -> T:
         """Return what `ask` returns, retried as `tries` allows."""
         while True:
             try:
-                return await ask()
+                answer = await ask()
             except Exception as error:
                 if not await tries.again(error):
                     raise
+            else:
+                tries.worked()
+                return answer
 
     async def request(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
         """Send a request of botocore's `method`, retried by the policy; raise the last error."""
@@ -239,21 +242,24 @@ def _check_authorities(path: str) -> None:
         raise CertificateFileError(path, error.strerror or type(error).__name__) from None
 
 
-def s3_filesystem(options: Mapping[str, object]) -> PatientS3:
+def s3_filesystem(options: Mapping[str, object], url: str) -> PatientS3:
     """Return the file system with bounded waits and the user's `options`: s3fs's, and Cutline's own.
+
+    `url` names the store in what is told.
 
     Raises CertificateFileError.
     """
     given = to_s3fs(options)
+    seconds = given.pop("retry_for", None)
     chosen = given.pop("config_kwargs", {})
     config: dict[str, object] = dict(chosen) if isinstance(chosen, Mapping) else {}
-    policy = retries_of(config)
+    policy = retries_of(config, float(seconds) if isinstance(seconds, (int, float)) else None)
     waits = {"connect_timeout": CONNECT_SECONDS_MAX, "read_timeout": ANSWER_SECONDS_MAX}
     # Some servers send the whole object's checksum with a range, which would not match. Commits have our own digests.
     checksums = {"response_checksum_validation": "when_required"}
     once = {"retries": {"total_max_attempts": 1}, "http_session_cls": OneSendSession}
     given = given | {"use_listings_cache": False, "skip_instance_cache": True}
-    return PatientS3(policy=policy, config_kwargs=waits | checksums | config | once, **given)
+    return PatientS3(policy=policy, store=f"store {url}", config_kwargs=waits | checksums | config | once, **given)
 
 
 def wait_for(filesystem: PatientS3, work: Coroutine[Any, Any, T]) -> T:

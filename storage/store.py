@@ -201,7 +201,7 @@ class StoreUnreachableError(UnreachableError):
     def __init__(self, *, url: str, reason: str, hint: str = "") -> None:
         super().__init__(
             f"store {url}: {reason}",
-            hint=hint or "check store and [store_options] in fleet.toml, the network and the credentials",
+            hint=hint or "check store and [store_options] in fleet.toml, and the network",
             details={"store": url},
         )
 

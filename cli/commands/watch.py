@@ -32,6 +32,7 @@ from snapshots.operations.operation import code_of, reason_of
 from storage.clock import utc_now
 from storage.errors import BusyError, SnapshotError, UnreachableError, find_behind
 from storage.ids import new_operation_id
+from storage.waits import listening
 
 SCHEMA = "cutline/watch/1"
 STAND_BY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
@@ -46,7 +47,10 @@ def watch(context: typer.Context) -> None:
     source = FleetSource.read(options.load_fleet().path)
     say = partial(log, json_lines=options.json, fleet_file=options.given_fleet)
     command = Command("watch", "", new_operation_id(utc_now()))
-    with Activity(Silent(), command, source.open_store, stop_process) as activity:
+    with (
+        listening(partial(say, task="store")),
+        Activity(Silent(), command, source.open_store, stop_process) as activity,
+    ):
         watcher = Watcher(source, activity, command.operation, say, Notices(source, say))
         try:
             say(f"the watch of fleet {source.fleet.name} begins, operation {command.operation}")

@@ -21,6 +21,7 @@ from cli.output.format import name_fleet, printable, time_text
 from cli.output.json_progress import JsonProgress
 from cli.output.tables import Enumeration, FittingTable
 from fleet.progress import Progress, Silent
+from storage.waits import listening
 
 if TYPE_CHECKING:
     import typer
@@ -79,7 +80,14 @@ def write_document(document: Mapping[str, object], stream: TextIO | None = None)
     (stream or sys.stdout).write(json.dumps(document, default=_json_value, allow_nan=False) + "\n")
 
 
-def progress(context: typer.Context) -> AbstractContextManager[Progress]:
+@contextmanager
+def progress(context: typer.Context) -> Iterator[Progress]:
+    """Show the progress of an operation on stderr, and what there is to tell of its store."""
+    with _progress(context) as shown, listening(shown.note):
+        yield shown
+
+
+def _progress(context: typer.Context) -> AbstractContextManager[Progress]:
     """Show an operation's steps on stderr: bars on a terminal, else one line per step; nothing with `--quiet`.
 
     With `--json` stderr has JSON lines (cli/output/json_progress.py). `--verbose` adds each point reached.

@@ -6,6 +6,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
+from storage.waits import hurry, stop_hurrying
+
 if TYPE_CHECKING:
     from snapshots.records.operation_records import CancelRequest
 
@@ -22,6 +24,7 @@ def begin_stopping() -> None:
     else:
         _is_signalled.set()
     _is_stopping.set()
+    hurry()
 
 
 def stop_process(request: CancelRequest) -> None:
@@ -53,6 +56,7 @@ def forget_requests(*, kept: str) -> None:
     """Go on after a request has stopped one of several operations of this process; those to `kept` stay."""
     # From here on another request interrupts.
     _is_stopping.clear()
+    stop_hurrying()
     _requests[:] = [one for one in _requests if one.operation == kept]
 
 

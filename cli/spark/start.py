@@ -31,6 +31,7 @@ from cli.spark.private_settings import in_private_file, with_private_options
 from cli.spark.protection import check_protection
 from cli.spark.settings import is_unnamed_user, jvm_options, session_settings, set_environment
 from fleet.spark_masters import runs_on_this_machine
+from storage import waits
 from storage.errors import RefusedError, SnapshotError, redact
 
 if TYPE_CHECKING:
@@ -179,6 +180,9 @@ class SparkStart:
         archive = archive_options(java, spark_home, spark_version)
         self.is_recording = is_recording(archive)
         set_environment(self._master, self._settings, java, spark_home)
+        if local:
+            # Tasks inherit it.
+            os.environ[waits.VARIABLE] = str(self.temporary / "store-waits")
         options = [*archive, *jvm_options(self.temporary, local=local)]
         settings = session_settings(self._master, self._settings, self._name, self.temporary, options)
         return with_private_options(settings, self.temporary)

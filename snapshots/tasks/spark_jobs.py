@@ -20,6 +20,7 @@ from snapshots.tasks.dealing import Dealing, cores_of, deal
 from snapshots.tasks.ended_lanes import EndedLanes, Lanes, say_ended
 from snapshots.tasks.node_shares import NodeShares
 from storage.errors import ErrorReport, error_of
+from storage.waits import pass_on
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -169,12 +170,13 @@ def _stage_count(spark: SparkSession, progress: Progress) -> Callable[[], None]:
 
 @contextmanager
 def polling(count: Callable[[], object]) -> Iterator[None]:
-    """Call `count` every POLL_SECONDS while the block runs, in another thread."""
+    """Call `count` every POLL_SECONDS while the block runs, in another thread, and tell what tasks wait for."""
     done = threading.Event()
 
     def poll() -> None:
         while not done.wait(POLL_SECONDS):
             count()
+            pass_on()
 
     thread = threading.Thread(target=poll, name="job progress", daemon=True)
     thread.start()

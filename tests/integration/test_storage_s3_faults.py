@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import pytest
 
+from storage.digest import digest
 from storage.errors import SnapshotError
 from storage.open import open_store
 from storage.store import (
@@ -21,6 +22,7 @@ from storage.store import (
     StoreUnfitError,
     StoreUnreachableError,
 )
+from storage.storing import create_or_find
 from tests.s3.kinds import DRAWN_KINDS, S3Place
 from tests.s3.minio import minio_server
 from tests.s3.proxy import ANSWER_LOST, REQUEST_LOST, Fault, S3Proxy, s3_proxy
@@ -34,6 +36,8 @@ FEW = {"config_kwargs": {"retries": {"total_max_attempts": ATTEMPTS_MAX}}}
 IMPATIENT = {"config_kwargs": {"retries": {"total_max_attempts": 2}, "read_timeout": 0.5}}
 CONFLICT = Fault(arrives=False, status=409, code="ConditionalRequestConflict")
 SLOW_DOWN = Fault(arrives=False, status=503, code="SlowDown")
+SLOW_DOWN_AFTER = Fault(arrives=True, status=503, code="SlowDown")
+TOO_MANY_AFTER = Fault(arrives=True, status=429, code="TooManyRequests")
 FORBIDDEN = Fault(arrives=False, status=403, code="AccessDenied")
 NOT_IMPLEMENTED = Fault(arrives=False, status=501, code="NotImplemented")
 BROKEN_BEFORE = Fault(arrives=False, status=500, code="InternalError")
@@ -89,7 +93,10 @@ def test_a_put_that_did_not_arrive_is_repeated(link: Link, faults: list[Fault]) 
     assert link.proxy.puts == len(faults) + 1
 
 
-@pytest.mark.parametrize("faults", [[ANSWER_LOST], [BROKEN_AFTER], [ANSWER_LOST, ANSWER_LOST]])
+@pytest.mark.parametrize(
+    "faults",
+    [[ANSWER_LOST], [BROKEN_AFTER], [ANSWER_LOST, ANSWER_LOST], [SLOW_DOWN_AFTER], [TOO_MANY_AFTER, SLOW_DOWN]],
+)
 def test_a_stored_put_whose_answer_was_lost_is_recognised(link: Link, faults: list[Fault]) -> None:
     link.proxy.faults += faults
     link.through.create("object", b"ours")
@@ -104,7 +111,7 @@ def test_an_object_of_the_same_bytes_is_not_taken_for_ours(link: Link, faults: l
         link.through.create("object", b"ours")
 
 
-@pytest.mark.parametrize("fault", [REQUEST_LOST, BROKEN_BEFORE])
+@pytest.mark.parametrize("fault", [REQUEST_LOST, BROKEN_BEFORE, SLOW_DOWN])
 def test_a_put_without_any_answer_is_indeterminate(link: Link, fault: Fault) -> None:
     link.proxy.faults += [fault] * ATTEMPTS_MAX
     with pytest.raises(AnswerLostError, match="object"):
@@ -119,7 +126,19 @@ def test_a_put_refused_after_a_lost_answer_is_indeterminate(link: Link) -> None:
     assert link.direct.read("object") == b"ours"
 
 
-@pytest.mark.parametrize(("fault", "puts"), [(FORBIDDEN, 1), (SLOW_DOWN, ATTEMPTS_MAX), (CONFLICT, ATTEMPTS_MAX)])
+@pytest.mark.parametrize("fault", [SLOW_DOWN_AFTER, TOO_MANY_AFTER, BROKEN_AFTER])
+def test_a_put_that_was_refused_after_it_took_effect_is_read_back(link: Link, fault: Fault) -> None:
+    # Whoever refuses may stand before the store.
+    link.proxy.faults += [fault, *[SLOW_DOWN] * (ATTEMPTS_MAX - 1)]
+    with pytest.raises(AnswerLostError, match="503 SlowDown"):
+        link.through.create("object", b"ours")
+    assert link.direct.read("object") == b"ours"
+    link.proxy.faults += [fault, *[SLOW_DOWN] * (ATTEMPTS_MAX - 1)]
+    assert create_or_find(link.through, "second", b"ours") == digest(b"ours")
+    assert link.direct.list("") == ["object", "second"]
+
+
+@pytest.mark.parametrize(("fault", "puts"), [(FORBIDDEN, 1), (CONFLICT, ATTEMPTS_MAX)])
 def test_a_definite_refusal_means_that_nothing_was_stored(link: Link, fault: Fault, puts: int) -> None:
     link.proxy.faults += [fault] * ATTEMPTS_MAX
     with pytest.raises(StoreUnreachableError, match=f"{fault.status} {fault.code}"):

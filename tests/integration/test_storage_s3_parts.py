@@ -100,6 +100,7 @@ def test_only_a_failed_part_is_repeated(link: Link, request: pytest.FixtureReque
     [
         [Fault(arrives=True, of=COMPLETE)],
         [Fault(arrives=True, status=500, code="InternalError", of=COMPLETE)],
+        [Fault(arrives=True, status=503, code="SlowDown", of=COMPLETE)],
         [Fault(arrives=True, of=COMPLETE), Fault(arrives=False, status=412, code="PreconditionFailed", of=COMPLETE)],
         [Fault(arrives=True, of=COMPLETE), Fault(arrives=False, status=404, code="NoSuchUpload", of=COMPLETE)],
         [Fault(arrives=False, of=COMPLETE), Fault(arrives=False, status=409, code="Conflict", of=COMPLETE)],

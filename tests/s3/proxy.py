@@ -53,11 +53,11 @@ ANSWER_LOST = Fault(arrives=True)
 class S3Proxy:
     """A running proxy. `faults` apply to the next matching requests in turn; `requests` counts all requests.
 
-    While there is an `outage`, it applies to all other requests. Each request takes `delay_seconds` longer, and waits
-    while `answering` is not set: requests that waited are lost. Access keys in `expired` are refused as S3 refuses an
-    expired token, operations in `forbidden` and writes of keys that match one of `unwritable` as it refuses what a
-    policy does not allow. The server does not get the headers in `dropped_headers`, which are in lower case, nor the
-    parameter `dropped_parameter` of a request.
+    While there is an `outage`, it applies to all other requests whose path contains its `key`. Each request takes
+    `delay_seconds` longer, and waits while `answering` is not set: requests that waited are lost. Access keys in
+    `expired` are refused as S3 refuses an expired token, operations in `forbidden` and writes of keys that match one of
+    `unwritable` as it refuses what a policy does not allow. The server does not get the headers in `dropped_headers`,
+    which are in lower case, nor the parameter `dropped_parameter` of a request.
     `put_headers` has the headers of all puts, `held_paths` the paths of held requests, `late_statuses` the server's
     answers to late ones.
     """
@@ -103,7 +103,7 @@ class S3Proxy:
                 if fault.of == operation and fault.key in path:
                     self.faults.remove(fault)
                     return fault
-            return self.outage
+            return self.outage if self.outage and self.outage.key in path else None
 
     def passes(self, fault: Fault, path: str) -> bool:
         """Wait while the request is held; return whether the server's own answer is sent."""

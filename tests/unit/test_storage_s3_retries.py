@@ -1,10 +1,12 @@
-"""Which S3 requests are repeated, how often, and after which pauses, on a simulated clock."""
+"""Which S3 requests are repeated, for how long, how often, and what is told of them, on a simulated clock."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -21,8 +23,19 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from storage.s3_failures import S3Failure, failure_of, is_passing, is_too_fast, reason_of, retry_after_seconds
-from storage.s3_retries import BYTES_PER_SECOND_MIN, Pace, Retries, Tries, retries_of
+from storage import waits
+from storage.s3_failures import (
+    CredentialsExpired,
+    S3Failure,
+    failure_of,
+    fault_of,
+    is_passing,
+    is_too_fast,
+    reason_of,
+    retry_after_seconds,
+)
+from storage.s3_retries import BYTES_PER_SECOND_MIN, RATE_GAIN, RATE_MAX, RATE_MIN, Pace, Retries, Tries, retries_of
+from storage.waits import HURRY_SECONDS, hurry, listening, stop_hurrying
 
 URL = "http://127.0.0.1:9"
 DRAWS = 300
@@ -50,10 +63,14 @@ SERVER = [
     client_error(503, "ServiceUnavailable"),
     client_error(504),
 ]
-NOT_NOW = [
+TOO_FAST = [
     client_error(503, "SlowDown"),
+    client_error(503, "SlowDownWrite"),
     client_error(429),
     client_error(429, "TooManyRequests"),
+]
+WRONG_CLOCK = client_error(403, "RequestTimeTooSkewed")
+NOT_NOW = [
     client_error(400, "RequestTimeout"),
     client_error(409, "ConditionalRequestConflict"),
     client_error(400, "BadDigest"),
@@ -71,7 +88,7 @@ DEFINITE = [
 ]
 
 
-@pytest.mark.parametrize("error", [*BROKEN, *NOT_MADE, *SERVER, *NOT_NOW], ids=repr)
+@pytest.mark.parametrize("error", [*BROKEN, *NOT_MADE, *SERVER, *TOO_FAST, *NOT_NOW, WRONG_CLOCK], ids=repr)
 def test_a_temporary_failure_is_repeated(error: Exception) -> None:
     assert is_passing(error)
 
@@ -94,13 +111,13 @@ def test_a_permanent_failure_is_not_repeated(error: Exception) -> None:
 
 
 def test_only_a_definite_answer_says_whether_a_put_was_stored() -> None:
-    for error in (*BROKEN, *SERVER, client_error(507), ValueError()):
+    for error in (*BROKEN, *SERVER, *TOO_FAST, client_error(507), ValueError()):
         assert failure_of(error) is S3Failure.UNKNOWN
     for error in NOT_NOW:
         assert failure_of(error) is S3Failure.NOT_NOW
     for error in NOT_MADE:
         assert failure_of(error) is S3Failure.NOT_SENT
-    for error in DEFINITE:
+    for error in (*DEFINITE, WRONG_CLOCK):
         assert failure_of(error) is S3Failure.REFUSED
     assert failure_of(client_error(412)) is S3Failure.TAKEN
     assert failure_of(client_error(404, "NoSuchUpload")) is S3Failure.MISSING
@@ -112,11 +129,11 @@ def test_the_servers_answer_behind_an_error_of_s3fs_is_found() -> None:
     wrapped.__cause__ = client_error(503, "SlowDown")
     assert is_passing(wrapped)
     assert is_too_fast(wrapped)
-    assert failure_of(wrapped) is S3Failure.NOT_NOW
+    assert failure_of(wrapped) is S3Failure.UNKNOWN
 
 
 def test_no_text_of_server_or_library_is_shown() -> None:
-    for error in (*BROKEN, *NOT_MADE, *SERVER, *NOT_NOW, *DEFINITE, ValueError("SECRET")):
+    for error in (*BROKEN, *NOT_MADE, *SERVER, *TOO_FAST, *NOT_NOW, *DEFINITE, ValueError("SECRET")):
         assert "SECRET" not in reason_of(error)
 
 
@@ -170,44 +187,183 @@ def drive(coroutine: object) -> None:
         coroutine.send(None)  # type: ignore[attr-defined]
 
 
-def test_attempts_are_bounded_in_number(clock: Callable[[], float]) -> None:
-    assert count_attempts(Tries(Retries(), Pace(), began=0.0), client_error(500)) == 6
-    assert clock() <= 0.2 + 0.4 + 0.8 + 1.6 + 3.2
+def test_a_request_is_repeated_for_minutes(clock: Callable[[], float]) -> None:
+    for error, most in ((client_error(500), 5.0), (client_error(503, "SlowDown"), 20.0)):
+        began, tries = clock(), Tries(Retries(), Pace())
+        attempts = count_attempts(tries, error)
+        assert 600 <= clock() - began < 601
+        # Pauses are half of the longest on average.
+        assert 600 / most < attempts < 600 / most * 3
+
+
+def test_the_user_says_for_how_long(clock: Callable[[], float]) -> None:
+    count_attempts(Tries(Retries(seconds_max=30.0), Pace()), client_error(503, "SlowDown"))
+    assert 30 <= clock() < 31
+    assert count_attempts(Tries(Retries(seconds_max=0.0), Pace()), client_error(500)) == 1
+
+
+def test_attempts_are_bounded_in_number_if_the_user_says_so(clock: Callable[[], float]) -> None:
     assert count_attempts(Tries(Retries(attempts_max=2), Pace()), client_error(500)) == 2
     assert count_attempts(Tries(Retries(), Pace()), client_error(403, "AccessDenied")) == 1
+    assert clock() < 1
 
 
-def test_attempts_are_bounded_in_time(clock: Callable[[], float]) -> None:
-    # Each attempt takes half a minute: the third would begin after more than a minute.
-    assert count_attempts(Tries(Retries(), Pace(), began=0.0), client_error(500), seconds_each=31) == 2
-    assert clock() < 63
+@pytest.mark.parametrize("error", [*NOT_MADE, ReadTimeoutError(endpoint_url=URL), WRONG_CLOCK], ids=repr)
+def test_what_is_likely_a_mistake_is_not_waited_for_before_the_store_has_answered(
+    error: Exception, clock: Callable[[], float]
+) -> None:
+    count_attempts(Tries(Retries(), Pace()), error)
+    assert 10 <= clock() < 11
+    pace = Pace()
+    pace.worked()
+    count_attempts(Tries(Retries(), pace), error)
+    assert clock() > 600
+    pace, began = Pace(), clock()
+    drive(Tries(Retries(), pace).again(client_error(503)))
+    count_attempts(Tries(Retries(), pace), error)
+    assert clock() - began > 590
 
 
 def test_the_time_that_its_bytes_take_does_not_count_against_a_request(clock: Callable[[], float]) -> None:
     size_bytes = 10 * 60 * BYTES_PER_SECOND_MIN
-    assert count_attempts(Tries(Retries(), Pace(), size_bytes, began=clock()), client_error(500), seconds_each=200) == 4
+    assert count_attempts(Tries(Retries(), Pace(), size_bytes), client_error(500), seconds_each=200) == 7
+    assert 1400 < clock() < 1425
 
 
 def test_a_store_that_demands_too_long_a_pause_is_given_up_at_once(clock: Callable[[], float]) -> None:
-    assert count_attempts(Tries(Retries(), Pace(), began=0.0), client_error(503, "SlowDown", retry_after="3600")) == 1
+    assert count_attempts(Tries(Retries(), Pace()), client_error(503, "SlowDown", retry_after="3600")) == 1
     assert clock() == 0
+
+
+def test_an_outage_that_was_waited_for_is_not_waited_for_again(clock: Callable[[], float]) -> None:
+    pace = Pace()
+    count_attempts(Tries(Retries(), pace), client_error(500))
+    given_up = clock()
+    # Cleaning up, and reading back.
+    assert count_attempts(Tries(Retries(), pace), client_error(500)) == 1
+    assert clock() == given_up
+    pace.worked()
+    assert count_attempts(Tries(Retries(), pace), client_error(500)) > 100
+    # Hours later it is another one.
+    drive(asyncio.sleep(7200))
+    assert count_attempts(Tries(Retries(), pace), client_error(500)) > 100
+
+
+def test_a_command_that_was_stopped_waits_for_seconds_only(clock: Callable[[], float]) -> None:
+    began, tries = clock(), Tries(Retries(), Pace())
+    waiting = tries.again(client_error(503, "SlowDown", retry_after="60"))
+    hurry()
+    try:
+        drive(waiting)
+        assert clock() - began <= HURRY_SECONDS + 1
+        # All that is asked after it, too.
+        count_attempts(Tries(Retries(), Pace()), client_error(500))
+        assert clock() - began <= HURRY_SECONDS + 1
+    finally:
+        stop_hurrying()
+    assert count_attempts(Tries(Retries(), Pace()), client_error(500)) > 100
 
 
 def test_all_requests_slow_down_for_a_store_that_asks_for_it(clock: Callable[[], float]) -> None:
     pace = Pace()
-    drive(pace.turn())
+    for _ in range(40):
+        drive(pace.turn())
     assert clock() == 0
-    tries = Tries(Retries(), pace, began=0.0)
-    again = tries.again(client_error(503, "SlowDown", retry_after="7"))
-    drive(again)
-    waited = clock()
-    assert waited >= 7
-    pace.slow_down(5)
+    # Those that were under way are all refused: one refusal, not forty.
+    for _ in range(40):
+        pace.slow_down(3)
+    assert pace.rate == 20
     drive(pace.turn())
-    assert waited + 5 <= clock() <= waited + 10
-    free = clock()
+    assert clock() == 3
+    for _ in range(20):
+        drive(pace.turn())
+    assert clock() == pytest.approx(4)
+    for _ in range(20):
+        drive(asyncio.sleep(2))
+        pace.slow_down(0)
+    assert pace.rate == RATE_MIN
+
+
+def test_requests_become_more_again_as_they_work(clock: Callable[[], float]) -> None:
+    pace = Pace()
     drive(pace.turn())
-    assert clock() == free
+    pace.slow_down(0)
+    assert pace.rate == RATE_MIN
+    rates = []
+    while pace.rate < math.inf:
+        drive(pace.turn())
+        pace.worked()
+        rates.append((clock(), pace.rate))
+    # RATE_GAIN more per second in each second: after 20 seconds some 40, and no limit after some 100.
+    assert next(rate for at, rate in rates if at >= 20) == pytest.approx(RATE_MIN + 20 * RATE_GAIN, rel=0.15)
+    assert clock() == pytest.approx((RATE_MAX - RATE_MIN) / RATE_GAIN, rel=0.15)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    monkeypatch.setattr(waits, "_told", {})
+    texts: list[str] = []
+    with listening(texts.append):
+        yield texts
+
+
+def test_the_operator_is_told_after_two_seconds_and_once_a_minute(clock: Callable[[], float], told: list[str]) -> None:
+    pace = Pace("store s3://b/f")
+    tries = Tries(Retries(pause_seconds_max=1.0), pace)
+    while clock() < 2:
+        assert told == []
+        drive(tries.again(client_error(500, "InternalError")))
+    text = "store s3://b/f: the server answered 500 InternalError; the request is repeated for up to 10 min"
+    # It may wait while the second second ends.
+    drive(tries.again(client_error(500, "InternalError")))
+    assert told == [text]
+    while clock() < 58:
+        drive(tries.again(client_error(500, "InternalError")))
+    assert told == [text]
+    while clock() < 70:
+        drive(tries.again(client_error(500, "InternalError")))
+    assert told == [text, text]
+    tries.worked()
+    assert re.fullmatch("store s3://b/f answers again, after 7[01] s", told[2])
+    Tries(Retries(), pace).worked()
+    assert len(told) == 3
+
+
+def test_a_request_that_works_soon_is_not_told(clock: Callable[[], float], told: list[str]) -> None:
+    tries = Tries(Retries(pause_seconds_max=0.5), Pace())
+    drive(tries.again(client_error(500)))
+    tries.worked()
+    assert clock() < 1
+    assert told == []
+
+
+def test_each_failure_has_the_hint_that_fits_it() -> None:
+    def hint(error: Exception) -> str:
+        return fault_of(error).unreachable("s3://b").hint
+
+    for error in (*TOO_FAST, client_error(503), client_error(503, "ServiceUnavailable")):
+        assert "fewer requests" in hint(error)
+        assert "fewer requests" in reason_of(error)
+    for error in (client_error(500, "InternalError"), client_error(502), client_error(504)):
+        assert "the store's log" in hint(error)
+    for error in (*NOT_MADE, ReadTimeoutError(endpoint_url=URL), ConnectionClosedError(endpoint_url=URL)):
+        assert "check the network" in hint(error)
+    for error in (IncompleteReadError(actual_bytes=1, expected_bytes=2), aiohttp.ClientPayloadError()):
+        assert "ends its answers early" in hint(error)
+    assert "set this machine's clock" in hint(WRONG_CLOCK)
+    passing = (*TOO_FAST, *SERVER, *BROKEN, *NOT_MADE, *NOT_NOW, WRONG_CLOCK, client_error(404, "NoSuchBucket"))
+    assert not [error for error in passing if "credentials" in hint(error)]
+    for code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AnotherRefusal", ""):
+        assert "credentials" in hint(client_error(403, code))
+    assert "credentials" in hint(client_error(401))
+    assert "credentials" in hint(CredentialsExpired("env"))
+
+
+def test_a_refused_clock_is_told_with_the_difference() -> None:
+    then = format_datetime(datetime.now(UTC) + timedelta(minutes=20), usegmt=True)
+    assert reason_of(client_error(403, "RequestTimeTooSkewed", date=then)) == (
+        "the clocks of this machine and of the store differ too much by 20 min"
+    )
 
 
 def test_a_user_may_set_the_number_of_attempts_as_in_botocore() -> None:
@@ -215,3 +371,4 @@ def test_a_user_may_set_the_number_of_attempts_as_in_botocore() -> None:
     assert retries_of({"retries": {"total_max_attempts": 2}}).attempts_max == 2
     assert retries_of({"retries": {"total_max_attempts": 0}}).attempts_max == 1
     assert retries_of({"retries": {"mode": "standard"}}) == Retries()
+    assert retries_of({}, 90.0) == Retries(seconds_max=90.0)

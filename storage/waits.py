@@ -7,8 +7,8 @@ A task's process has nobody to tell: it writes to the file that the driver named
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +24,8 @@ VARIABLE = "CUTLINE_STORE_WAITS"
 SAME_SECONDS = 60.0
 # What a command that was stopped still asks of the store, to clean up, is repeated for no longer.
 HURRY_SECONDS = 5.0
+
+LOGGER = logging.getLogger(__name__)
 
 _listeners: list[Listener] = []
 _told: dict[str, float] = {}
@@ -57,7 +59,8 @@ def tell(text: str) -> None:
         with suppress(OSError), Path(file).open("a", encoding="utf-8") as out:
             out.write(f"{text}\n")
     else:
-        sys.stderr.write(f"{text}\n")
+        # Without a handler, which executors have not, it goes to the log of their standard error.
+        LOGGER.warning(text)
 
 
 def pass_on() -> None:

@@ -42,6 +42,7 @@ LONG = (
     "tests/integration/routing",
     "tests/integration/recovering",
     "tests/integration/drill",
+    "tests/integration/test_store_outages.py",
     "tests/integration/test_storage_s3_faults.py",
     "tests/integration/test_storage_versions.py",
     "tests/integration/test_stalled_nodes.py",

@@ -19,6 +19,7 @@ EVERY_KEY = """
 name = "shop"
 store = "s3://${BUCKET}/shop"
 [store_options]
+retry_for = "30min"
 key = "${S3_KEY}"
 client = {region = "eu", endpoints = ["http://${HOST}:1"]}
 [cut]
@@ -68,7 +69,8 @@ def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.Mon
     fleet_file.write_text(EVERY_KEY)
     fleet = load_fleet(fleet_file)
     assert (fleet.name, fleet.store.url, fleet.path) == ("shop", "s3://b/shop", fleet_file)
-    assert fleet.store.options == {"key": "k", "client": {"region": "eu", "endpoints": ["http://h:1"]}}
+    client = {"region": "eu", "endpoints": ["http://h:1"]}
+    assert fleet.store.options == {"retry_for": 1800.0, "key": "k", "client": client}
     assert fleet.nodes == (
         Node("a", "user=u password=p$ dbname=shop host=h", retained_wal_bytes_max=1000),
         Node("a-b", "dbname=shop user=u", "a", retained_wal_bytes_max=1536, connections_max=12),
@@ -210,6 +212,10 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
      "expected integer, got boolean - at `retention.keep_increments`"),
     (HEAD + "[retention]\ngc_grace = 24\n" + NODE,
      'a length of time is a string such as "24h" - at `retention.gc_grace`'),
+    (HEAD + "[store_options]\nretry_for = 600\n" + NODE,
+     '`store_options.retry_for`: a length of time is a string such as "24h"'),
+    (HEAD + "[store_options]\nretry_for = 'long'\n" + NODE,
+     "`store_options.retry_for`: 'long' is not a length of time such as 24h, 30min or 7d"),
     (HEAD + "[retention]\ngc_grace = '1 year'\n" + NODE,
      "'1 year' is not a length of time such as 24h, 30min or 7d - at `retention.gc_grace`"),
     (HEAD + '[groups]\nexclude = "a.b"\n' + NODE, "expected list, got text - at `groups.exclude`"),

@@ -35,6 +35,7 @@ FUNCTIONS = (
     "pg_control_system",
     "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "pg_current_wal_lsn",
     "pg_current_xact_id", "pg_database_size", "pg_drop_replication_slot", "pg_encoding_to_char", "pg_get_userbyid",
+    "pg_get_wal_replay_pause_state",
     "pg_has_role",
     "pg_is_in_recovery", "pg_last_wal_replay_lsn", "pg_last_xact_replay_timestamp",
     "pg_logical_emit_message", "pg_logical_slot_peek_binary_changes",

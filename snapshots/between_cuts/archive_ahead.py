@@ -82,6 +82,7 @@ def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progr
     from wal.cut.markers import Marker, write_markers
     from wal.decoding.known_definitions import SchemaMovedError
     from wal.drain.drain import drain
+    from wal.slots.replay import await_standbys
 
     sessions, store = context.sessions, context.store
     node_tables = check_continuable(store, sessions, chain)
@@ -96,8 +97,11 @@ def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progr
         written = write_markers(sessions.primaries, Marker(state.chain, context.operation.id, "archive"))
     except psycopg.OperationalError as error:
         raise UnreachableError(str(error).strip(), hint="see whether the node is up, and its log") from error
-    tasks = [replace(task, finish=written[task.node.shard].position) for task in plan.tasks.values()]
+    finishes = {shard: one.position for shard, one in written.items()}
+    tasks = [replace(task, finish=finishes[task.node.shard]) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
+    standbys = [task.node for task in tasks if task.node.backup_of is not None]
+    await_standbys(standbys, finishes, plan.wait_seconds, progress, "archiving WAL")
     for report in run_own_tasks(drain, tasks, sessions, progress, at_once):
         if report.problem is not None:
             problem = error_of(report.problem)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
 from fleet.lsn import Lsn
+from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.lock import FleetLock
 from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
@@ -37,10 +38,10 @@ from wal.cut.safe_time import clock_skew, safe_time, with_markers
 from wal.decoding.known_definitions import SchemaMovedError
 from wal.drain.drain import drain
 from wal.drain.drain_task import DrainReport, DrainTask
-from wal.drain.replay import ReplayLagError
 from wal.segments.archive import ArchivedSegment, Segment
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import read_events
+from wal.slots.replay import ReplayLagError, await_standbys
 
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 1.0, 10.0
 # Pauses vary by this fraction either way, so that a periodic disturbance does not hit every attempt.
@@ -75,7 +76,7 @@ class CutPlan:
     """The input of a cut: a drain task for every node (`make_cut` sets its `finish`), and the previous cut.
 
     `known` has by node the committed segments, at least those that reach beyond the previous cut. `last_at` is when the
-    previous cut was made, if it is of the same chain.
+    previous cut was made, if it is of the same chain. Standbys are waited for up to `wait_seconds`.
     """
 
     chain: str
@@ -85,6 +86,7 @@ class CutPlan:
     known: Mapping[str, tuple[Segment, ...]]
     retries: int = 3
     last_at: datetime | None = None
+    wait_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,12 @@ def _drain(
     session = start_session(spark, progress) if spark else None
     tasks = [replace(task, finish=marked.finishes[task.node.shard].position) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
+    standbys = [task.node for task in tasks if task.node.backup_of is not None]
+    finishes = {shard: one.position for shard, one in marked.finishes.items()}
+    try:
+        await_standbys(standbys, finishes, plan.wait_seconds, progress, "the cut")
+    except NodeUnreachableError as error:
+        raise AttemptFailedError(error.message, error) from error
     if session is None:
         reports = run_own_tasks(drain, tasks, sessions, progress)
     else:

@@ -30,7 +30,6 @@ from wal.decoding.pgoutput import DecodingError
 from wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive_busy_error
 from wal.drain.overlap import AHEAD_BYTES, BackgroundCalls, read_ahead
 from wal.drain.peek import SlotInUseError, peek, slot_in_use
-from wal.drain.replay import await_replay
 from wal.drain.rolled_back import RolledBack, find_undecodable
 from wal.segments.archive import (
     ArchivedSegment,
@@ -43,6 +42,7 @@ from wal.segments.archive import (
 from wal.segments.own_store import check_own_store
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import create_segment, list_unlisted
+from wal.slots.replay import check_replayed
 from wal.slots.slots import SlotLostError, advance_slot, check_slot, slot_state
 
 FIRST_CHUNK_MESSAGES = 200_000
@@ -140,7 +140,7 @@ def _drain(task: DrainTask, archive: _Archive) -> None:
         archive.read_new_segments()
         state = check_slot(task.node.id, task.slot, state, archive.through)
         if task.node.backup_of is not None:
-            await_replay(connection, task.node, task.finish)
+            check_replayed(connection, task.node, task.finish)
         if state.confirmed < archive.through:
             _advance(connection, task, archive)
         _fill(connection, task, archive)

@@ -27,6 +27,7 @@ from fleet.nodes.sessions import in_parallel
 from fleet.nodes.shut_down import shut_down_after
 from fleet.progress import Progress, Silent
 from storage.errors import ChainEnd, RefusedError, SnapshotError
+from wal.slots.replay import ReplayNotes, ReplayState, read_replay, replay_error
 from wal.slots.waiting import Awaited, WaitNotes, open_transactions, wait_error
 
 PLUGIN = "pgoutput"
@@ -104,8 +105,9 @@ def create_exported_slot(
 
     PostgreSQL waits for all transactions that run on the server, including prepared ones. They are reported to
     `progress`. After `seconds_max` (at least SLOT_SECONDS_MIN), or once `abandoned` is set, raises a SlotWaitError that
-    names them, and leaves no slot. For a standby, `primary` is made to log its running transactions meanwhile. Also
-    raises SlotLostError if no slot is free, and NodeUnreachableError.
+    names them, and leaves no slot. For a standby, `primary` is made to log its running transactions meanwhile; if it
+    does not replay that, ReplayLagError says why. Also raises SlotLostError if no slot is free, and
+    NodeUnreachableError.
     """
     connection = connect_replication(node)
     waiting = _SlotWait(connection, node, primary, seconds_max, abandoned or threading.Event(), progress or Silent())
@@ -120,6 +122,8 @@ def create_exported_slot(
         return ExportedSlot(Lsn.parse(row[1]), row[2], connection)
     except psycopg.errors.QueryCanceled:
         connection.close()
+        if waiting.behind is not None:
+            raise replay_error(waiting.behind, waiting.what, waiting.notes.waited_seconds) from None
         raise wait_error(waiting.what, waiting.notes.waited_seconds, waiting.awaited, node.id) from None
     except psycopg.errors.ConfigurationLimitExceeded as error:
         connection.close()
@@ -154,6 +158,10 @@ class _SlotWait:
     ) -> None:
         self.what = f"slot on node {node.id}"
         self.notes = WaitNotes(self.what, progress)
+        # Of a standby that has not replayed the first record of running transactions that was logged for it.
+        self.behind: ReplayState | None = None
+        self._replay_notes = ReplayNotes(self.what, max(seconds_max, SLOT_SECONDS_MIN), progress)
+        self._needed: Lsn | None = None
         self.awaited: list[Awaited] = []
         self._connection, self._node, self._primary = connection, node, primary
         self._seconds_max = max(seconds_max, SLOT_SECONDS_MIN)
@@ -177,6 +185,7 @@ class _SlotWait:
     def _run(self) -> None:
         with ExitStack() as stack:
             primary: psycopg.Connection[Any] | None = None
+            standby: psycopg.Connection[Any] | None = None
             while not self._done.wait(WATCH_SECONDS):
                 if self.notes.waited_seconds > self._seconds_max or self._abandoned.is_set() or self._problem:
                     # Repeatedly: a cancel request that arrives before the command is lost.
@@ -186,16 +195,20 @@ class _SlotWait:
                 try:
                     primary = primary or stack.enter_context(closing(connect(self._primary)))
                     self._look(primary)
+                    if self._needed is not None:
+                        standby = standby or stack.enter_context(closing(connect(self._node)))
+                        self._look_at_replay(standby, self._needed)
                 except (psycopg.OperationalError, SnapshotError):
                     # The primary is unreachable: reconnect. Errors of the slot's own session are raised there.
-                    primary = None
+                    primary = standby = None
                 except psycopg.Error as error:
                     self._problem = error
 
     def _look(self, primary: psycopg.Connection[Any]) -> None:
         if self._node.backup_of is not None:
             try:
-                primary.execute("SELECT pg_log_standby_snapshot()")
+                row = primary.execute("SELECT pg_log_standby_snapshot()::text").fetchone()
+                self._needed = self._needed or (Lsn.parse(row[0]) if row else None)
             except psycopg.errors.InsufficientPrivilege:
                 role = read_role(self._primary, primary)
                 self._problem = unfit_error([lacks_function(self._primary.id, role, "pg_log_standby_snapshot()")])
@@ -206,7 +219,13 @@ class _SlotWait:
             # PostgreSQL waits in several rounds, each for the transactions that run when it begins (snapbuild.c).
             self.awaited = transactions
             self._round = {one.xid for one in transactions}
-        self.notes.report(self.awaited)
+        if self.behind is None:
+            self.notes.report(self.awaited)
+
+    def _look_at_replay(self, standby: psycopg.Connection[Any], needed: Lsn) -> None:
+        self.behind = read_replay(self._node.id, standby, needed)
+        if self.behind is not None:
+            self._replay_notes.report(self.behind)
 
 
 def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:

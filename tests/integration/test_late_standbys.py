@@ -1,0 +1,182 @@
+"""Standbys that don't replay: creates say within seconds which one and why, wait once, and hints work as typed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from embedded.fleet import stop_fleet
+from fleet.config import Node
+from fleet.progress import Silent
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.records.chains import read_chain
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, slots_of
+from tests.servers.dealt import start_fleet
+from wal.slots.replay import ReplayLagError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CHAIN = "chain"
+WAIT_SECONDS = 3.0
+# A note is due after two seconds; a poll and this machine take their time.
+NOTE_SECONDS_MAX = 3.5
+REPLAY_SECONDS_MAX = 30.0
+STATEMENT = re.compile(r"(?m)^on node (\S+): (.*;)$")
+
+
+@dataclass
+class Notes(Silent):
+    """Keeps what is noted of standbys, and how long after the last step."""
+
+    began: float = 0.0
+    lines: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        self.began = time.monotonic()
+
+    def note(self, text: str) -> None:
+        if "standby" in text:
+            self.lines.append(text)
+            self.seconds.append(time.monotonic() - self.began)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Runs]:
+    folder = tmp_path_factory.mktemp("late")
+    try:
+        servers = start_fleet(folder / "fleet", shards=1, backups=1)
+        found = Runs(configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store"), Ready(spark))
+        execute(found.fleet.node("s1"), "CREATE TABLE seen (id int PRIMARY KEY)")
+        found.init()
+        found.full(CHAIN)
+        yield found
+    finally:
+        stop_fleet(folder / "fleet", delete=True)
+
+
+def execute(node: Node, *statements: str) -> None:
+    with psycopg.connect(node.dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+@contextmanager
+def paused(runs: Runs) -> Iterator[str]:
+    standby = runs.fleet.node("s1-b1")
+    execute(standby, "SELECT pg_wal_replay_pause()")
+    try:
+        await_state(standby, "SELECT pg_get_wal_replay_pause_state() = 'paused'")
+        yield "its replay is paused"
+    finally:
+        execute(standby, "SELECT pg_wal_replay_resume()")
+
+
+@contextmanager
+def delayed(runs: Runs) -> Iterator[str]:
+    standby = runs.fleet.node("s1-b1")
+    execute(standby, "ALTER SYSTEM SET recovery_min_apply_delay = '1h'", "SELECT pg_reload_conf()")
+    try:
+        await_state(standby, "SELECT current_setting('recovery_min_apply_delay') = '1h'")
+        yield "its recovery_min_apply_delay is 1h"
+    finally:
+        execute(standby, "ALTER SYSTEM RESET recovery_min_apply_delay", "SELECT pg_reload_conf()")
+
+
+@contextmanager
+def cut_off(runs: Runs) -> Iterator[str]:
+    standby = runs.fleet.node("s1-b1")
+    with psycopg.connect(standby.dsn) as connection:
+        (conninfo,) = connection.execute("SHOW primary_conninfo").fetchone() or ("",)
+    execute(standby, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+    try:
+        await_state(standby, "SELECT NOT EXISTS (SELECT FROM pg_stat_wal_receiver)")
+        yield "it receives no WAL"
+    finally:
+        quoted = conninfo.replace("'", "''")
+        execute(standby, f"ALTER SYSTEM SET primary_conninfo = '{quoted}'", "SELECT pg_reload_conf()")
+
+
+@contextmanager
+def in_the_way(runs: Runs) -> Iterator[str]:
+    """A session on the standby has read a table that is truncated on the primary."""
+    primary, standby = runs.fleet.node("s1"), runs.fleet.node("s1-b1")
+    execute(standby, "ALTER SYSTEM SET max_standby_streaming_delay = -1", "SELECT pg_reload_conf()")
+    try:
+        with psycopg.connect(standby.dsn) as reader:
+            reader.execute("SELECT count(*) FROM seen")
+            execute(primary, "TRUNCATE seen")
+            query = "backend_type = 'startup' AND wait_event_type = 'Lock'"
+            await_state(standby, f"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE {query})")
+            yield "a session on it is in the way of its replay"
+    finally:
+        execute(standby, "ALTER SYSTEM RESET max_standby_streaming_delay", "SELECT pg_reload_conf()")
+
+
+def await_state(node: Node, query: str) -> None:
+    deadline = time.monotonic() + REPLAY_SECONDS_MAX
+    with psycopg.connect(node.dsn, autocommit=True) as connection:
+        while connection.execute(query.encode()).fetchone() != (True,):
+            assert time.monotonic() < deadline, query
+            time.sleep(0.05)
+
+
+def await_replay(runs: Runs) -> None:
+    with psycopg.connect(runs.fleet.node("s1").dsn) as primary:
+        (lsn,) = primary.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ("",)
+    await_state(runs.fleet.node("s1-b1"), f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'")
+
+
+def refused(create: Callable[..., object], runs: Runs, name: str, why: str) -> ReplayLagError:
+    """Run the create, which is to give up; it says at once, within its one wait, which standby is behind and why."""
+    progress = Notes()
+    with pytest.raises(ReplayLagError) as raised:
+        create(runs.fleet, CreateRequest(name, wait_seconds=WAIT_SECONDS), runs.spark, progress)
+    seconds = time.monotonic() - progress.began
+    assert WAIT_SECONDS <= seconds < WAIT_SECONDS + 10
+    (note,) = progress.lines
+    behind = r"standby s1-b1 is \d[\d.]* K?i?B behind, its last commit is \d+ s old"
+    assert re.search(rf"waits for up to 3 s: {behind}: {why}$", note), note
+    assert 2.0 <= progress.seconds[0] < NOTE_SECONDS_MAX
+    assert re.search(rf"gave up after waiting \d s: {behind}: {why}$", raised.value.message), raised.value.message
+    assert raised.value.exit_code == 6
+    assert "--wait SECONDS" in raised.value.hint
+    assert "snapshot create NAME --only-primary" in raised.value.hint
+    return raised.value
+
+
+@pytest.mark.parametrize("held_up", [paused, delayed, cut_off, in_the_way], ids=lambda one: one.__name__)
+def test_an_increment_says_which_standby_is_behind_by_how_much_and_why(
+    runs: Runs, held_up: Callable[[Runs], contextmanager[str]]
+) -> None:
+    last = read_chain(runs.fleet.store.open(), CHAIN).last.increment
+    with held_up(runs) as why:
+        execute(runs.fleet.node("s1"), "INSERT INTO seen SELECT coalesce(max(id), 0) + 1 FROM seen")
+        error = refused(create_increment, runs, CHAIN, why)
+        if held_up in (paused, delayed):
+            # The hint works as it is typed.
+            for node, statement in STATEMENT.findall(error.hint):
+                execute(runs.fleet.node(node), statement)
+            last = runs.increment(CHAIN).increment
+    await_replay(runs)
+    assert runs.increment(CHAIN).increment == last + 1
+
+
+def test_a_full_snapshot_says_it_too_and_leaves_no_slot(runs: Runs) -> None:
+    before = {node.id: slots_of(node.dsn) for node in runs.fleet.nodes}
+    with paused(runs) as why:
+        refused(create_full, runs, "full_paused", why)
+        assert {node.id: slots_of(node.dsn) for node in runs.fleet.nodes} == before
+        # What the hint offers besides.
+        create_full(runs.fleet, CreateRequest("only_primaries", only_primary=True), runs.spark, Silent())
+    create_full(runs.fleet, CreateRequest("full_paused"), runs.spark, Silent())

@@ -17,8 +17,8 @@ QUICK := tests/unit tests/simulation tests/fuzz/test_merging.py tests/fuzz/test_
 SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
 # What draws a part of its cases in short, and has all of them in the long form.
-SAMPLED := tests/integration $(addprefix tests/spark/,test_changed_definitions.py test_folding.py test_killed_executors.py \
-  test_kubernetes_executors.py test_long_lines.py test_protection.py test_session.py test_session_files.py)
+SAMPLED := tests/integration $(addprefix tests/spark/,test_changed_definitions.py test_executors_volume.py test_folding.py \
+  test_killed_executors.py test_kubernetes_executors.py test_long_lines.py test_protection.py test_session.py test_session_files.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test quick servers stores soak watching fuzz lint format bench writers scale hot growth wheel schemas lock clean

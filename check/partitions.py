@@ -18,7 +18,7 @@ from check.report import Conflict
 from check.streams import StreamHashes
 from columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
-from columns.python_workers import map_batches
+from columns.python_workers import broadcast, map_batches
 from fleet.progress import Progress
 from snapshots.fold import limits
 from snapshots.fold.base_sources import BaseSources
@@ -87,7 +87,7 @@ def hash_partitions(
     try:
         for problem in folded.problems:
             findings.damage(problem)
-        changed |= {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
+        changed |= {number: broadcast(session, found) for number, found in folded.changed.items()}
         bases = _all_bases(copies, sources)
         progress.step("read base copies", total=len(bases), unit="objects")
         shares = _base_shares(copies, bases, progress)
@@ -104,8 +104,8 @@ def hash_partitions(
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
     finally:
         folded.release()
-        for broadcast in changed.values():
-            broadcast.unpersist()
+        for sent in changed.values():
+            sent.unpersist()
 
 
 @dataclass(slots=True)
@@ -236,7 +236,7 @@ def hash_folded(images: DataFrame, folded: Fold, copies: Copies, reader: LongIma
     entries = images.select(*keys, "key", "lsn", F.coalesce(ENTRY, F.xxhash64("key", "row")).alias(ENTRY))
     if folded.long_images is not None:
         # A function's own goes with every task: the object lists of all nodes would.
-        sent = images.sparkSession.sparkContext.broadcast(reader)
+        sent = broadcast(images.sparkSession, reader)
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from hash_images(batches, sent.value)

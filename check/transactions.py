@@ -21,7 +21,7 @@ from check.hashing import hash_aggregates
 from check.report import Conflict
 from columns.arrow_numbers import to_mask, to_numpy
 from columns.bytes_column import runs
-from columns.python_workers import map_batches
+from columns.python_workers import broadcast, map_batches
 from snapshots.fold.changes import TASKS_PER_CORE, balance_by_size
 from snapshots.fold.sources import SegmentSource
 from storage.errors import ErrorReport, SnapshotError, report_of
@@ -162,7 +162,7 @@ def pair_up(parts: DataFrame) -> DataFrame:
 def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: StoreLocation) -> DataFrame:
     """PART_ROWS of the segments; for an unreadable one its report as the `global_id`, on both of UNREAD_NODES."""
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
-    listed = spark.sparkContext.broadcast(balance_by_size(segments, tasks))
+    listed = broadcast(spark, balance_by_size(segments, tasks))
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -1,4 +1,4 @@
-"""Run functions in Spark's Python workers, and keep their garbage collections short.
+"""Run functions in Spark's Python workers, send them values, and keep their garbage collections short.
 
 A worker collects garbage after every task. That visits all objects of all imported modules, some 100,000 with pandas
 and pyarrow, and takes about 50 ms of CPU time: more than a small task.
@@ -7,14 +7,16 @@ and pyarrow, and takes about 50 ms of CPU time: more than a small task.
 from __future__ import annotations
 
 import gc
+import pickle
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 # What every worker process does before its first task; set in the driver, and sent along with the tasks.
 FirstWork: TypeAlias = Callable[[], None]
@@ -35,6 +37,31 @@ def map_batches(
         yield from work(batches)
 
     return rows.mapInArrow(run, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Pickled, it has the `value` as plain bytes; unpickled, it is the value. Its arrays then can't be written to."""
+
+    value: Any
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes, list[bytes]]]:
+        buffers: list[pickle.PickleBuffer] = []
+        head = pickle.dumps(self.value, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
+        return _unpack, (head, [buffer.raw().tobytes() for buffer in buffers])
+
+
+def _unpack(head: bytes, buffers: list[bytes]) -> Any:
+    return pickle.loads(head, buffers=buffers)
+
+
+def broadcast(session: SparkSession, value: Any) -> Any:
+    """Send a value to every executor that runs a task which refers to the result; it is in its `value` there.
+
+    pickle hands over the memory of a numpy array of 64 KiB or more as a PickleBuffer, and so that of Arrow's tables.
+    With spark.io.encryption.enabled, as on every cluster, pyspark can send nothing but bytes.
+    """
+    return session.sparkContext.broadcast(_Packed(value))
 
 
 def set_first_work(work: FirstWork | None) -> None:

@@ -11,5 +11,9 @@ def has_executors(master: str) -> bool:
 
 
 def runs_on_this_machine(master: str) -> bool:
-    """Whether driver and executors all run on this machine: `local`, `local[4]`, `local-cluster[2,1,1024]`."""
+    """Whether driver and executors all run on this machine: `local`, `local[4]`, `local-cluster[2,1,1024]`.
+
+    It says where their addresses and files are. What executors get is that of clusters wherever there are executors, so
+    that a `local-cluster` shows what a cluster does.
+    """
     return not has_executors(master) or master.startswith("local-cluster[")

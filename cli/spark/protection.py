@@ -2,7 +2,8 @@
 
 A driver listens even if everything runs on one machine, where other users could connect to it; so authentication is
 always on. A cluster is also on a network and writes to the disks of other machines: there, nothing of this can be
-switched off. What runs on a cluster is described in Spark's manual, "Security". Nothing here starts anything.
+switched off, nor at a `local-cluster`, which is there to try what a cluster does. What runs on a cluster is described
+in Spark's manual, "Security". Nothing here starts anything.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fleet.settings import JAVA_OPTIONS, secrets_in_options
-from fleet.spark_masters import runs_on_this_machine
+from fleet.spark_masters import has_executors
 from storage.errors import UsageError, remember_secret
 
 AUTHENTICATE = "spark.authenticate"
@@ -28,7 +29,7 @@ PROTECTION = {
     "spark.network.crypto.authEngineVersion": "2",
     "spark.network.crypto.cipher": "AES/GCM/NoPadding",
 }
-# What no fleet.toml may switch off where executors are on other machines. Spark's pages know no passwords.
+# What no fleet.toml may switch off where there are executors. Spark's pages know no passwords.
 REQUIRED_ON_A_CLUSTER = {
     AUTHENTICATE: "true",
     "spark.network.crypto.enabled": "true",
@@ -52,7 +53,7 @@ def check_protection(master: str, given: Mapping[str, str]) -> None:
                 hint="put the option into a file on the machines of the executors, and name that: @/path/of/file",
                 details={"setting": name},
             )
-    if runs_on_this_machine(master):
+    if not has_executors(master):
         return
     for name, required in REQUIRED_ON_A_CLUSTER.items():
         if given.get(name, required).strip().lower() != required:
@@ -77,7 +78,7 @@ def check_protection(master: str, given: Mapping[str, str]) -> None:
 def protection_settings(master: str, given: Mapping[str, str]) -> dict[str, str]:
     """The settings that protect a session at `master`, for those that `given` lacks; raises SparkUnprotectedError."""
     check_protection(master, given)
-    settings = PROTECTION if runs_on_this_machine(master) else PROTECTION | REQUIRED_ON_A_CLUSTER
+    settings = PROTECTION | REQUIRED_ON_A_CLUSTER if has_executors(master) else PROTECTION
     if master.startswith(MAKE_SECRETS):
         return dict(settings)
     if _needs_shared_secret(master) and not given.get(SECRET):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cli.spark.java import Java
 from cli.spark.protection import protection_settings
-from fleet.spark_masters import runs_on_this_machine
+from fleet.spark_masters import has_executors, runs_on_this_machine
 
 DAEMON_MODULE = "cli.spark.python_daemon"
 LOOPBACK = "127.0.0.1"
@@ -44,9 +44,7 @@ appender.console.layout.pattern = %d{ISO8601} %p %c: %m%n%ex
 
 
 def cores_of(master: str) -> int | None:
-    """How many tasks run at once under a master on this machine; None if the cluster decides."""
-    if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
-        return int(cluster.group(1)) * int(cluster.group(2))
+    """How many tasks run at once in the driver; None if executors run them."""
     if master == "local":
         return 1
     if threads := re.fullmatch(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]", master):
@@ -83,7 +81,9 @@ def session_settings(
         "spark.pyspark.driver.python": sys.executable,
     }
     if runs_on_this_machine(master):
-        settings |= _settings_on_this_machine(master, temporary)
+        settings |= _places_on_this_machine(temporary)
+    if not has_executors(master):
+        settings |= _settings_without_executors(master, temporary)
     settings |= protection_settings(master, given)
     chosen = {JAVA_OPTIONS: " ".join(jvm_options), EXECUTOR_OPTIONS: settings.get(EXECUTOR_OPTIONS, "")}
     settings |= given
@@ -93,14 +93,17 @@ def session_settings(
     return settings
 
 
-def jvm_options(temporary: Path, *, local: bool) -> list[str]:
-    """The driver's JVM options, except those of the class archive. Writes the log configuration."""
+def jvm_options(temporary: Path, *, runs_tasks: bool) -> list[str]:
+    """The driver's JVM options, except those of the class archive. Writes the log configuration.
+
+    `runs_tasks`: it is the JVM of all tasks, as there are no executors.
+    """
     log4j = temporary / "log4j2.properties"
     log4j.write_text(LOG4J, encoding="utf-8")
     options = [f'"-Dlog4j2.configurationFile=file:{log4j}"', "-Xlog:disable", "-Xlog:all=error:stderr"]
     options += files_options(temporary)
     # Measured on 8 million rows: hashing and Arrow transfer take half the time of G1. A cluster chooses its own.
-    return [*options, "-XX:+UseParallelGC"] if local else options
+    return [*options, "-XX:+UseParallelGC"] if runs_tasks else options
 
 
 def is_unnamed_user() -> bool:
@@ -122,13 +125,13 @@ def files_options(temporary: Path) -> list[str]:
 def set_environment(master: str, given: Mapping[str, str], java: Java, spark_home: Path) -> None:
     """Set the environment variables that Spark's launcher reads, for the life of this process.
 
-    On a cluster `given` or the user's environment may name another Python for the workers than the driver's.
+    `given` or the user's environment may name another Python for the workers of executors than the driver's.
     """
     # The launcher is a JVM as well; it writes no files but those about itself.
     os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:-UsePerfData"
     os.environ["JAVA_HOME"] = str(java.launch_home)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    chosen = "" if runs_on_this_machine(master) else given.get(WORKER_PYTHON) or os.environ.get("PYSPARK_PYTHON")
+    chosen = (given.get(WORKER_PYTHON) or os.environ.get("PYSPARK_PYTHON")) if has_executors(master) else ""
     os.environ["PYSPARK_PYTHON"] = chosen or sys.executable
     if runs_on_this_machine(master):
         os.environ["SPARK_HOME"] = str(spark_home)
@@ -145,18 +148,21 @@ def driver_memory_bytes() -> int:
     return max(DRIVER_MEMORY_BYTES_MIN, min(available // 4, DRIVER_MEMORY_BYTES_MAX))
 
 
-def _settings_on_this_machine(master: str, temporary: Path) -> dict[str, str]:
-    settings = {
+def _places_on_this_machine(temporary: Path) -> dict[str, str]:
+    return {
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.local.dir": str(temporary / "local"),
         EXECUTOR_OPTIONS: " ".join(files_options(temporary)),
         # Executors import the same packages as this process, installed or not.
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-        "spark.python.daemon.module": DAEMON_MODULE,
         # Otherwise a folder `cli` in the working directory would come first.
         "spark.executorEnv.PYTHONSAFEPATH": "1",
     }
+
+
+def _settings_without_executors(master: str, temporary: Path) -> dict[str, str]:
+    settings = {"spark.python.daemon.module": DAEMON_MODULE}
     if len(os.fsencode(temporary)) <= SOCKET_FOLDER_BYTES_MAX:
         # Over TCP, a task waits 40 ms for a delayed acknowledgement: longer than a small task takes.
         settings["spark.python.unix.domain.socket.enabled"] = "true"

@@ -30,7 +30,7 @@ from cli.spark.java import find_java
 from cli.spark.private_settings import in_private_file, with_private_options
 from cli.spark.protection import check_protection
 from cli.spark.settings import is_unnamed_user, jvm_options, session_settings, set_environment
-from fleet.spark_masters import runs_on_this_machine
+from fleet.spark_masters import has_executors, runs_on_this_machine
 from storage import waits
 from storage.errors import RefusedError, SnapshotError, redact
 
@@ -175,15 +175,14 @@ class SparkStart:
 
     def _configure(self, spark_home: Path, spark_version: str) -> dict[str, str]:
         _silence_pyspark()
-        local = runs_on_this_machine(self._master)
         java = find_java(*filter(None, [cache_folder()]), self.temporary)
         archive = archive_options(java, spark_home, spark_version)
         self.is_recording = is_recording(archive)
         set_environment(self._master, self._settings, java, spark_home)
-        if local:
+        if runs_on_this_machine(self._master):
             # Tasks inherit it.
             os.environ[waits.VARIABLE] = str(self.temporary / "store-waits")
-        options = [*archive, *jvm_options(self.temporary, local=local)]
+        options = [*archive, *jvm_options(self.temporary, runs_tasks=not has_executors(self._master))]
         settings = session_settings(self._master, self._settings, self._name, self.temporary, options)
         return with_private_options(settings, self.temporary)
 

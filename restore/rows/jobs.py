@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from columns.arrow_numbers import to_numpy
 from columns.arrow_streams import to_stream
 from columns.bytes_column import runs
-from columns.python_workers import map_batches
+from columns.python_workers import broadcast, map_batches
 from fleet.progress import Progress, Silent
 from restore.rows.load import (
     BaseLoadTask,
@@ -97,7 +97,7 @@ def load_rows(
     try:
         raise_first(folded.problems)
         progress.step("load rows")
-        changed |= {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
+        changed |= {number: broadcast(session, found) for number, found in folded.changed.items()}
         # Of more tasks than a job has, those of changed rows come in the first.
         tasks: Iterator[LoadTask] = chain_of(
             _image_tasks(folded.local, feeds),
@@ -117,8 +117,8 @@ def load_rows(
         return run_together(session, jobs)
     finally:
         folded.release()
-        for broadcast in changed.values():
-            broadcast.unpersist()
+        for sent in changed.values():
+            sent.unpersist()
 
 
 def base_tasks(
@@ -228,7 +228,7 @@ def load_long_images(
 ) -> Counter[int]:
     """Load LONG_IMAGE_ROWS; each task reads where the lines are stored."""
     # A function's own goes with every task: the object lists of all nodes would.
-    sent = session.sparkContext.broadcast(reader)
+    sent = broadcast(session, reader)
 
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from columns.bytes_column import BytesColumn, column_of, offsets_of, runs, xxhash64
-from columns.python_workers import map_batches
+from columns.python_workers import broadcast, map_batches
 from columns.row_batches import row_batches
 from fleet.progress import Progress
 from restore.routing.placing import place_rows
@@ -134,7 +134,7 @@ def _claims(
 ) -> DataFrame:
     """The CLAIMS of all rows at the cut."""
     groups = {number: frozenset(one.by_group) for number, one in routes.items()}
-    changed = session.sparkContext.broadcast(folded.changed)
+    changed = broadcast(session, folded.changed)
 
     def read_base(_: int, base: BaseSource) -> Iterator[pa.RecordBatch]:
         return _claims_of_base(store, base, changed.value, routes[base.source.number])

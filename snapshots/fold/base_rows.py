@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from columns.arrow_numbers import to_numpy
 from columns.bytes_column import column_of, runs
-from columns.python_workers import map_batches
+from columns.python_workers import broadcast, map_batches
 from columns.row_batches import row_batches
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_sources import BaseCursor, BaseSources
@@ -76,7 +76,7 @@ def read_wanted_rows(
     """
     groups = {node: frozenset(keys) for node, keys in wanted.items()}
     # What is broadcast goes to an executor once, what a function refers to goes with every task.
-    sent = spark.sparkContext.broadcast({node: dict(keys) for node, keys in wanted.items()})
+    sent = broadcast(spark, {node: dict(keys) for node, keys in wanted.items()})
 
     def read(number: int, base: BaseSource) -> Iterator[pa.RecordBatch]:
         return _read_wanted(store, number, base, sent.value)
@@ -96,7 +96,7 @@ def read_bases(
     Many objects are read by one Spark task, one after the other.
     """
     chosen = bases.numbers_with(groups)
-    listed = spark.sparkContext.broadcast((bases, chosen))
+    listed = broadcast(spark, (bases, chosen))
 
     def read_chosen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         bases, chosen = listed.value

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from columns.bytes_column import Flags, column_of, xxhash64
-from columns.python_workers import map_batches
+from columns.python_workers import broadcast, map_batches
 from columns.row_batches import row_batches
 from snapshots.fold.find_sources import Sources
 from snapshots.fold.long_lines import PLACE_FIELD, read_with_places, with_stand_ins
@@ -87,7 +87,7 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation, *,
     segments = balance_by_size(sources.segments, tasks)
     number_of = segment_numbers(sources)
     # What is broadcast goes to an executor once, what a function refers to goes with every task.
-    listed = spark.sparkContext.broadcast([(number_of[one.source.key], one) for one in segments])
+    listed = broadcast(spark, [(number_of[one.source.key], one) for one in segments])
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -27,6 +27,7 @@ LONG = (
     "tests/integration/test_speculation.py",
     "tests/integration/test_watch.py",
     "tests/spark/test_killed_executors.py",
+    "tests/spark/test_executors_volume.py",
     "tests/integration/test_few_connections.py",
     "tests/integration/test_mutations.py",
     "tests/simulation/test_repository.py",

@@ -13,6 +13,8 @@ SETTINGS = {
     "spark.executor.extraJavaOptions": QUICK,
     # No test has rows for the eight partitions of a usual session, and each is a task with a Python worker.
     "spark.sql.shuffle.partitions": "2",
+    # As on every cluster. What users have without one is tried where sessions start as theirs.
+    "spark.io.encryption.enabled": "true",
 }
 # The same settings as lines of a fleet.toml, for its table [spark].
 LINES = "".join(f'"{name}" = "{value}"\n' for name, value in SETTINGS.items())

@@ -26,8 +26,8 @@ def test_the_modules_that_the_daemon_imports_start_no_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("master", "is_ours"), [("local[2]", True), ("local-cluster[2,1,1024]", True), ("spark://db:7077", False)]
+    ("master", "is_ours"), [("local[2]", True), ("local-cluster[2,1,1024]", False), ("spark://db:7077", False)]
 )
-def test_executors_on_other_machines_keep_sparks_daemon(master: str, is_ours: bool, tmp_path: Path) -> None:  # noqa: FBT001  # a parameter of the case
+def test_executors_keep_sparks_daemon(master: str, is_ours: bool, tmp_path: Path) -> None:  # noqa: FBT001  # a parameter of the case
     settings = session_settings(master, {"spark.authenticate.secret": "of the cluster"}, "test", tmp_path, [])
     assert (settings.get("spark.python.daemon.module") == "cli.spark.python_daemon") is is_ours

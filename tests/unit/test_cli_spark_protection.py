@@ -15,7 +15,7 @@ from cli.spark.protection import SECRET, SparkUnprotectedError, check_protection
 from cli.spark.settings import session_settings
 from storage.errors import redact
 
-STANDALONE, KUBERNETES = "spark://m:7077", "k8s://https://x"
+STANDALONE, KUBERNETES, HERE = "spark://m:7077", "k8s://https://x", "local-cluster[2,1,1024]"
 GIVEN = {SECRET: "the secret of the cluster"}
 
 
@@ -31,7 +31,7 @@ GIVEN = {SECRET: "the secret of the cluster"}
     ],
     ids=str,
 )
-@pytest.mark.parametrize("master", [STANDALONE, KUBERNETES, "yarn"])
+@pytest.mark.parametrize("master", [STANDALONE, KUBERNETES, "yarn", HERE])
 def test_no_setting_switches_protection_off_on_a_cluster(master: str, unsafe: Mapping[str, str]) -> None:
     with pytest.raises(SparkUnprotectedError, match=next(iter(unsafe))) as raised:
         session_settings(master, GIVEN | unsafe, "x", Path("/t"), [])
@@ -46,7 +46,7 @@ def test_a_standalone_cluster_needs_its_secret_and_others_make_their_own(tmp_pat
         assert SECRET not in session_settings(master, {}, "x", tmp_path, [])
 
 
-@pytest.mark.parametrize("master", [STANDALONE, KUBERNETES, "yarn"])
+@pytest.mark.parametrize("master", [STANDALONE, KUBERNETES, "yarn", HERE])
 def test_a_cluster_authenticates_and_encrypts_unless_it_is_told_to(master: str, tmp_path: Path) -> None:
     settings = session_settings(master, GIVEN, "x", tmp_path, [])
     assert settings["spark.authenticate"] == settings["spark.network.crypto.enabled"] == "true"

@@ -28,7 +28,7 @@ def test_errors_that_cause_each_other_keep_their_text_without_end() -> None:
         ("local", True, 1),
         ("local[3]", True, 3),
         ("local[4,2]", True, 4),
-        ("local-cluster[2,3,1024]", True, 6),
+        ("local-cluster[2,3,1024]", True, None),
         ("spark://localhost:7077", False, None),
         ("k8s://https://x", False, None),
     ],
@@ -67,11 +67,23 @@ def test_only_a_local_master_is_bound_to_this_machine(tmp_path: Path) -> None:
     assert not {"spark.driver.host", "spark.local.dir", "spark.executorEnv.PYTHONPATH"} & set(remote)
 
 
+def test_executors_on_this_machine_have_the_settings_of_a_cluster_but_for_places(tmp_path: Path) -> None:
+    given = {"spark.authenticate.secret": "of the cluster"}
+    here, there = (
+        session_settings(master, given, "x", tmp_path, []) for master in ("local-cluster[2,1,1024]", "spark://m:7077")
+    )
+    places = {
+        "spark.master", "spark.driver.host", "spark.driver.bindAddress", "spark.local.dir",
+        "spark.executor.extraJavaOptions", "spark.executorEnv.PYTHONPATH", "spark.executorEnv.PYTHONSAFEPATH",
+    }  # fmt: skip
+    assert {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)} == places
+
+
 @pytest.mark.parametrize(
     ("master", "length", "is_used"),
     [
         ("local[2]", 60, True),
-        ("local-cluster[2,1,1024]", 60, True),
+        ("local-cluster[2,1,1024]", 60, False),
         ("local[2]", 61, False),
         ("yarn", 60, False),
     ],

@@ -24,7 +24,10 @@ POLL_SECONDS = 1.0
 # On a standby the startup process holds the locks of the primary's transactions.
 HOLDERS_QUERY = f"""
 SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
-         WHEN l.pid IS NULL THEN 'a prepared transaction'
+         WHEN l.pid IS NULL THEN coalesce('prepared transaction ' || (
+              SELECT quote_literal({readable("p.gid")}) FROM pg_prepared_xacts p
+                JOIN pg_locks own ON own.locktype = 'transactionid' AND own.transactionid = p.transaction
+               WHERE own.pid IS NULL AND own.virtualtransaction = l.virtualtransaction), 'a prepared transaction')
          WHEN a.backend_type = 'startup' THEN 'a transaction of its primary'
          ELSE concat('session ', l.pid, ' of ' || {readable("a.usename::text")},
                      CASE WHEN NOT l.granted THEN ', which waits itself' END)
@@ -76,7 +79,8 @@ def locked_error(
     return RelationLockedError(
         f"node {node.id}: {what} waited {seconds or LOCK_SECONDS_MAX:.0f} s for a lock; "
         + (f"held now: {', '.join(holders)}" if holders else "the lock has been released since"),
-        hint="wait until the transaction that holds the lock ends, or end it; then repeat the command",
+        hint="wait until the transaction that holds the lock ends, or end it (a prepared one with COMMIT PREPARED if"
+        " another node has committed its part, otherwise with ROLLBACK PREPARED); then repeat the command",
         details={"node": node.id, "holders": holders},
     )
 

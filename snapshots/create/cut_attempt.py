@@ -24,6 +24,7 @@ from snapshots.create.context import CreateContext
 from snapshots.create.definitions import collect_definition_changes
 from snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
 from snapshots.create.prepare_tables import PreparedTables, prepare_tables
+from snapshots.create.prepared_transactions import await_included_ddl, await_lockers
 from snapshots.create.sequences import latest_sequences, read_sequences
 from snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
@@ -80,6 +81,10 @@ def take_cut(
     moved: dict[str, set[int]] = {}
     ends: Mapping[str, Lsn] | None = None
 
+    def check_unchanged(tables: DdlPlan) -> None:
+        if cause := find_change(sessions, tables.node_tables, state.selection):
+            raise ChangedError(cause)
+
     def prepare_and_cut() -> CutResult:
         nonlocal ends
         prepared = prepare_tables(context, state, moved, spark, progress)
@@ -91,14 +96,15 @@ def take_cut(
         plan = plan_cut(context, state, prepared)
         before = sessions.ask_named_primaries(read_sequences)
         cut = _make_cut(context.lock, plan, archiving, context.store, progress)
+        if await_included_ddl(sessions, cut.record, context.request.wait_seconds, progress):
+            check_unchanged(prepared.plan)
         _check_copies(context.fleet, context.store, state.known, prepared, cut)
         sequences = latest_sequences(before, sessions.ask_named_primaries(read_sequences))
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
         # Last: what was read before is of the catalogs as they were at the cut.
-        if cause := find_change(sessions, prepared.plan.node_tables, state.selection):
-            raise ChangedError(cause)
+        check_unchanged(prepared.plan)
         return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, ends)
 
     def attempt() -> CutResult:
@@ -108,6 +114,7 @@ def take_cut(
         except ChangedError as error:
             for shard, oids in error.moved.items():
                 moved.setdefault(shard, set()).update(oids)
+            await_lockers(sessions, error.moved, context.request.wait_seconds, progress)
             raise
 
     return retry_until_unchanged(attempt, context.request.retries, progress)

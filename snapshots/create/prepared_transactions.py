@@ -1,23 +1,52 @@
-"""Wait for prepared transactions: before the first cut of a chain, and before the cut of a terminal snapshot.
+"""Wait for prepared transactions: before the first cut of a chain, before that of a terminal snapshot, and for DDL.
 
 PostgreSQL decodes a transaction that was prepared before the slot was made only at its COMMIT PREPARED, so the first
-cut waits for it. Later transactions are decoded at their PREPARE, and no cut waits for them. A terminal snapshot's cut
-does wait: committing one after the cut would be a write.
+cut waits for it. Later transactions are decoded at their PREPARE, and no cut waits for their rows. A terminal
+snapshot's cut does wait: committing one after the cut would be a write.
+
+DDL is not in decoded WAL: a commit's definitions are those of the catalogs, which show a prepared transaction's DDL
+only after its COMMIT PREPARED. So a cut that includes a transaction with DDL before that would have its rows without
+its DDL, or on one node only. Such a cut is invalid, and the next attempt is made once the transaction is decided.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 
+from fleet.config import Node
+from fleet.nodes.relation_locks import PUBLISHING
 from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
+from snapshots.records.commit import CutRecord
+from wal.cut.in_doubt import included_and_prepared
+from wal.drain.prepare_record import changes_catalogs
 from wal.slots.waiting import Awaited, WaitNotes, prepared_transactions, wait_error
 
 POLL_SECONDS = 0.1
+# The locks that rows need are no sign of DDL, nor are those of large objects (pg_largeobject, its metadata and their
+# indexes). DDL takes another mode, or the lock of an object that is no relation, or writes a catalog. A few kinds take
+# none: docs/consistency.md, "DDL in global transactions".
+DDL_QUERY = """
+WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE pid IS NULL AND granted)
+SELECT DISTINCT own.transactionid::text
+  FROM locks JOIN locks own ON own.virtualtransaction = locks.virtualtransaction AND own.locktype = 'transactionid'
+ WHERE locks.locktype = 'object' AND locks.classid <> 'pg_largeobject'::regclass
+    OR locks.locktype = 'relation' AND (locks.mode = ANY (%s)
+       OR locks.mode = 'RowExclusiveLock' AND locks.relation < 16384 AND locks.relation NOT IN (2613, 2683, 2995, 2996))
+"""
+LOCKERS_QUERY = """
+SELECT DISTINCT own.transactionid::text
+  FROM pg_locks l JOIN pg_locks own ON own.virtualtransaction = l.virtualtransaction AND own.locktype = 'transactionid'
+ WHERE l.pid IS NULL AND own.pid IS NULL AND l.locktype = 'relation' AND l.mode = ANY (%s) AND l.relation = ANY (%s)
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+List = Callable[[Node, psycopg.Connection[Any]], Collection[Awaited]]
 
 
 def await_prepared(sessions: Sessions, seconds_max: float, progress: Progress, what: str = "the first cut") -> None:
@@ -25,20 +54,62 @@ def await_prepared(sessions: Sessions, seconds_max: float, progress: Progress, w
 
     Raises SlotWaitError naming those left after `seconds_max`, and NodeUnreachableError. `what` names what waits.
     """
+    _await(sessions, seconds_max, progress, what, _list_prepared)
+
+
+def await_included_ddl(sessions: Sessions, cut: CutRecord, seconds_max: float, progress: Progress) -> bool:
+    """Wait until every transaction with DDL that the cut includes is committed; return whether there was one to await.
+
+    Its DDL may be in the catalogs since: compare them before anything is read from them. Raises SlotWaitError naming
+    those left after `seconds_max`, with COMMIT PREPARED as the remedy: another node has committed them.
+    """
+    included = included_and_prepared(cut.nodes)
+
+    def find(node: Node, connection: psycopg.Connection[Any]) -> list[Awaited]:
+        prepared = [one for one in _list_prepared(node, connection) if int(one.xid) in included[node.id]]
+        locking = {xid for (xid,) in connection.execute(DDL_QUERY, (list(PUBLISHING),))} if prepared else set()
+        found: list[Awaited] = []
+        for one in prepared:
+            # Its own record knows better than its locks, if it can still be read.
+            recorded = changes_catalogs(node, included[node.id][int(one.xid)].lsn, int(one.xid))
+            if recorded or (recorded is None and one.xid in locking):
+                found.append(replace(one, is_committed_elsewhere=True))
+        return found
+
+    return any(included.values()) and _await(sessions, seconds_max, progress, "the cut (it includes their DDL)", find)
+
+
+def await_lockers(sessions: Sessions, tables: Mapping[str, set[int]], seconds_max: float, progress: Progress) -> None:
+    """Wait until every prepared transaction that may have altered one of these tables, oids by node, is decided.
+
+    Its rows are decoded under a definition that the catalogs don't show before. Raises as `await_prepared`.
+    """
+
+    def find(node: Node, connection: psycopg.Connection[Any]) -> list[Awaited]:
+        oids = list(tables.get(node.id, ()))
+        lockers = {xid for (xid,) in connection.execute(LOCKERS_QUERY, (list(PUBLISHING), oids))} if oids else set()
+        return [one for one in _list_prepared(node, connection) if one.xid in lockers]
+
+    _await(sessions, seconds_max, progress, "the cut (WAL has rows under their DDL)", find)
+
+
+def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str, find: List) -> bool:
+    """Wait until all that `find` lists now are decided; return whether there were any."""
     notes = WaitNotes(what, progress)
-    awaited = {one.key for one in _list_prepared(sessions)}
-    while awaited:
-        left = [one for one in _list_prepared(sessions) if one.key in awaited]
-        if not left:
-            return
+    left = awaited = _on_primaries(sessions, find)
+    while left:
         if notes.waited_seconds > seconds_max:
             raise wait_error(what, notes.waited_seconds, left)
         notes.report(left)
         time.sleep(POLL_SECONDS)
+        prepared = {one.key for one in _on_primaries(sessions, _list_prepared)}
+        left = [one for one in awaited if one.key in prepared]
+    return bool(awaited)
 
 
-def _list_prepared(sessions: Sessions) -> list[Awaited]:
-    def read(connection: psycopg.Connection[Any]) -> list[Awaited]:
-        return prepared_transactions("", connection)
+def _on_primaries(sessions: Sessions, find: List) -> list[Awaited]:
+    return [one for found in sessions.ask_named_primaries(find).values() for one in found]
 
-    return [replace(one, node=node) for node, found in sessions.ask_primaries(read).items() for one in found]
+
+def _list_prepared(node: Node, connection: psycopg.Connection[Any]) -> list[Awaited]:
+    return prepared_transactions(node.id, connection)

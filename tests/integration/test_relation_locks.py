@@ -38,7 +38,8 @@ from tests.integration.refusing import execute
 LOCK_SECONDS = 1.0
 SEEN_SECONDS_MAX = 60
 EXCLUSIVE = "LOCK TABLE held IN ACCESS EXCLUSIVE MODE"
-SESSION, PREPARED, OF_PRIMARY = "session {pid} of postgres", "a prepared transaction", "a transaction of its primary"
+SESSION, PREPARED = "session {pid} of postgres", "prepared transaction 'holding'"
+OF_PRIMARY = "a transaction of its primary"
 DESTINATION = CopyDestination("locked", "op", StoreLocation("memory://locked"))
 
 

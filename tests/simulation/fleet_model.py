@@ -25,6 +25,7 @@ FOREIGN_SIZES = (0, 0, 8, 120)
 REACHES = (0, 300, 10_000)
 
 Choose = Callable[[int], int]
+Look = Callable[[Wave], None]
 
 
 def seeded(seed: int) -> Choose:
@@ -117,7 +118,7 @@ class World:
 
     def _start_parts(self, one: Transaction, nodes: list[int], *, tagged: bool = False) -> None:
         for node in nodes:
-            one.parts.append(Part(len(self.parts), one, node))
+            one.parts.append(Part(len(self.parts), one, node, has_ddl=self.choose(4) == 3))
             self.parts.append(one.parts[-1])
         one.coordinator = one.parts[0] if tagged else None
         one.waiting = len(one.parts)
@@ -214,7 +215,7 @@ class World:
                 del locked[row]
 
     def _begin_wave(self) -> None:
-        wave = Wave()
+        wave = Wave(catalogs_before=self._ddl_in_catalogs())
         self.waves.append(wave)
         self._waves_left -= 1
         for node in range(len(self.nodes)):
@@ -235,5 +236,28 @@ class World:
     def _write_finish(self, wave: Wave, node: int) -> None:
         _, wave.finishes[node] = self._append(node, MARKER, None)
         wave.reach[node] = REACHES[self.choose(len(REACHES))]
-        if len(wave.finishes) == len(self.nodes) and self._waves_left > 0:
-            self._plan(self.choose(SPAN // 4), self._begin_wave)
+        if len(wave.finishes) == len(self.nodes):
+            self._plan(SOON[self.choose(len(SOON))], self._look, wave, self.list_prepared, self.read_catalogs)
+            if self._waves_left > 0:
+                self._plan(self.choose(SPAN // 4), self._begin_wave)
+
+    def _look(self, wave: Wave, first: Look, then: Look | None) -> None:
+        """What is prepared is listed before the catalogs are read for the commit."""
+        first(wave)
+        if then:
+            self._plan(SOON[self.choose(len(SOON))], self._look, wave, then, None)
+
+    def list_prepared(self, wave: Wave) -> None:
+        """List what is prepared at this moment."""
+        wave.prepared = frozenset(
+            part.number
+            for part in self.parts
+            if part.lsn is not None and part.commit_lsn is None and part.rollback_end is None
+        )
+
+    def read_catalogs(self, wave: Wave) -> None:
+        """Read the catalogs, as they are committed."""
+        wave.catalogs = self._ddl_in_catalogs()
+
+    def _ddl_in_catalogs(self) -> frozenset[int]:
+        return frozenset(part.number for part in self.parts if part.has_ddl and part.commit_lsn is not None)

@@ -15,7 +15,8 @@ class Part:
     """One branch of a global transaction on one node, or the whole of a local transaction.
 
     `lsn` is where its COMMIT or PREPARE begins; its changes have that position. `commit_lsn` is where its COMMIT or
-    COMMIT PREPARED begins, `rollback_end` where its ROLLBACK PREPARED ends.
+    COMMIT PREPARED begins, `rollback_end` where its ROLLBACK PREPARED ends. `has_ddl`: it changes the node's catalogs,
+    which show that once it is committed.
     """
 
     number: int
@@ -27,6 +28,7 @@ class Part:
     end: int = 0
     commit_lsn: int | None = None
     rollback_end: int | None = None
+    has_ddl: bool = False
 
 
 @dataclass(slots=True)
@@ -75,9 +77,14 @@ class Node:
 class Wave:
     """Where the start and finish markers of one cut end on every node.
 
-    `reach`: how many bytes before the window the first segment of each node may begin.
+    `reach`: how many bytes before the window the first segment of each node may begin. `catalogs_before` are the parts
+    whose DDL the catalogs show before the markers, `catalogs` those that they show when they are read for the commit;
+    `prepared` are the parts that are prepared a little earlier than that.
     """
 
     starts: dict[int, int] = field(default_factory=dict)
     finishes: dict[int, int] = field(default_factory=dict)
     reach: dict[int, int] = field(default_factory=dict)
+    catalogs_before: frozenset[int] = frozenset()
+    prepared: frozenset[int] = frozenset()
+    catalogs: frozenset[int] = frozenset()

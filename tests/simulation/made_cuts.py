@@ -20,6 +20,7 @@ from tests.simulation.fleet_records import WAL_BEGIN, Change, Node, Wave
 from wal.cut import resolve as rule
 from wal.cut.cut_events import NodeWindow
 from wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
+from wal.cut.in_doubt import included_and_prepared
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 BASE_POSITION = WAL_BEGIN - 100
@@ -94,6 +95,11 @@ def in_doubt_for_next(cut: NodeCut) -> tuple[InDoubt, ...]:
     """What is in doubt at this cut, as the next one gets it."""
     assert not isinstance(cut.in_doubt, UnsetType)
     return cut.in_doubt
+
+
+def included_in_doubt(nodes: Sequence[NodeCut]) -> dict[str, dict[int, InDoubt]]:
+    """What a cut includes of what is prepared at it, by node and xid."""
+    return included_and_prepared(nodes)
 
 
 def changes_at(world: World, node: int, cut: NodeCut, excluded: set[int], previous: ResolvedCut | None) -> list[Change]:

@@ -15,7 +15,7 @@ import numpy as np
 from columns.bytes_column import BytesColumn, Flags, Ints
 from snapshots.fold.superseding import last_of_every_key
 from tests.simulation import made_cuts, promises
-from tests.simulation.fleet_model import World
+from tests.simulation.fleet_model import Look, World
 from tests.simulation.fleet_records import Change, Node, Wave
 from tests.simulation.made_cuts import ResolvedCut
 from wal.cut import resolve as rule
@@ -101,6 +101,21 @@ def in_doubt_not_carried() -> AbstractContextManager[object]:
     return patch.object(made_cuts, "in_doubt_for_next", lambda cut: ())
 
 
+def ddl_not_awaited() -> AbstractContextManager[object]:
+    """Take a cut that includes DDL which its nodes have not committed."""
+    return patch.object(promises, "included_in_doubt", lambda nodes: {})
+
+
+def prepared_listed_after_the_catalogs() -> AbstractContextManager[object]:
+    """Read the catalogs for the commit before what is prepared is listed."""
+    real = World._look
+
+    def broken(world: World, wave: Wave, first: Look, then: Look | None) -> None:
+        real(world, wave, then or first, first if then else None)
+
+    return patch.object(World, "_look", broken)
+
+
 def rollbacks_not_known() -> AbstractContextManager[object]:
     """Take a rolled back part for a part of a later transaction with the same gid."""
 
@@ -159,6 +174,8 @@ MUTANTS: Mapping[Mutant, str] = {
     only_what_is_committed_everywhere: "causal",
     undecided_not_carried: "undecided",
     in_doubt_not_carried: "in doubt",
+    ddl_not_awaited: "whole",
+    prepared_listed_after_the_catalogs: "whole",
     rollbacks_not_known: "undecided",
     early_ones_left_out_again: "monotone",
     early_ones_applied_twice: "ordered",

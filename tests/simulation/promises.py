@@ -13,7 +13,7 @@ from fleet.lsn import Lsn
 from snapshots.fold.superseding import last_of_every_key
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import APPENDED, ROWS_PER_NODE, Part, Transaction
-from tests.simulation.made_cuts import ResolvedCut, in_doubt_for_next, resolve_cuts
+from tests.simulation.made_cuts import ResolvedCut, in_doubt_for_next, included_in_doubt, resolve_cuts
 from wal.cut.cut_values import Cut, Undecided
 
 # One key of one byte per row.
@@ -35,6 +35,7 @@ def check_histories(worlds: Sequence[World]) -> Counter[str]:
             check_positions(world, one)
             check_undecided(world, one, tally)
             check_in_doubt(world, one, tally)
+            check_ddl(world, one, tally)
             count_added(world, one, previous, counted)
         check_counts(cut, counted)
         tally += counted
@@ -130,6 +131,27 @@ def check_in_doubt(world: World, resolved: ResolvedCut, tally: Counter[str]) -> 
         assert sorted(found) == sorted(parts), "in doubt: wrong list"
         tally["prepared at a cut"] += len(found)
         tally["included and prepared"] += sum(one[1] and one[2] for one in found)
+
+
+def check_ddl(world: World, resolved: ResolvedCut, tally: Counter[str]) -> None:
+    """Assert that the catalogs that belong to a cut show the DDL of what it includes, and no other DDL.
+
+    Those of a cut that is not taken may show anything: the catalogs changed meanwhile, or it awaits their change.
+    """
+    wave = resolved.wave
+    included = included_in_doubt(resolved.nodes)
+    awaited = {number for numbers in included.values() for number in numbers if world.parts[number].has_ddl}
+    if awaited & wave.prepared:
+        tally["awaits DDL"] += 1
+        return
+    if wave.catalogs != wave.catalogs_before:
+        tally["catalogs changed"] += 1
+        return
+    expected = {number for number in resolved.state if world.parts[number].has_ddl}
+    assert wave.catalogs == expected, f"whole: the DDL of parts {expected ^ wave.catalogs} is included by half"
+    tally["with DDL in doubt"] += any(
+        world.parts[number].has_ddl and number not in resolved.state for number in wave.prepared
+    )
 
 
 def is_prepared_at(part: Part, position: int) -> bool:

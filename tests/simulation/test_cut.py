@@ -30,6 +30,9 @@ LEAST_PER_THOUSAND = {
     "tagged": 80,
     "with two branches on a node": 40,
     "reused_gids": 250,
+    "awaits DDL": 50,
+    "catalogs changed": 150,
+    "with DDL in doubt": 250,
 }
 
 

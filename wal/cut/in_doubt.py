@@ -7,7 +7,7 @@ because a transaction that one cut includes may stay prepared on a node for many
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -54,6 +54,13 @@ def with_in_doubt(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
         is_decided = is_within & ~is_open & ((op == PREPARE) | (op == COMMIT))
         found += _read(events, node, is_decided & _is_among(events["global_id"], open_ids), is_prepared=False)
     return replace(cut, nodes=_listed(cut, found, open_ids))
+
+
+def included_and_prepared(nodes: Iterable[NodeCut]) -> dict[str, dict[int, InDoubt]]:
+    """The parts that the cut includes and that are prepared at it, by node and xid: the catalogs lack their DDL."""
+    return {
+        cut.node: {one.xid: one for one in cut.in_doubt or () if one.is_prepared and one.is_included} for cut in nodes
+    }
 
 
 def _carried(windows: Mapping[str, NodeWindow], cut: Cut, committed: Ints, rolled_back: Ints) -> list[_Found]:

@@ -53,7 +53,10 @@ class AwaitedKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A transaction that is waited for. `kind` is process or prepared; `name` is the process id or the gid."""
+    """A transaction that is waited for. `kind` is process or prepared; `name` is the process id or the gid.
+
+    `is_committed_elsewhere`: another node has committed its part, so this one must be committed too.
+    """
 
     node: str
     kind: str
@@ -64,6 +67,7 @@ class Awaited:
     state: str
     database: str
     xid: str
+    is_committed_elsewhere: bool = False
 
     @property
     def key(self) -> AwaitedKey:
@@ -79,14 +83,21 @@ class Awaited:
         return f"node {self.node}: process {self.name} ({self.state}{application}), {where}"
 
     def remedy(self) -> str:
-        """The statement that ends the transaction, and where to run it."""
+        """The statement that ends the transaction, and where to run it.
+
+        Of most prepared ones nobody knows here whether another node has committed its part; both statements are given.
+        """
         if self.kind == "prepared":
-            return f"on node {self.node} in database {self.database}: ROLLBACK PREPARED {_literal(self.name)};"
+            commit, rollback = (f"{word} PREPARED {_literal(self.name)};" for word in ("COMMIT", "ROLLBACK"))
+            either = f"{commit} if another node has committed it, otherwise {rollback}"
+            statement = commit if self.is_committed_elsewhere else either
+            return f"on node {self.node} in database {self.database}: {statement}"
         return f"on node {self.node}: SELECT pg_terminate_backend({self.name});"
 
     def details(self) -> dict[str, object]:
         """The fields of the transaction, for error details."""
-        fields = {name: value for name, value in asdict(self).items() if name not in ("name", "xid")}
+        hidden = ("name", "xid", "is_committed_elsewhere")
+        fields = {name: value for name, value in asdict(self).items() if name not in hidden}
         return fields | ({"gid": self.name} if self.kind == "prepared" else {"pid": int(self.name)})
 
 
@@ -136,11 +147,12 @@ def describe_waits(awaited: list[Awaited]) -> str:
 def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | None = None) -> SlotWaitError:
     """The error for a wait that is given up; its hint has the statements that end the transactions."""
     remedies = [one.remedy() for one in awaited[:NAMED_MAX]]
+    end = "wait until these transactions end, or wait longer: --wait SECONDS; or end them"
+    if awaited and all(one.is_committed_elsewhere for one in awaited):
+        end = "another node has committed these transactions: commit them here, too; or wait longer: --wait SECONDS"
     return SlotWaitError(
         f"{what}: gave up after waiting {seconds:.0f} s for {describe_waits(awaited)}",
-        hint=["wait until these transactions end, or wait longer: --wait SECONDS; or end them:", *remedies]
-        if remedies
-        else "see the server's log, or wait longer: --wait SECONDS",
+        hint=[f"{end}:", *remedies] if remedies else "see the server's log, or wait longer: --wait SECONDS",
         details={**({"node": node} if node else {}), "transactions": [one.details() for one in awaited]},
     )
 

@@ -106,7 +106,8 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
             raise OperationFailedError(found, found.failure)
         if found.state(utc_now()) is ActivityState.DEAD:
             raise OperationDeadError(
-                f"operation {operation} {found.dead_text}" + (f" since {found.seen_at}" if found.seen_at else ""),
+                f"operation {operation} {found.dead_text}"
+                + (f" since {found.seen_at}" if found.seen_at and not found.is_gone else ""),
                 hint="see what settles it: snapshot status",
             )
         phase = _show(found, phase, progress)

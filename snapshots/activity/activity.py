@@ -21,6 +21,7 @@ from typing import Self
 from msgspec import UNSET, UnsetType
 
 from fleet.label import own_label
+from fleet.own_process import own_process
 from fleet.progress import Progress, Reading
 from fleet.record import Time
 from fleet.step_pace import StepPace
@@ -250,6 +251,7 @@ class Activity:
             seconds_left=_rounded(max(left[0] - (now - left[1]), 0.0) if left else whole.seconds_left),
             is_rough=is_rough or left is None,
             watch=watch,
+            process=own_process() or UNSET,
         )  # fmt: skip
 
 

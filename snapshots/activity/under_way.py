@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from msgspec import UNSET, UnsetType
 
 from fleet.label import is_of_one_process, read_label
+from fleet.own_process import is_gone
 from fleet.record import Time, fields_of
 from snapshots.operations.open_operations import OpenOperation, read_open_operation
 from snapshots.operations.recorded import document_names, is_open, seems_open
@@ -98,6 +99,12 @@ class UnderWay:
         return "" if isinstance(by, UnsetType) else by
 
     @property
+    def is_gone(self) -> bool:
+        """Whether its process ran on this machine, and is certainly gone."""
+        about = self.sign or self.intent
+        return about is not None and not isinstance(about.process, UnsetType) and is_gone(about.process)
+
+    @property
     def remedy(self) -> str:
         """What ends it if its process is gone; "" if it has no intent."""
         return self.opened.remedy if self.opened else ""
@@ -109,7 +116,7 @@ class UnderWay:
 
     def state(self, now: datetime) -> ActivityState:
         """Whether its process shows signs of life."""
-        if self.failure is not None:
+        if self.failure is not None or self.is_gone:
             return ActivityState.DEAD
         late_seconds = DEAD_SECONDS + (self.sign.next_seconds if self.sign else 0.0)
         silent = now - datetime.fromisoformat(self.seen_at) if self.seen_at else timedelta.max
@@ -123,7 +130,7 @@ class UnderWay:
         """What has become of it if it is dead."""
         if self.failure is not None:
             return f"has failed ({self.failure.reason}), and left something on a node"
-        return "shows no sign of life"
+        return "has ended without saying how: its process is gone" if self.is_gone else "shows no sign of life"
 
     def settled_by(self, now: datetime) -> str:
         """What to do about it if it is dead, for people; "" if it is not, or if it is not known what it does."""

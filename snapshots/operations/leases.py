@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from msgspec import UNSET, UnsetType, structs
 
 from fleet.label import own_label, read_label
+from fleet.own_process import own_process
 from fleet.progress import Progress, Reading
 from fleet.record import Time
 from snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
@@ -113,7 +114,7 @@ def hold_lease(
     was pruned.
     """
     by = own_label(intent.kind, intent.snapshot) if isinstance(intent.by, UnsetType) else intent.by
-    intent = structs.replace(intent, expires_at=_expiry(), by=by)
+    intent = structs.replace(intent, expires_at=_expiry(), by=by, process=own_process() or UNSET)
     held, is_unsure = HeldLease(is_stored=False), False
     number = 1
     try:

@@ -14,6 +14,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from fleet.label import own_label
+from fleet.own_process import own_process
 from fleet.progress import Progress, Reading, Silent
 from fleet.record import Time
 from fleet.step_times import StepTimes
@@ -100,6 +101,7 @@ def new_operation(kind: str, snapshot: str, increment: int, nodes: tuple[str, ..
         nodes=nodes,
         slot=None,
         by=own_label(kind, snapshot),
+        process=own_process() or UNSET,
     )
 
 

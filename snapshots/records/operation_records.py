@@ -45,7 +45,8 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     have `expires_at`, when the lease first
     expires, `targets`, the databases that it makes, as `system identifier/name`, `servers`, where these are, as
     `host:port` or `folder of the socket:port`, `started`, when these were started, for a physical copy of a server has
-    its system identifier, and `only_nodes`: it was asked for `nodes` alone.
+    its system identifier, and `only_nodes`: it was asked for `nodes` alone. `process` is that of the command
+    (fleet.own_process), where its system tells.
     """
 
     operation: str
@@ -65,6 +66,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     started: tuple[str, ...] | UnsetType = UNSET
     only_nodes: bool | UnsetType = UNSET
     only_cut: bool | UnsetType = UNSET
+    process: str | UnsetType = UNSET
 
     @property
     def id(self) -> str:
@@ -174,7 +176,7 @@ class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORM
 
     `snapshot` is "" for all. `done`, `total`, `unit` and `rate` are of the step `phase`, `nodes` of its nodes as far as
     they are known, `seconds_left` of the whole operation; if it `is_rough`, it may be off by more than a fifth. Of many
-    nodes only the least advanced are among `nodes`; `other_nodes` counts the others.
+    nodes only the least advanced are among `nodes`; `other_nodes` counts the others. `process` is as in Intent.
     """
 
     operation: str
@@ -195,6 +197,7 @@ class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORM
     seconds_left: Seconds | None
     is_rough: bool
     watch: WatchState | UnsetType = UNSET
+    process: str | UnsetType = UNSET
 
 
 class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):

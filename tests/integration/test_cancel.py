@@ -109,8 +109,12 @@ def test_a_create_that_was_killed_is_settled(runs: Runs, monkeypatch: pytest.Mon
         seen = until(lambda: shown(runs, "killed"))
         process.send_signal(signal.SIGKILL)
         process.wait(SECONDS_MAX)
+        # On its own machine that is known at once.
         code, document = run_command(runs.fleet, "wait", seen["operation"], "--wait", "0")
-        assert (code, document["error"]) == (7, "still-running")
+        assert (code, document["error"]) == (3, "operation-dead")
+        assert "its process is gone" in document["message"]
+        (shown_now,) = run_command(runs.fleet, "status")[1]["operations"]
+        assert shown_now["state"] == "dead"
     store = runs.fleet.store.open()
     monkeypatch.setattr(under_way, "DEAD_SECONDS", 0.0)
     # The session of the killed process ends within seconds.

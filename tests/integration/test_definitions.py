@@ -31,7 +31,6 @@ from tests.run.soak import SOAK_SECONDS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.postgresql(18, reason="its scripts have objects that came with 16, 17 and 18")
 NAME = "definitions"
 SOURCE, TARGET = "defs_source", "defs_target"
 # Sorted by name, as a restore creates them: pg_dump lists a policy's roles in the server's order.

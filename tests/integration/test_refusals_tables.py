@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WAIT_SECONDS_MAX = 30
+VERSION_18 = 180_000
 GROUPS = """
 [groups]
 include = ["kept.*"]
@@ -272,7 +274,7 @@ def await_replay(current: CurrentChain) -> None:
 
 @pytest.mark.parametrize("identity", ["FULL", "USING INDEX total_twice"])
 def test_a_table_whose_identity_is_generated_is_refused(current: CurrentChain, identity: str) -> None:
-    """PostgreSQL 18 rejects updates of such a table once it is published, so it must be refused before that."""
+    """PostgreSQL 18 rejects updates of such a table once it is published; WAL of earlier versions lacks the column."""
     execute(
         current.dsn,
         "ALTER TABLE kept.total ALTER twice SET NOT NULL",
@@ -285,7 +287,9 @@ def test_a_table_whose_identity_is_generated_is_refused(current: CurrentChain, i
         "CREATE PUBLICATION somebodys FOR TABLE kept.published",
     )
     try:
-        with pytest.raises(psycopg.errors.InvalidColumnReference):
+        with psycopg.connect(current.dsn) as connection:
+            is_rejected = connection.info.server_version >= VERSION_18
+        with pytest.raises(psycopg.errors.InvalidColumnReference) if is_rejected else nullcontext():
             execute(current.dsn, "UPDATE kept.published SET price = 1")
         with refused(current.fleet, "table-not-admissible") as errors:
             create(current.fleet, "another")

@@ -23,6 +23,7 @@ from storage.store import (
     StoreUnreachableError,
 )
 from storage.storing import create_or_find
+from tests.run.soak import draw
 from tests.s3.kinds import DRAWN_KINDS, S3Place
 from tests.s3.minio import minio_server
 from tests.s3.proxy import ANSWER_LOST, REQUEST_LOST, Fault, S3Proxy, s3_proxy
@@ -126,7 +127,7 @@ def test_a_put_refused_after_a_lost_answer_is_indeterminate(link: Link) -> None:
     assert link.direct.read("object") == b"ours"
 
 
-@pytest.mark.parametrize("fault", [SLOW_DOWN_AFTER, TOO_MANY_AFTER, BROKEN_AFTER])
+@pytest.mark.parametrize("fault", draw([SLOW_DOWN_AFTER, TOO_MANY_AFTER, BROKEN_AFTER]))
 def test_a_put_that_was_refused_after_it_took_effect_is_read_back(link: Link, fault: Fault) -> None:
     # Whoever refuses may stand before the store.
     link.proxy.faults += [fault, *[SLOW_DOWN] * (ATTEMPTS_MAX - 1)]

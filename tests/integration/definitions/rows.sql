@@ -1,6 +1,9 @@
 -- What changes no definition: rows, values of sequences.
 SET search_path = app, ext;
+SELECT current_setting('server_version_num')::int >= 170000 AS has_17 \gset
+\if :has_17
 ALTER EVENT TRIGGER defs_login DISABLE;
+\endif
 INSERT INTO "Odd ""X"" Schema"."Parent; -- x" SELECT n, 'p' || n FROM generate_series(1, 5) n;
 INSERT INTO plain (v, m, p, w, h, big, sp, pa) SELECT 'v' || n, 'happy,"x"', n, 'W' || n, 'a=>1', repeat('x', n), '[1,2)', (n, 'y')::pair
   FROM generate_series(1, 20) n;

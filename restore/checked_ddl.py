@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from msgspec import structs
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import read_role
 from restore.copies.choice import explain_damage
+from restore.database import PlannedDatabase, check_grantors, find_path, plan_database
 from restore.ddl.archive import ArchiveDdl, read_archive
 from restore.ddl.beforehand import take_superusers_part, with_beforehand
 from restore.ddl.ddl import Ddl, show_name
 from restore.ddl.role_statements import ChangedRoles
 from restore.ddl.unprivileged import adapt_ddl
 from restore.estimates.volumes import (
+    database_properties,
     newest_facts,
 )
 from restore.obstacles.obstacles import Obstacles
@@ -72,7 +74,13 @@ def read_all_ddl(
         allowed = superusers.extensions if superusers else None
         check_extensions(target.node, connection, stored.entries, facts, obstacles, allowed)
         check_compression(target.node, connection, facts, obstacles)
-        check_tablespaces(target.maintenance, stored.entries, obstacles)
+        planned = plan_database(plan, target, connection)
+        checked.left_out.extend(planned.left_out)
+        tablespaces = {entry.tablespace for entry in stored.entries if entry.tablespace}
+        if planned.ddl and planned.ddl.properties.tablespace:
+            encoding = plan.chain.baseline[target.source].encoding
+            tablespaces |= set(map(raw_text, name_bytes(connection, [planned.ddl.properties.tablespace], encoding)))
+        check_tablespaces(target.maintenance, tablespaces, obstacles)
         with obstacles.collecting(target.node.id):
             if plan.request.scope.changes_roles:
                 stored, changed = _change_roles(plan, target, connection, stored)
@@ -86,7 +94,7 @@ def read_all_ddl(
         checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
         checked.entries[shard] = chosen.entries
         if read_role(target.node, connection).is_super:
-            checked.ddl[shard] = chosen.for_target(target.node, folder)
+            checked.ddl[shard] = _with_database(plan, target, chosen.for_target(target.node, folder), planned)
             continue
         chosen, grants = chosen.without_system_grants()
         checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
@@ -96,15 +104,25 @@ def read_all_ddl(
             written = with_beforehand(chosen.for_target(target.node, folder), done)
         else:
             written = chosen.for_target(target.node, folder)
-        checked.ddl[shard] = ours = adapt_ddl(written, read_our_name(target))
+        adapted = adapt_ddl(written, read_our_name(target))
+        checked.ddl[shard] = ours = _with_database(plan, target, adapted, planned)
         with obstacles.collecting(target.node.id):
             check_memberships(target, connection, ours.roles)
+        with obstacles.collecting(target.node.id):
+            check_grantors(plan, target, connection, planned.ddl)
         if not plan.request.is_drill:
             checked.left_out.extend(f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted)
     if len(checked.ddl) == len(plan.targets):
         with obstacles.collecting():
             check_mapped(plan, met)
     return checked
+
+
+def _with_database(plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase) -> Ddl:
+    """The DDL with what the database itself gets. The archive has the search_path of the last change of the DDL."""
+    properties = database_properties(plan.chain, target.source)
+    path = ddl.search_path if properties is None else find_path(properties)
+    return replace(ddl, database=planned.ddl, search_path=path)
 
 
 def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[str]]:

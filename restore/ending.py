@@ -8,8 +8,8 @@ from fleet.config import Fleet
 from restore.existing_tables import remove_fillings
 from restore.report import NodeReport, RestoreReport
 from restore.routing.routes import parse_route
-from restore.targets.database_records import DatabaseRecord, clear_record, list_databases
-from restore.targets.databases import end_chains
+from restore.targets.database_records import DatabaseRecord
+from restore.targets.databases import clear_records, end_chains
 from restore.targets.target import Connections, Target
 from restore.topology.topology import ShownRoute
 from restore.unfinished import UnfinishedRestore
@@ -45,7 +45,7 @@ def end_published(
     report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
     if record.in_store:
         record_outcome(store, read_intent(store, record.operation), DONE)
-    clear_records(targets, connections)
+    report.warnings += clear_records(targets, connections)
     if not record.in_store:
         remove_fillings(filled, found.suffix)
     report.rows = sum(node.rows for node in nodes)
@@ -68,12 +68,3 @@ def _report_of(record: DatabaseRecord, nodes: list[NodeReport]) -> RestoreReport
         moved=[f"{node.node}: {move.label}" for node in nodes for move in record.scope.moves],
         routes=[ShownRoute(route.pattern, route.text) for route in map(parse_route, record.routes)],
     )
-
-
-def clear_records(targets: Iterable[Target], connections: Connections) -> None:
-    """Remove the records of restores that have ended from the databases with the targets' real names."""
-    for target in targets:
-        connection = connections[target.shard]
-        found = list_databases(connection).get(target.database)
-        if found is not None and found.record is not None:
-            clear_record(connection, target.database)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.free_connections import task_sessions
@@ -142,10 +142,12 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
         drop_rehearsals(target, run.connections[target.shard])
         run.records.pop(target.shard, None)
         run.created.add(target.shard)
-        create_database(target, run.connections[target.shard], run.plan.chain.baseline[target.source])
-        run.enter(target, Phase.CREATED)
+        chosen = ddl[target.shard]
+        source = run.plan.chain.baseline[target.source]
+        create_database(target, run.connections[target.shard], source, chosen.tablespace)
+        run.enter(target, Phase.CREATED, **_ending_of(chosen))
         if superusers is not None:
-            superusers.run_beforehand(target, ddl[target.shard])
+            superusers.run_beforehand(target, chosen)
 
     def try_first(target: Target) -> list[Refusal]:
         return rehearse(target, ddl[target.shard], run.watch)
@@ -158,6 +160,19 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
     if not run.allows_refused:
         refuse(refused, run.connections)
     in_parallel(create, targets)
+
+
+def _ending_of(ddl: Ddl) -> dict[str, Any]:
+    """What the record says that the database gets at the end."""
+    if (database := ddl.database) is None:
+        return {}
+    properties = database.properties
+    return {
+        "owner": database.owner,
+        "comment": properties.comment,
+        "is_template": properties.is_template,
+        "own_privileges": database.own_privileges,
+    }
 
 
 def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str, LoadTarget], dict[str, DdlRun]]:

@@ -20,6 +20,7 @@ from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from fleet.some_names import list_some
 from restore.checked_ddl import CheckedDdl, read_all_ddl
+from restore.database import plan_database
 from restore.ddl.ddl import Ddl, Refusal
 from restore.estimates.measured import read_measured
 from restore.estimates.model import Estimate, estimate_restore
@@ -117,8 +118,9 @@ def _rehearse_all(
 ) -> dict[Target, list[Refusal]]:
     def rehearse_one(target: Target) -> list[Refusal]:
         source = plan.chain.baseline[target.source]
-        with rehearsal_database(target, connections[target.shard], source) as own:
-            return rehearse(own, preview.ddl[target.shard], watch)
+        ddl = preview.ddl[target.shard]
+        with rehearsal_database(target, connections[target.shard], source, ddl.tablespace) as own:
+            return rehearse(own, ddl, watch)
 
     return dict(zip(targets, in_parallel(rehearse_one, targets, watch.end_all), strict=True))
 
@@ -278,9 +280,17 @@ def check_targets(
             check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(target.source)))
         with obstacles.collecting(node.id):
             roles = request.scope.roles_needed(plan.roles(target))
+            database = plan_database(plan, target, connection).ddl
+            of_database = [one for one in (database.roles if database else ()) if one not in roles]
             may_create, by_superuser = request.create_roles, plan.superusers is not None
             missing[shard] = missing_roles(
-                target, connection, roles, source.encoding, may_create=may_create, by_superuser=by_superuser
+                target,
+                connection,
+                roles,
+                source.encoding,
+                of_database=of_database,
+                may_create=may_create,
+                by_superuser=by_superuser,
             )
     return missing
 

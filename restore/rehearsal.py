@@ -19,7 +19,7 @@ from fleet.nodes.privileges import INHERIT_OPTION_VERSION, Role, quote, read_rol
 from fleet.nodes.problems import comment
 from fleet.nodes.watch import Watch
 from fleet.some_names import join_some, list_some
-from restore.ddl.ddl import Ddl, Refusal, SchemaLoadError, show_name
+from restore.ddl.ddl import DATABASE, Ddl, Refusal, SchemaLoadError, show_name
 from restore.ddl.running import NOT_GRANTED, DdlRun
 from restore.ddl.unprivileged import PUBLIC_OWNER
 from restore.report import describe_refusals
@@ -122,14 +122,17 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> N
     if not problems:
         return
     what, details = f"{'; '.join(problems)}; no row was loaded", dict[str, object](refused=refused)
+    without = [WITHOUT]
+    if any(one.section == DATABASE for refusals in found.values() for one in refusals):
+        without.append("or without anything that belongs to the databases themselves: --no-database-settings")
     if is_forbidden:
         raise TargetUnfitError(
             what,
-            hint=["restore as a superuser, or grant the role what the statements need", WITHOUT],
+            hint=["restore as a superuser, or grant the role what the statements need", *without],
             details=details,
         )
     raise SchemaLoadError(
         what,
-        hint=["create what the statements need on the target, then repeat the command", WITHOUT],
+        hint=["create what the statements need on the target, then repeat the command", *without],
         details=details,
     )

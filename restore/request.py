@@ -56,6 +56,7 @@ class RestoreRequest:
         words += ["--replace"] if self.replace else []
         words += ["--allow-refused-ddl"] if self.allow_refused_ddl else []
         words += ["--analyze"] if scope.analyze else []
+        words += ["--no-database-settings"] if scope.no_database_settings else []
         return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
 
     def wanted(self, *, is_routed: bool) -> Wanted:

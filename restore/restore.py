@@ -13,12 +13,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from msgspec import structs
 
 from fleet.config import Fleet
+from fleet.hints import restore_command
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
-from restore.ending import clear_records, end_published
+from restore.ending import end_published
 from restore.estimates.pace import RestorePace
 from restore.existing_tables import publish_rows
 from restore.left_open import RestoreAbandonedError, say_open, saying_published, undoing
@@ -31,7 +32,7 @@ from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.run import RestoreRun, running
 from restore.targets.database_records import Phase
-from restore.targets.databases import end_chains, find_owner_changes
+from restore.targets.databases import clear_records, end_chains, find_owner_changes
 from restore.targets.target import Target, ending_on_silence, lock_targets, naming_lost_nodes
 from restore.unfinished import settle_recorded
 from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
@@ -71,7 +72,8 @@ def restore_fleet(
             confirm(replaced)
         for line in (*preview.warnings, *replaced):
             progress.note(line)
-        clear_records(plan.targets, run.connections)
+        for line in clear_records(plan.targets, run.connections):
+            progress.note(line)
         run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation)
         with saying_published(run):
             _restore(run, preview, spark, is_resumed=False, verify=verify)
@@ -173,7 +175,6 @@ def _restore(
             run.progress.reached(RestoreCrashPoint.DECIDED)
             report.aside = _publish(run)
             run.is_published = True
-            report.owner_changes = find_owner_changes(plan.targets, run.connections) if report.aside else []
             ending = store if run.in_store else None
             report.slots_dropped, report.slots_left = end_chains(
                 ending, plan.target_fleet, plan.targets, run.connections, run.operation
@@ -207,12 +208,18 @@ def _clear_own_records(run: RestoreRun) -> None:
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
-            clear_records(run.plan.targets, run.connections)
+            run.report.warnings += clear_records(run.plan.targets, run.connections)
+            if run.report.aside:
+                run.report.owner_changes = find_owner_changes(run.plan.targets, run.connections)
     except NodeUnreachableError as error:
         if not run.in_store:
             say_open(run, error)
             raise
-        run.report.warnings.append(f"all is restored, but a record of it could not be removed: {error}")
+        command = restore_command(run.plan.request.name, run.plan.request.scope.nodes)
+        run.report.warnings.append(
+            f"all is restored, but a record of it could not be removed: {error}; so a database may lack its owner and"
+            f" its comment; to give it these: {command} --resume"
+        )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ bytes in databases of every encoding. So names are compared as bytes in the enco
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import psycopg
@@ -16,6 +16,7 @@ from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.encodings import RAW, raw_text
 from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.server_messages import shorten_message
+from restore.estimates.volumes import database_properties
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
 from restore.rehearsal import read_our_name
@@ -37,15 +38,18 @@ def missing_roles(
     roles: Iterable[str],
     encoding: str,
     *,
+    of_database: Iterable[str] = (),
     may_create: bool,
     by_superuser: bool = False,
 ) -> list[str]:
     """The roles that the target's server lacks; raise TargetUnfitError if it lacks any that we may not create.
 
-    `may_create` says whether the user allows it, `by_superuser` that a superuser does it for our role. `encoding` is
-    that of the restored database.
+    Those `of_database` are needed only for what belongs to the database itself. `may_create` says whether the user
+    allows it, `by_superuser` that a superuser does it for our role. `encoding` is that of the restored database.
     """
-    roles = list(roles)
+    roles, of_database = list(roles), list(of_database)
+    may_do_without = set(of_database).difference(roles)
+    roles += sorted(may_do_without)
     with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
         known = {bytes(name) for (name,) in raw.execute(KNOWN_QUERY)}
     names = name_bytes(connection, roles, encoding)
@@ -60,6 +64,8 @@ def missing_roles(
             hint=[
                 f"restore with --create-roles, which creates them without login; or create them{where}:",
                 *statements,
+                *["or leave the database's owner, privileges and settings: --no-database-settings"]
+                * may_do_without.issuperset(missing),
             ],
             details=details,
         )
@@ -101,13 +107,22 @@ def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan:
 
 def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
     """Raise UsageError if the snapshot has none of a role that --role-map names; `met` are the roles of its DDL."""
-    known = {role for target in plan.targets for role in plan.roles(target)}
+    known = {role for target in plan.targets for role in (*plan.roles(target), *_roles_of_database(plan, target))}
     if unknown := sorted(role for role, _ in plan.request.scope.role_map if role not in known and role not in met):
         raise UsageError(
             f"--role-map: there is no role {', '.join(unknown)} in snapshot {plan.request.name}",
             hint=f"its roles are: {', '.join(sorted(known))}",
             details={"roles": unknown},
         )
+
+
+def _roles_of_database(plan: RestorePlan, target: Target) -> Iterator[str]:
+    if (properties := database_properties(plan.chain, target.source)) is None:
+        return
+    yield properties.owner
+    for one in properties.privileges or ():
+        yield from filter(None, (one.grantor, one.grantee))
+    yield from (one.role for one in properties.settings if one.role)
 
 
 def create_roles(target: Target, roles: Iterable[str], superusers: Superusers | None = None) -> list[str]:

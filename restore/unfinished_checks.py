@@ -14,7 +14,7 @@ from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.privileges import quote
 from fleet.progress import Progress
 from restore.targets.database_records import list_databases
-from restore.targets.databases import find_closed, is_shut
+from restore.targets.databases import clear_records, find_closed, is_shut
 from restore.targets.target import Connections, Target, suffix_of
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished, settle_recorded
 from snapshots.operations.recorded import read_open_intents
@@ -261,6 +261,9 @@ def find_resumable(
     if not unfinished:
         if settles:
             settle_recorded(store, targets, connections)
+            # A process that ended after it had recorded the outcome may have left them.
+            for line in clear_records(targets, connections):
+                progress.note(line)
         raise NothingUnfinishedError(store, name)
     if len(unfinished) > 1:
         raise UnfinishedRestoreError(

@@ -40,6 +40,7 @@ from cli.output.arguments import (
     GroupsOrMoves,
     Increment,
     Junit,
+    NoDatabaseSettings,
     Nodes,
     NoOwner,
     Replace,
@@ -91,6 +92,7 @@ def restore(
     route: Routes = None,
     no_owner: NoOwner = False,
     role_map: RoleMap = None,
+    no_database_settings: NoDatabaseSettings = False,
     schema_only: SchemaOnly = False,
     data_only: DataOnly = False,
     replace: Replace = False,
@@ -115,7 +117,7 @@ def restore(
     nodes, schemas, roles = tuple(node or ()), tuple(schema or ()), parse_role_map(role_map or ())
     scope = RestoreScope(
         nodes=nodes, schemas=schemas, schema_only=schema_only, data_only=data_only, no_owner=no_owner, role_map=roles,
-        moves=moves, analyze=analyze,
+        moves=moves, analyze=analyze, no_database_settings=no_database_settings,
     )  # fmt: skip
     name, moment = newest_name(source, name), parse_at(at, increment)
     request = RestoreRequest(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cli.commands.list import chain_bytes, entry_document
-from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Timeline, Transactions
+from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Statements, Timeline, Transactions
 from cli.output.context import command_context
 from cli.output.format import causes_lines, count_text, minute_text, moment_text, quantity_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
@@ -18,6 +18,8 @@ from cli.report.document import figures_document
 from cli.report.terminal import timeline_levels, timeline_of
 from cli.views.recovery import plan_lines, transaction_lines
 from fleet.record import to_builtins
+from restore.ddl.database import all_statements
+from restore.estimates.volumes import database_properties
 from snapshots.listing.entry import Entry
 from snapshots.listing.figures import read_figures_of
 from snapshots.listing.in_doubt import in_doubt_transactions
@@ -48,6 +50,7 @@ def show(
     increment: Increment = None,
     transactions: Transactions = False,
     recovery_plan: RecoveryPlan = False,
+    statements: Statements = False,
     timeline: Timeline = False,
 ) -> None:
     """Show all details of one snapshot: nodes, groups, increments and their cuts."""
@@ -65,6 +68,10 @@ def show(
         nodes = plan_recovery(chain)
         document["recovery_plan"] = [one.to_json() for one in nodes]
         lines += plan_lines(chain.last, nodes)
+    if statements:
+        found = statements_of(chain)
+        document["statements"] = found
+        lines += statement_lines(found)
     if timeline:
         figures = read_figures_of(fleet, details, utc_now())
         document["timeline"] = figures_document(figures)
@@ -72,6 +79,23 @@ def show(
     if not lines and not options.json:
         lines = [*lines_of(entry, chain), *(one.text for one in open_operations)]
     emit(context, document, lines)
+
+
+def statements_of(chain: Chain) -> list[dict[str, Any]]:
+    """The statements that give every shard's database what belongs to it, as of the restore point."""
+    return [
+        {"node": identity.node, "database": identity.database, "statements": all_statements(identity.database, found)}
+        for identity in chain.nodes
+        if identity.backup_of is None and (found := database_properties(chain, identity.node)) is not None
+    ]
+
+
+def statement_lines(found: list[dict[str, Any]]) -> list[str]:
+    """A script for psql, with a comment before the statements of each database."""
+    lines: list[str] = []
+    for one in found:
+        lines += [f"-- {shortened(one['node'])}: database {shortened(one['database'])}", *one["statements"]]
+    return lines or ["-- no commit says what belongs to the databases themselves"]
 
 
 def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:

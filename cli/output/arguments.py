@@ -26,6 +26,9 @@ Transactions = Annotated[
 RecoveryPlan = Annotated[
     bool, typer.Option("--recovery-plan", help="How to recover physical backups of all nodes to the cut.")
 ]
+Statements = Annotated[
+    bool, typer.Option("--statements", help="What belongs to the databases themselves, as SQL statements.")
+]
 Timeline = Annotated[
     bool, typer.Option("--timeline", help="Draw cuts, sizes, phases, checks, gaps and lag of nodes over time.")
 ]
@@ -53,6 +56,12 @@ Schemas = Annotated[
     list[str] | None, typer.Option("--schema", metavar="S", help="Only the tables in this schema (repeatable).")
 ]
 Analyze = Annotated[bool, typer.Option("--analyze", help="Collect the planner's statistics at the end.")]
+NoDatabaseSettings = Annotated[
+    bool,
+    typer.Option(
+        "--no-database-settings", help="Leave out owner, privileges, settings, comment, tablespace of the databases."
+    ),
+]
 SchemaOnly = Annotated[bool, typer.Option("--schema-only", help="The whole DDL, and no rows.")]
 DataOnly = Annotated[bool, typer.Option("--data-only", help="Only rows and sequences, into existing empty tables.")]
 NoOwner = Annotated[bool, typer.Option("--no-owner", help="Everything belongs to the role that restores.")]

@@ -12,7 +12,7 @@ NAMES_SHOWN_MAX = 8
 
 
 class KindText(NamedTuple):
-    """The singular and plural of a kind, "" if there is one of each database, and what a restore does about it."""
+    """The singular and plural of a kind, and what a restore does about it."""
 
     singular: str
     plural: str
@@ -32,11 +32,6 @@ KINDS: Mapping[LeftOutKind, KindText] = {
         "unlogged sequence", "unlogged sequences", "restart at their initial value"
     ),
     LeftOutKind.SUBSCRIPTION: KindText("subscription", "subscriptions", "not restored"),
-    LeftOutKind.DATABASE_SETTING: KindText("database setting", "database settings", "not restored"),
-    LeftOutKind.DATABASE_PRIVILEGES: KindText("privileges of the database", "", "not restored"),
-    LeftOutKind.DATABASE_OWNER: KindText("owner of the database", "", "not restored"),
-    LeftOutKind.DATABASE_COMMENT: KindText("comment of the database", "", "not restored"),
-    LeftOutKind.DATABASE_TABLESPACE: KindText("tablespace of the database", "", "not restored"),
     LeftOutKind.USER_MAPPING: KindText("user mapping", "user mappings", "without options when restored"),
 }
 # What is restored but may differ from the source.
@@ -97,8 +92,8 @@ def _line(kind: LeftOutKind, found: list[LeftOut]) -> str:
     text = KINDS[kind]
     names = _names(kind, found)
     count = sum(each.count for each in found) if kind in COUNTED else len(names)
-    label = f"{count_text(count)} {text.singular if count == 1 else text.plural}" if text.plural else text.singular
-    return f"not in the snapshot: {label} ({text.outcome}): {_shorten(names)}"
+    label = text.singular if count == 1 else text.plural
+    return f"not in the snapshot: {count_text(count)} {label} ({text.outcome}): {_shorten(names)}"
 
 
 def _shorten(names: list[str]) -> str:

@@ -103,6 +103,7 @@ def _check_data_only(request: RestoreRequest) -> None:
         "--no-owner": scope.no_owner,
         "--role-map": scope.role_map,
         "--create-roles": request.create_roles,
+        "--no-database-settings": scope.no_database_settings,
     }
     if given := [option for option, value in options.items() if value]:
         raise UsageError(

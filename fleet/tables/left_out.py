@@ -34,11 +34,6 @@ class LeftOutKind(StrEnum):
     EXTENSION_TABLE = "extension_table"
     UNLOGGED_SEQUENCE = "unlogged_sequence"
     SUBSCRIPTION = "subscription"
-    DATABASE_SETTING = "database_setting"
-    DATABASE_PRIVILEGES = "database_privileges"
-    DATABASE_OWNER = "database_owner"
-    DATABASE_COMMENT = "database_comment"
-    DATABASE_TABLESPACE = "database_tablespace"
     USER_MAPPING = "user_mapping"
     APPEND_ONLY_TABLE = "append_only_table"
     UNCOUNTED_TABLE = "uncounted_table"
@@ -56,11 +51,6 @@ WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.EXTENSION_TABLE: "extension {} makes it anew: what was added to its rows does not come back",
     LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start",
     LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
-    LeftOutKind.DATABASE_SETTING: "ALTER DATABASE … SET belongs to the database, not to what is in it",
-    LeftOutKind.DATABASE_PRIVILEGES: "GRANT … ON DATABASE belongs to the database, not to what is in it",
-    LeftOutKind.DATABASE_OWNER: "a restored database belongs to the role that restores it",
-    LeftOutKind.DATABASE_COMMENT: "COMMENT ON DATABASE belongs to the database, not to what is in it",
-    LeftOutKind.DATABASE_TABLESPACE: "a restored database is in its server's default tablespace",
     LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if it has any, to superusers only: it comes back without",
     LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not followed",
     LeftOutKind.UNCOUNTED_TABLE: "PostgreSQL's counters were reset or do not count: whether it was updated or deleted"
@@ -95,18 +85,6 @@ UNION ALL SELECT 'temporary_tables', 'pg_temp', '', count(*) FROM pg_class
 UNION ALL SELECT 'large_objects', 'pg_largeobject', '', count(*) FROM pg_largeobject_metadata HAVING count(*) > 0
 UNION ALL SELECT 'subscription', subname, '', 1 FROM pg_subscription
  WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
-UNION ALL SELECT 'database_setting', split_part(setting, '=', 1) || coalesce(' of role ' || r.rolname, ''), '', 1
-  FROM pg_db_role_setting g JOIN pg_database b ON b.oid = g.setdatabase AND b.datname = current_database()
- CROSS JOIN unnest(g.setconfig) AS setting LEFT JOIN pg_roles r ON r.oid = g.setrole
-UNION ALL SELECT 'database_privileges', datname, '', 1 FROM pg_database
- WHERE datname = current_database() AND datacl IS NOT NULL
-UNION ALL SELECT 'database_owner', pg_get_userbyid(datdba), '', 1 FROM pg_database
- WHERE datname = current_database() AND pg_get_userbyid(datdba) <> current_user
-UNION ALL SELECT 'database_comment', datname, '', 1 FROM pg_database
- WHERE datname = current_database() AND shobj_description(oid, 'pg_database') IS NOT NULL
-UNION ALL SELECT 'database_tablespace', t.spcname, '', 1
-  FROM pg_database b JOIN pg_tablespace t ON t.oid = b.dattablespace
- WHERE b.datname = current_database() AND t.spcname <> 'pg_default'
 UNION ALL SELECT 'user_mapping', format('%s on server %s', usename, srvname), '', 1 FROM pg_user_mappings
  WHERE umoptions IS NULL AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
  ORDER BY 1, 2

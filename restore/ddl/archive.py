@@ -16,7 +16,7 @@ from fleet.tables.names import quote_identifier
 from restore.ddl.ddl import EVENT_TRIGGERS, POST_DATA, PRE_DATA, Ddl, DdlEntry, show_name
 from restore.ddl.moved_tables import check_moves
 from restore.ddl.pg_restore import REMARKS, is_of_event_trigger, write_statements
-from restore.ddl.role_statements import DEFAULT_PRIVILEGES, PRIVILEGES, ChangedRoles, RoleStatements
+from restore.ddl.role_statements import DEFAULT_PRIVILEGES, ChangedRoles, RoleStatements
 from restore.ddl.role_statements import KINDS as ROLE_KINDS
 from restore.ddl.side_by_side import find_side_by_side, table_of
 from restore.parts.role_changes import RoleChanges
@@ -25,6 +25,7 @@ from snapshots.ddl.archive import (
     AFTER_ROWS,
     BEFORE_ROWS,
     FOREIGN_KEY,
+    PRIVILEGES,
     ArchiveEntry,
     Contents,
     read_contents,

@@ -15,10 +15,9 @@ from fleet.tables.names import quote_identifier
 from restore.ddl.archive import ArchiveDdl
 from restore.ddl.ddl import Ddl, DdlEntry, SchemaLoadError, show_name
 from restore.ddl.pg_restore import REMARKS, is_of_event_trigger
-from restore.ddl.role_statements import PRIVILEGES
 from restore.ddl.statements import statements_of
 from restore.ddl.unprivileged import NAME, unquote
-from snapshots.ddl.archive import ArchiveEntry, statements_of_entry
+from snapshots.ddl.archive import PRIVILEGES, ArchiveEntry, statements_of_entry
 from snapshots.ddl.dump import DROP
 
 EXTENSION, EVENT_TRIGGER, SCHEMA, PUBLICATION = "EXTENSION", "EVENT TRIGGER", "SCHEMA", "PUBLICATION"

@@ -20,6 +20,7 @@ from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.shut_down import shut_down
 from fleet.nodes.watch import Watch
+from restore.ddl.database import DatabaseDdl
 from restore.ddl.function_paths import run_with_paths
 from snapshots.ddl.search_path import search_path_of
 from snapshots.records.commit import Sequence as StoredSequence
@@ -27,6 +28,8 @@ from storage.errors import RefusedError
 
 # The sections, in the order in which they run: before the rows, after them, and last of all.
 PRE_DATA, POST_DATA, EVENT_TRIGGERS = "pre-data", "post-data", "event-triggers"
+# With the last of them: what belongs to the database itself.
+DATABASE = "database"
 SET_QUERY = """
 SELECT setval(format('%%I.%%I', s.space, s.name)::regclass, s.value, s.is_called)
   FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::boolean[]) AS s (space, name, value, is_called)
@@ -71,7 +74,7 @@ class Ddl:
     dependencies, `search_path` the setting of the database, None if it had none. `is_adapted`: it is for a role that is
     not a superuser; `roles` are then the owners and grantors that it names, each with what it owns or grants,
     `omitted` the publications of Cutline that are left out, and `beforehand` what a superuser runs for that role in the
-    empty database.
+    empty database. `database` is what the database itself gets, if anything.
     """
 
     settings: str
@@ -85,6 +88,12 @@ class Ddl:
     roles: Mapping[str, list[str]] = field(default_factory=dict)
     omitted: tuple[str, ...] = ()
     beforehand: tuple[str, ...] = ()
+    database: DatabaseDdl | None = None
+
+    @property
+    def tablespace(self) -> str:
+        """The tablespace of the database; "" is the server's default."""
+        return self.database.properties.tablespace if self.database else ""
 
     @property
     def sections(self) -> dict[str, tuple[DdlEntry, ...]]:

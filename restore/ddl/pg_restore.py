@@ -15,8 +15,8 @@ from typing import NamedTuple
 from fleet.nodes.encodings import raw_text
 from fleet.programs.clients import ClientPrograms
 from fleet.programs.wheel import run_tool
-from restore.ddl.role_statements import DEFAULT_PRIVILEGES, PRIVILEGES
-from snapshots.ddl.archive import ArchiveEntry, Contents, NewEntry, extract
+from restore.ddl.role_statements import DEFAULT_PRIVILEGES
+from snapshots.ddl.archive import PRIVILEGES, ArchiveEntry, Contents, NewEntry, extract
 
 MARK = "CUTLINE MARK"
 # pg_restore writes privileges after all other entries, and event triggers after these (pg_backup_archiver.c,

@@ -16,10 +16,11 @@ from fleet.tables.names import quote_identifier
 from restore.ddl.ddl import shorten_statement, show_name
 from restore.ddl.statements import statements_of
 from restore.parts.role_changes import RoleChanges
-from snapshots.ddl.archive import ArchiveEntry
+from snapshots.ddl.archive import PRIVILEGES, ArchiveEntry
 from storage.errors import RefusedError
 
-PRIVILEGES, DEFAULT_PRIVILEGES, POLICY, USER_MAPPING = KINDS = ("ACL", "DEFAULT ACL", "POLICY", "USER MAPPING")
+DEFAULT_PRIVILEGES, POLICY, USER_MAPPING = "DEFAULT ACL", "POLICY", "USER MAPPING"
+KINDS = (PRIVILEGES, DEFAULT_PRIVILEGES, POLICY, USER_MAPPING)
 NAME = r'"(?:[^"]|"")++"'
 OBJECT = rf"(?:[^\"';]|{NAME})*?"
 GRANT = re.compile(

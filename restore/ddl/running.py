@@ -10,21 +10,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, raising_unreachable
-from fleet.nodes.encodings import RAW, raw_bytes
+from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, database_name, raising_unreachable
+from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.nodes.free_connections import task_sessions
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import Watch
 from fleet.tables.names import quote_identifier
-from restore.ddl.ddl import EVENT_TRIGGERS, POST_DATA, PRE_DATA, Ddl, DdlEntry, Refusal, SchemaLoadError, ending
-from restore.ddl.function_paths import run_statements, run_with_paths
+from restore.ddl.ddl import (
+    DATABASE,
+    EVENT_TRIGGERS,
+    POST_DATA,
+    PRE_DATA,
+    Ddl,
+    DdlEntry,
+    Refusal,
+    SchemaLoadError,
+    ending,
+)
+from restore.ddl.function_paths import STORED_QUERY, run_statements, run_with_paths
 from restore.ddl.marks import (
     drop_statement,
     mark,
@@ -36,9 +46,10 @@ from restore.ddl.marks import (
     refused_mark,
     remove_refused,
 )
-from restore.ddl.role_statements import DEFAULT_PRIVILEGES, PRIVILEGES
+from restore.ddl.role_statements import DEFAULT_PRIVILEGES
 from restore.ddl.side_by_side import locked_tables, object_of
 from restore.ddl.statements import statements_of
+from snapshots.ddl.archive import PRIVILEGES
 
 OBJECTS_AT_ONCE, TEXT_MAX = 200, 1 << 20
 JOBS = 4
@@ -49,6 +60,8 @@ SELECT pg_catalog.set_config('synchronous_commit', 'off', false),
   FROM pg_catalog.pg_settings WHERE name = 'maintenance_work_mem'
 """
 EMPTY = "''"
+# Entries of archives have lower numbers.
+DATABASE_NUMBER = 1 << 40
 # pg_dump 18 writes this for servers of every version.
 TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
 # privilege_not_granted and privilege_not_revoked: a GRANT without effect is only a warning.
@@ -117,9 +130,9 @@ class DdlRun:
         run_statements(connection, "".join(marks).encode())
 
     def last(self, ledger: str, first: str = "", *, allows_refused: bool = False) -> bool:
-        """Run the statements `first`, drop the ledger and create event triggers, in one transaction.
+        """Run the statements `first`, drop the ledger, create event triggers, alter the database, in one transaction.
 
-        Unless it `allows_refused`, nothing of it happens if an event trigger is refused. Returns whether it is done.
+        Unless it `allows_refused`, nothing of it happens if something is refused. Returns whether it is done.
         Raises SchemaLoadError if the server refuses the other statements.
         """
         with self._session() as connection, connection.transaction() as transaction:
@@ -136,6 +149,7 @@ class DdlRun:
                 ) from error
             for entry in self.ddl.event_triggers:
                 self._try(connection, EVENT_TRIGGERS, entry)
+            self._run_of_database(connection)
             if is_undone := bool(self.refusals) and not allows_refused:
                 raise psycopg.Rollback(transaction)
         return not is_undone
@@ -147,6 +161,24 @@ class DdlRun:
         with self._session() as connection:
             for entry in self.ddl.event_triggers:
                 self._try(connection, EVENT_TRIGGERS, entry)
+            with connection.transaction(force_rollback=True):
+                self._run_of_database(connection)
+
+    def _run_of_database(self, connection: psycopg.Connection[Any]) -> None:
+        """Give the database its settings and privileges; a refusal names the database as it will be called."""
+        if self.ddl.database is None:
+            return
+        shown = self.ddl.database.pieces(self.ddl.database.name)
+        pieces = self.ddl.database.pieces(database_name(self.node.dsn))
+        for number, (piece, named) in enumerate(zip(pieces, shown, strict=True), DATABASE_NUMBER):
+            entry = DdlEntry(number, piece.kind, "", piece.name, "\n".join(named.statements))
+            try:
+                text = _stored_text(connection, "\n".join(piece.statements))
+            except psycopg.DataError as error:
+                self.refusals[number] = Refusal(entry, DATABASE, shorten_message(error), entry.statements)
+                continue
+            if refusal := self._try(connection, DATABASE, replace(entry, statements=text)):
+                self.refusals[number] = replace(refusal, entry=entry, statement=entry.statements)
 
     @property
     def _tables(self) -> dict[int, DdlEntry]:
@@ -359,6 +391,15 @@ class _Queue:
                 self.is_stopped = True
                 self.changed.notify_all()
             raise
+
+
+def _stored_text(connection: psycopg.Connection[Any], text: str) -> str:
+    """The text, raw, in the encoding of the session's database; raise psycopg.DataError if it has no such character."""
+    if text.isascii():
+        return text
+    with connection.transaction():
+        ((body,),) = connection.execute(STORED_QUERY, ([text.encode()],)).fetchall()
+    return raw_text(bytes(body))
 
 
 def chunks_of(entries: Iterable[DdlEntry]) -> Iterator[list[DdlEntry]]:

@@ -91,3 +91,9 @@ def _comment_end(script: str, offset: int) -> int:
 def _quote_end(script: str, offset: int, quote: str) -> int:
     end = script.find(quote, offset)
     return end + len(quote) if end >= 0 else len(script)
+
+
+def literal(text: str) -> str:
+    """The text as a constant that means the same whether or not standard_conforming_strings is on."""
+    quoted = "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+    return f"E{quoted}" if "\\" in text else quoted

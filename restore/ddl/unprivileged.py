@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from restore.ddl.ddl import Ddl, DdlEntry
-from restore.ddl.role_statements import PRIVILEGES as PRIVILEGES_KIND
-from restore.ddl.statements import Statement, statements_of
+from restore.ddl.statements import Statement, literal, statements_of
+from snapshots.ddl.archive import PRIVILEGES as PRIVILEGES_KIND
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
 
 # pg_dump quotes names always, or where they need it.
@@ -72,14 +72,8 @@ class _Loans:
 
 def _on_database(verb: str, owner: str) -> str:
     """A statement on the current database, whose name the DDL does not know."""
-    statement = _literal(f"{verb} {owner.replace('%', '%%')}")
-    return f"DO {_literal(f'BEGIN EXECUTE format({statement}, current_database()); END')};"
-
-
-def _literal(text: str) -> str:
-    """The text as a constant that means the same whether or not standard_conforming_strings is on."""
-    quoted = "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
-    return f"E{quoted}" if "\\" in text else quoted
+    statement = literal(f"{verb} {owner.replace('%', '%%')}")
+    return f"DO {literal(f'BEGIN EXECUTE format({statement}, current_database()); END')};"
 
 
 def adapt_ddl(ddl: Ddl, ours: str) -> Ddl:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fleet.tables.groups import Group
 from snapshots.ddl.archive import FOREIGN_KEY, ArchiveEntry
 from snapshots.records.chain import Chain
-from snapshots.records.database_facts import DatabaseFacts
+from snapshots.records.database_facts import DatabaseFacts, DatabaseProperties
 from snapshots.records.stored_object import LARGE_OBJECTS, NamedObject, ObjectList, listed_objects
 
 # A database takes at least this: its catalogs.
@@ -82,6 +82,12 @@ class BegunShard:
 def newest_facts(chain: Chain, shard: str) -> DatabaseFacts | None:
     """The newest facts of a shard's database; None if no commit has any."""
     return next((one.databases[shard] for one in reversed(chain.commits) if shard in one.databases), None)
+
+
+def database_properties(chain: Chain, shard: str) -> DatabaseProperties | None:
+    """What belonged to a shard's database itself; None if no commit says it."""
+    facts = newest_facts(chain, shard)
+    return facts.properties if facts else None
 
 
 def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: Iterable[ArchiveEntry]) -> ShardVolume:

@@ -109,9 +109,8 @@ def check_compression(
     )
 
 
-def check_tablespaces(node: Node, entries: Iterable[ArchiveEntry], obstacles: Obstacles) -> None:
-    """Add an obstacle for the tablespaces that the server lacks."""
-    needed = {entry.tablespace for entry in entries if entry.tablespace}
+def check_tablespaces(node: Node, needed: set[str], obstacles: Obstacles) -> None:
+    """Add an obstacle for the tablespaces (raw text) that the server lacks."""
     if not needed:
         return
     # Names are bytes, in the encoding of the database where they were created.

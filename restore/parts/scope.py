@@ -32,7 +32,7 @@ class RestoreScope(Record, frozen=True, kw_only=True):
     `schema_only`: the DDL without rows and without values of sequences. `data_only`: the rows and the values of
     sequences, into tables that exist. `no_owner`: all objects belong to the role that restores. `role_map`: pairs of a
     role and the one that takes its place. `moves`: the rows of these tables, which get other names. `analyze`: the
-    planner's statistics are collected, too.
+    planner's statistics are collected, too. `no_database_settings`: what belongs to the database itself is left out.
     """
 
     nodes: tuple[str, ...] = ()
@@ -43,6 +43,7 @@ class RestoreScope(Record, frozen=True, kw_only=True):
     role_map: tuple[tuple[str, str], ...] = ()
     moves: tuple[TableMove, ...] = ()
     analyze: bool = False
+    no_database_settings: bool = False
 
     @property
     def changes_roles(self) -> bool:

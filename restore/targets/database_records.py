@@ -20,8 +20,10 @@ from msgspec import structs
 from psycopg import sql
 
 from fleet.hints import restore_command
+from fleet.nodes.server_messages import shorten_message
 from fleet.record import Count, Record, Time, from_json, to_builtins
 from restore.parts.scope import WHOLE, RestoreScope
+from snapshots.records.database_facts import DatabasePrivilege
 
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database'), pg_get_userbyid(d.datdba),
@@ -59,6 +61,8 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     that were filled have their values, `undoing` whether the process that fills tables has begun to empty them again;
     one that resumes the restore resets it.
     `allow_refused_ddl`: the restore does without what the target refuses, and `refused` names that.
+    `owner` ("": it stays), `comment` and `is_template` are what the database gets when the restore has ended, and
+    `own_privileges` are what the role that restores has from the owner then.
     `borrowed` are by standby the groups, by number, whose rows are taken from its copy.
     """
 
@@ -86,6 +90,10 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     ledger: str | None = None
     parts: Count = 0
     rows: Count = 0
+    owner: str = ""
+    comment: str | None = None
+    is_template: bool = False
+    own_privileges: tuple[DatabasePrivilege, ...] = ()
     borrowed: dict[str, tuple[Count, ...]] = msgspec.field(default_factory=dict)
     scope: RestoreScope = WHOLE
 
@@ -157,6 +165,30 @@ def write_record(
     return changed
 
 
-def clear_record(connection: psycopg.Connection[Any], database: str) -> None:
-    """Remove the record from a database."""
-    connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(sql.Identifier(database)))
+def clear_record(connection: psycopg.Connection[Any], database: str, record: DatabaseRecord) -> str:
+    """Put the comment and the owner that `record` names in its place, in one transaction.
+
+    If the server refuses that, the record is removed alone; returns what is left to do then, "" if nothing.
+    """
+    name = sql.Identifier(database)
+    comment = sql.SQL("COMMENT ON DATABASE {} IS {}").format(name, sql.Literal(record.comment))
+    rest: list[sql.Composed] = []
+    if record.is_template:
+        rest.append(sql.SQL("ALTER DATABASE {} IS_TEMPLATE true").format(name))
+    if record.owner:
+        rest.append(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(name, sql.Identifier(record.owner)))
+    for one in record.own_privileges:
+        option = sql.SQL(" WITH GRANT OPTION" if one.with_grant_option else "")
+        what = sql.SQL("GRANT {} ON DATABASE {} TO {}")
+        rest.append(what.format(sql.SQL(one.privilege), name, sql.Identifier(one.grantee)) + option)
+    try:
+        with connection.transaction():
+            for statement in (comment, *rest):
+                connection.execute(statement)
+    except psycopg.Error as error:
+        if connection.broken:
+            raise
+        connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(name))
+        statements = "; ".join(one.as_string(connection) for one in (comment, *rest))
+        return f"database {database} is not altered: {shorten_message(error)}; to do it: {statements};"
+    return ""

@@ -27,7 +27,7 @@ from fleet.nodes.connections import (
 from fleet.nodes.encodings import readable
 from fleet.nodes.privileges import quote
 from fleet.nodes.server_messages import shorten_message
-from restore.targets.database_records import FoundDatabase, list_databases
+from restore.targets.database_records import FoundDatabase, clear_record, list_databases
 from restore.targets.target import Target, TargetUnfitError
 from snapshots.operations.slot_guard import mark_ended
 from storage.errors import SnapshotError
@@ -63,8 +63,10 @@ class OwnerChange:
     statement: str
 
 
-def create_database(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity) -> None:
-    """Create the empty database to load into; drop what the same restore left of it."""
+def create_database(
+    target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, tablespace: str = ""
+) -> None:
+    """Create the empty database to load into; drop what the same restore left of it. Tablespace "" is the default."""
     drop_database(target, connection, target.loading)
     statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {} {}").format(
         sql.Identifier(target.loading),
@@ -73,6 +75,8 @@ def create_database(target: Target, connection: psycopg.Connection[Any], source:
         sql.Literal(source.ctype),
         _provider(source),
     )
+    if tablespace:
+        statement += sql.SQL(" TABLESPACE {}").format(sql.Identifier(tablespace))
     try:
         with refusing(target.node, f"database {target.loading} can't be created"):
             connection.execute(statement)
@@ -88,7 +92,9 @@ def create_database(target: Target, connection: psycopg.Connection[Any], source:
 
 
 @contextmanager
-def rehearsal_database(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity) -> Iterator[Target]:
+def rehearsal_database(
+    target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, tablespace: str
+) -> Iterator[Target]:
     """Create an empty database for a dry run, and yield the target with it; it is dropped when the block ends.
 
     What a killed dry run has left is dropped first. The caller holds the target's lock.
@@ -97,7 +103,7 @@ def rehearsal_database(target: Target, connection: psycopg.Connection[Any], sour
     suffix = target.loading.rsplit("_", 1)[-1]
     own = replace(target, loading=name_beside(target.database, REHEARSING, suffix))
     try:
-        create_database(own, connection, source)
+        create_database(own, connection, source, tablespace)
         comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
         connection.execute(comment.format(sql.Identifier(own.loading), sql.Literal(REHEARSAL)))
         yield own
@@ -159,6 +165,21 @@ def _drop(connection: psycopg.Connection[Any], name: str) -> None:
     except psycopg.errors.InsufficientPrivilege:
         # A worker of autovacuum, say, which only a superuser may end so: without FORCE, PostgreSQL itself ends it.
         connection.execute(statement)
+
+
+def clear_records(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
+    """Remove the records of restores that have ended from the databases with the targets' real names.
+
+    The databases get their owners and comments then. Returns a line for each whose server refuses that.
+    """
+    problems: list[str] = []
+    for target in targets:
+        connection = connections[target.shard]
+        found: FoundDatabase | None = list_databases(connection).get(target.database)
+        if found is not None and found.record is not None:
+            problem = clear_record(connection, target.database, found.record)
+            problems += [f"node {target.node.id}: {problem}"] if problem else []
+    return problems
 
 
 def find_owner_changes(

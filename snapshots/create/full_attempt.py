@@ -238,7 +238,7 @@ def _build_commit(context: CreateContext, base: BaseCopy, cut: CutResult, second
         left_out=cut.left_out + standby_copies(sessions.too_old, sessions.identities),
         terminal=context.request.terminal,
         definition_changes=cut.definition_changes,
-        databases=sessions.ask_primaries(read_facts),
+        databases=sessions.ask_named_primaries(read_facts),
         fleet_id=plan.selection.fleet_id,
         global_id_form=sessions.fleet.global_id,
         baseline=tuple(sessions.identities.values()),

@@ -82,7 +82,7 @@ def take_increment(
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
         terminal=request.terminal,
         definition_changes=cut.definition_changes,
-        databases=sessions.ask_primaries(read_facts),
+        databases=sessions.ask_named_primaries(read_facts),
     )
     check_own_store(store, chain.full.fleet_id)
     check_commit_stored(store, commit)

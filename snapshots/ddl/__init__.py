@@ -3,5 +3,6 @@
 A *fingerprint* identifies a state of the catalogs. An *attempt* is invalid if the fingerprint changes while it runs;
 it is then retried.
 
-Imports `fleet`, `fleet.nodes`, `fleet.programs`, `fleet.tables`, `snapshots.records`, `storage` and `wal.segments`.
+Imports `fleet`, `fleet.nodes`, `fleet.programs`, `fleet.read_only`, `fleet.tables`, `snapshots.records`, `storage`
+and `wal.segments`.
 """

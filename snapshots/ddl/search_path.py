@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
+SEARCH_PATH = "search_path"
 # PostgreSQL's default.
 DEFAULT = '"$user", public'
 PATH_QUERY = """

@@ -93,12 +93,6 @@ EXPECTED = {
     ("temporary_tables", "pg_temp"),
     ("large_objects", "pg_largeobject"),
     ("subscription", "ours"),
-    ("database_setting", "work_mem"),
-    ("database_setting", "search_path of role app"),
-    ("database_privileges", "bank"),
-    ("database_comment", "bank"),
-    ("database_tablespace", "slow"),
-    ("database_owner", "app"),
     ("append_only_table", "public.log"),
 }
 # Everything in a database except rows, by type and by a name that does not depend on oids.
@@ -207,20 +201,14 @@ def assert_nothing_else_is_missing(before: set[tuple[Any, ...]], after: set[tupl
     missing = {f"{kind}: {name}" for kind, name in before - after}
     explained = {
         "large objects: 2",
-        "setting: work_mem=5MB",
-        "setting: search_path=audit",
         "subscription: ours",
         "sequence ticket: 2",
         "sequence cache_id_seq: 2",
-        "database: owner app",
-        "database: comment money",
     }
     # Only the extension's own script could create its table again, and this extension's script does not.
     of_extension = {one for one in missing if re.search(r"\bof_extension", one)}
     assert "table: public.of_extension" in of_extension
-    privileges = {one for one in missing if one.startswith("database: privileges ")}
-    assert len(privileges) == 1
-    assert missing == explained | of_extension | privileges
+    assert missing == explained | of_extension
 
 
 def assert_an_increment_names_what_it_leaves_out(runs: Runs, source: str) -> None:

@@ -1,0 +1,201 @@
+"""What belongs to a database itself, not to what is in it, as statements: settings, privileges, limit, labels.
+
+They come last, in the transaction that creates event triggers: until then they would change the restore's own sessions.
+The database belongs to the role that restores until the restore has ended, because its comment, the restore's record,
+counts only then. So that role has meanwhile what the owner is to have, and the change of the owner takes it along
+(PostgreSQL manual, "ALTER DATABASE"). Owner, comment and whether it is a template follow with the end of the record
+(restore/targets/database_records.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from msgspec import structs
+
+from fleet.nodes.privileges import quote
+from restore.ddl.statements import literal
+from restore.parts.role_changes import RoleChanges
+from snapshots.ddl.archive import PRIVILEGES
+from snapshots.records.database_facts import NO_LIMIT, DatabasePrivilege, DatabaseProperties, DatabaseSetting
+
+# Their values are lists of names, which have to be written one by one (PostgreSQL's variable_is_guc_list_quote).
+LISTS = frozenset((
+    "local_preload_libraries", "search_path", "session_preload_libraries", "shared_preload_libraries",
+    "temp_tablespaces", "unix_socket_directories",
+))  # fmt: skip
+ELEMENT = re.compile(r'\s*("(?:[^"]|"")*"|[^,]*)\s*(?:,|\Z)')
+# A library that the server lacks would let nobody into the database any more. The servers accept its name all the same.
+PRELOADED = {"session_preload_libraries": "", "local_preload_libraries": "$libdir/plugins/"}
+SET_KIND, LIMIT_KIND, LABEL_KIND = "DATABASE SETTING", "DATABASE CONNECTION LIMIT", "SECURITY LABEL"
+
+
+class DatabasePiece(NamedTuple):
+    """What is run or refused as a whole, with its kind and name for people; texts, not raw."""
+
+    kind: str
+    name: str
+    statements: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseDdl:
+    """What a restored database gets, with the roles of the target; `name` is its real name.
+
+    `ours` is the role that restores; `owner` is "" if the database stays with it. `loads`: it can try libraries.
+    """
+
+    name: str
+    properties: DatabaseProperties
+    ours: str
+    owner: str = ""
+    loads: bool = False
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles that the target needs for it."""
+        properties = self.properties
+        granted = [role for one in properties.privileges or () for role in (one.grantor, one.grantee)]
+        named = [role for role in granted if role not in ("", properties.owner)]
+        return list(dict.fromkeys(filter(None, [self.owner, *named, *(one.role for one in properties.settings)])))
+
+    @property
+    def grantors(self) -> list[str]:
+        """The roles besides the owner that have granted something."""
+        found = (one.grantor for one in self.properties.privileges or ())
+        return sorted({role for role in found if role != self.properties.owner})
+
+    @property
+    def own_privileges(self) -> tuple[DatabasePrivilege, ...]:
+        """What the owner has granted to the role that restores, which has it as the owner until then."""
+        if self.owner in ("", self.ours):
+            return ()
+        given = self.properties.privileges or ()
+        return tuple(one for one in given if (one.grantor, one.grantee) == (self.owner, self.ours))
+
+    def pieces(self, database: str) -> list[DatabasePiece]:
+        """What is run in the database, whose name is `database` at present."""
+        where, properties = quote(database), self.properties
+        grants = list(_grants(where, properties, quote(self.ours)))
+        found = [DatabasePiece(PRIVILEGES, f"DATABASE {self.name}", grants)]
+        for one in properties.settings:
+            label = one.name + (f" of role {one.role}" if one.role else "")
+            found.append(DatabasePiece(SET_KIND, label, [*(_loads(one) if self.loads else ()), _set(where, one)]))
+        found.append(DatabasePiece(LABEL_KIND, f"DATABASE {self.name}", list(_labels(where, properties))))
+        found.append(DatabasePiece(LIMIT_KIND, str(properties.connection_limit), list(_limit(where, properties))))
+        return [one for one in found if one.statements]
+
+
+def change_roles(properties: DatabaseProperties, changes: RoleChanges) -> tuple[DatabaseProperties, list[str]]:
+    """What a database gets with other roles, and what is left out of it, because the target lacks its role.
+
+    With no_owner all privileges are granted by the owner.
+    """
+    left_out: list[str] = []
+    settings: list[DatabaseSetting] = []
+    for setting in properties.settings:
+        if setting.role and changes.lacks(setting.role):
+            left_out.append(f"setting {setting.name} of role {setting.role}: the target has no such role")
+        else:
+            settings.append(structs.replace(setting, role=setting.role and changes.of(setting.role)))
+    privileges: list[DatabasePrivilege] = []
+    owner = changes.of(properties.owner)
+    for one in properties.privileges or ():
+        if one.grantee not in ("", properties.owner) and changes.lacks(one.grantee):
+            left_out.append(f"{one.privilege} on the database of role {one.grantee}: the target has no such role")
+            continue
+        grantor = owner if changes.no_owner else changes.of(one.grantor)
+        privileges.append(structs.replace(one, grantor=grantor, grantee=one.grantee and changes.of(one.grantee)))
+    kept = None if properties.privileges is None else tuple(privileges)
+    return structs.replace(properties, owner=owner, privileges=kept, settings=tuple(settings)), left_out
+
+
+def all_statements(database: str, properties: DatabaseProperties) -> list[str]:
+    """The statements that give a database all that belongs to it, for people."""
+    where = quote(database)
+    tablespace = f"ALTER DATABASE {where} SET TABLESPACE {quote(properties.tablespace)};"
+    comment = f"COMMENT ON DATABASE {where} IS {literal(properties.comment or '')};"
+    return [
+        f"ALTER DATABASE {where} OWNER TO {quote(properties.owner)};",
+        *([tablespace] if properties.tablespace else []),
+        *([comment] if properties.comment is not None else []),
+        *_grants(where, properties, quote(properties.owner)),
+        *(_set(where, one) for one in properties.settings),
+        *_labels(where, properties),
+        *_limit(where, properties),
+        *([f"ALTER DATABASE {where} IS_TEMPLATE true;"] if properties.is_template else []),
+    ]
+
+
+def _grants(where: str, properties: DatabaseProperties, owner: str) -> Iterator[str]:
+    """The statements that give the database these privileges alone, while it belongs to the role `owner` (quoted)."""
+    if properties.privileges is None:
+        return
+    yield f"REVOKE ALL ON DATABASE {where} FROM PUBLIC, {owner};"
+    for grantor, granted in _in_order(properties.privileges, properties.owner):
+        is_owner = grantor == properties.owner
+        if not is_owner:
+            yield f"SET ROLE {quote(grantor)};"
+        for (grantee, with_option), ones in groupby(granted, key=lambda one: (one.grantee, one.with_grant_option)):
+            role = "PUBLIC" if not grantee else owner if grantee == properties.owner else quote(grantee)
+            option = " WITH GRANT OPTION" if with_option else ""
+            yield f"GRANT {', '.join(one.privilege for one in ones)} ON DATABASE {where} TO {role}{option};"
+        if not is_owner:
+            yield "RESET ROLE;"
+
+
+def _in_order(privileges: Iterable[DatabasePrivilege], owner: str) -> Iterator[tuple[str, list[DatabasePrivilege]]]:
+    """The privileges by grantor; who grants one has got it before."""
+    waiting: dict[str, list[DatabasePrivilege]] = {}
+    for one in privileges:
+        waiting.setdefault(one.grantor, []).append(one)
+    for grants in waiting.values():
+        grants.sort(key=lambda one: (one.grantee, one.with_grant_option))
+    able = {owner}
+    while waiting:
+        # PostgreSQL allows no circles; in another order the server refuses what it can't grant.
+        grantor = next((one for one in waiting if one in able), next(iter(waiting)))
+        granted = waiting.pop(grantor)
+        able.update(one.grantee for one in granted if one.with_grant_option)
+        yield grantor, granted
+
+
+def _set(where: str, setting: DatabaseSetting) -> str:
+    what = f"ROLE {quote(setting.role)} IN DATABASE {where}" if setting.role else f"DATABASE {where}"
+    return f"ALTER {what} SET {quote(setting.name)} TO {setting_value(setting.name, setting.value)};"
+
+
+def setting_value(name: str, value: str) -> str:
+    """The value of a setting as pg_db_role_setting has it, as SET takes it."""
+    if name.lower() not in LISTS:
+        return literal(value)
+    return ", ".join(map(literal, _elements(value)))
+
+
+def _elements(value: str) -> list[str]:
+    found: list[str] = []
+    for match in ELEMENT.finditer(value):
+        text = match[1].strip()
+        found.append(text[1:-1].replace('""', '"') if text.startswith('"') else text)
+        if match.end() == len(value):
+            break
+    return found
+
+
+def _loads(setting: DatabaseSetting) -> Iterator[str]:
+    if (folder := PRELOADED.get(setting.name)) is not None:
+        yield from (f"LOAD {literal(folder + library)};" for library in _elements(setting.value) if library)
+
+
+def _labels(where: str, properties: DatabaseProperties) -> Iterator[str]:
+    for one in properties.labels:
+        yield f"SECURITY LABEL FOR {quote(one.provider)} ON DATABASE {where} IS {literal(one.label)};"
+
+
+def _limit(where: str, properties: DatabaseProperties) -> Iterator[str]:
+    if properties.connection_limit != NO_LIMIT:
+        yield f"ALTER DATABASE {where} CONNECTION LIMIT {properties.connection_limit};"

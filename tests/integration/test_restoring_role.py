@@ -6,7 +6,7 @@ What it may not restore is refused before any row is loaded. An owner's code tha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -16,6 +16,7 @@ from cli.output.restore_report import lines_of
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent
+from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.report import RestoreReport
@@ -83,7 +84,7 @@ def grant_all(shop: Fleet, *granted: str) -> None:
     grant([node.dsn for node in shop.primaries], granted)
 
 
-def restore(runs: Runs, target: Fleet, name: str = "first", increment: int = 0, **options: bool) -> RestoreReport:
+def restore(runs: Runs, target: Fleet, name: str = "first", increment: int = 0, **options: Any) -> RestoreReport:
     return runs.restore(name, target, increment, **options)
 
 
@@ -253,7 +254,7 @@ def test_what_it_takes_from_the_owner_and_slots_that_it_can_not_drop_are_named_w
     give_back, ids = f'ALTER DATABASE "{BACK}" OWNER TO "{ADMIN}";', [node.id for node in shop.primaries]
     assert statements("give-back") == [give_back.replace(BACK, "shop")]
     try:
-        report = restore(runs, target)
+        report = restore(runs, target, scope=RestoreScope(no_database_settings=True))
         assert report.slots_left == [f"{node}: {slot}" for node in ids]
         assert [(one.node, one.owner, one.previous) for one in report.owner_changes] == [
             (node, RESTORER, ADMIN) for node in ids
@@ -266,8 +267,12 @@ def test_what_it_takes_from_the_owner_and_slots_that_it_can_not_drop_are_named_w
             execute(make_conninfo(node.dsn, user=RESTORER, dbname="postgres"), give_back)
         # Now there is no other owner, and no slot.
         execute(shop.primaries[0].dsn, *(f'ALTER DATABASE {BACK} OWNER TO "{RESTORER}"',))
-        again = restore(runs, target)
+        again = restore(runs, target, scope=RestoreScope(no_database_settings=True))
         assert ([one.node for one in again.owner_changes], again.slots_left) == (ids[1:], [])
+        # The snapshot's owner, of which it is a member, is given the database.
+        assert [(one.owner, one.previous) for one in restore(runs, target).owner_changes] == [
+            (ADMIN, RESTORER) for _ in ids
+        ]
     finally:
         for node in shop.primaries:
             execute(

@@ -80,6 +80,9 @@ class DatabaseDdl:
     def pieces(self, database: str) -> list[DatabasePiece]:
         """What is run in the database, whose name is `database` at present."""
         where, properties = quote(database), self.properties
+        if self.own_privileges:
+            others = tuple(one for one in properties.privileges or () if one not in self.own_privileges)
+            properties = structs.replace(properties, privileges=others)
         grants = list(_grants(where, properties, quote(self.ours)))
         found = [DatabasePiece(PRIVILEGES, f"DATABASE {self.name}", grants)]
         for one in properties.settings:

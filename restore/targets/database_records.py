@@ -177,6 +177,9 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
         rest.append(sql.SQL("ALTER DATABASE {} IS_TEMPLATE true").format(name))
     if record.owner:
         rest.append(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(name, sql.Identifier(record.owner)))
+    if record.own_privileges:
+        # The grantor would be another one if our role has the option from others, too.
+        rest.append(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(record.owner)))
     for one in record.own_privileges:
         option = sql.SQL(" WITH GRANT OPTION" if one.with_grant_option else "")
         what = sql.SQL("GRANT {} ON DATABASE {} TO {}")
@@ -190,5 +193,5 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
             raise
         connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(name))
         statements = "; ".join(one.as_string(connection) for one in (comment, *rest))
-        return f"database {database} is not altered: {shorten_message(error)}; to do it: {statements};"
+        return f"database {database} is not altered: {shorten_message(error)}; to do it: BEGIN; {statements}; COMMIT;"
     return ""

@@ -33,6 +33,7 @@ from storage.folders import (
     walk,
     write_durably,
 )
+from storage.open_files import HINT, is_used_up
 from storage.store import (
     AnswerLostError,
     DeletionRefusedError,
@@ -284,7 +285,7 @@ class LocalStore:
             missing = isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError))
             if key is not None and missing:
                 raise ObjectMissingError(url=self.url, key=key) from error
-            hint = "check the folder's permissions, its disk and the space left on it"
+            hint = HINT if is_used_up(error) else "check the folder's permissions, its disk and the space left on it"
             raise StoreUnreachableError(url=self.url, reason=reason_of(error), hint=hint) from error
 
 

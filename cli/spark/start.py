@@ -33,6 +33,7 @@ from cli.spark.settings import is_unnamed_user, jvm_options, session_settings, s
 from fleet.spark_masters import has_executors, runs_on_this_machine
 from storage import waits
 from storage.errors import RefusedError, SnapshotError, redact
+from storage.open_files import says_used_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -263,6 +264,8 @@ def _reason(error: Exception, log: Path) -> str:
             "its executors end as soon as they begin; their pods' logs say why, which"
             ' "kubernetes.executor.deleteOnTermination" = "false" in [spark] keeps'
         )
+    if any(map(says_used_up, logged)):
+        return "too many open files"
     if "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
         return f"{reason}: {causes[-1]}" if causes else reason
     if any(UNTRUSTED in line for line in logged):

@@ -43,10 +43,14 @@ from fleet.nodes.server_messages import called_functions, explain, shorten_messa
 from fleet.nodes.shut_down import remember_open
 from fleet.variables import SECRET_PARAMETERS, remember_secrets_of
 from storage.errors import RefusedError, SnapshotError, UnreachableError, UsageError
+from storage.open_files import HINT as OPEN_FILES
+from storage.open_files import are_few_left, is_used_up
 
 # A database that every server has; others are created and renamed from there.
 MAINTENANCE_DATABASE = "postgres"
 CONNECT_SECONDS_MAX = 10
+# What psycopg says if libpq says nothing, as where it can open no file.
+NO_DETAILS, TOO_MANY = "no error details available", "too many open files"
 # Older servers refuse a session that sets transaction_timeout in its connection string.
 TRANSACTION_TIMEOUT_VERSION = 170000
 # Reading a view runs functions of its owner's choice under our role. What is read was planned as a table or a sequence,
@@ -359,12 +363,16 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     """The error for a node that can't be reached, with the reason from the server or libpq."""
     if error.pgconn is not None:
         _remember_password(node, error.pgconn.password)
-    hint = "check that the server runs, and that its dsn and your password file are right"
+    hint, reason = "check that the server runs, and that its dsn and your password file are right", explain(error)
+    if NO_DETAILS in str(error) and are_few_left():
+        reason = TOO_MANY
     if any(text in str(error) for text in ALL_USED):
         hint = (
             "its connections are used up: end sessions of others, or raise max_connections; connections_max of the"
             " [[node]] in fleet.toml limits those of a command"
         )
+    elif is_used_up(error) or reason == TOO_MANY:
+        hint = OPEN_FILES
     elif CUT_OFF in str(error):
         hint = (
             "see the server's log; if it says nothing of this, something between has ended the connection, as HAProxy"
@@ -374,7 +382,7 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         # It runs, and has answered.
         hint = f"check the name of the database in fleet.toml; {UNFINISHED_RESTORE}"
     return NodeUnreachableError(
-        f"node {node.id}: {explain(error)}{missing_files(node.dsn)}",
+        f"node {node.id}: {reason}{missing_files(node.dsn)}",
         hint=hint,
         details={"node": node.id},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -16,6 +17,8 @@ from fleet.nodes.shut_down import shut_down_after
 from storage.errors import SnapshotError
 
 T = TypeVar("T")
+# Of so many silent nodes the time for all others is used up.
+THREADS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class NodeAnswers(Generic[T]):
 
 
 class NodesQuery(Generic[T]):
-    """Asks all `nodes` at once, in background threads that start with this object.
+    """Asks all `nodes`, up to THREADS_MAX at a time, in background threads that start with this object.
 
     `ask` has the node and a session of its own, which ends when the time is up: a thread waits for no node much longer.
     """
@@ -39,19 +42,30 @@ class NodesQuery(Generic[T]):
         self._found: dict[str, T] = {}
         self._problems: dict[str, str] = {}
         self._deadline = time.monotonic() + seconds_max
+        # A deque can be emptied by several threads.
+        self._left = deque(self._nodes)
         # Daemons: a node that accepts the connection but never answers must not keep the command from ending.
         self._threads = [
-            threading.Thread(target=self._run, args=(node,), name=f"query of {node.id}", daemon=True)
-            for node in self._nodes
+            threading.Thread(target=self._run, name=f"query {number}", daemon=True)
+            for number in range(min(len(self._nodes), THREADS_MAX))
         ]
         for thread in self._threads:
             thread.start()
 
-    def _run(self, node: Node) -> None:
+    def _run(self) -> None:
+        while True:
+            try:
+                node = self._left.popleft()
+            except IndexError:
+                return
+            self._ask_one(node)
+
+    def _ask_one(self, node: Node) -> None:
+        seconds = max(self._deadline - time.monotonic(), 0.0)
         try:
             with (
-                connect(node, connect_timeout=str(int(self._seconds_max) or 1)) as connection,
-                shut_down_after(connection, self._seconds_max),
+                connect(node, connect_timeout=str(int(seconds) or 1)) as connection,
+                shut_down_after(connection, seconds),
             ):
                 self._found[node.id] = self._ask(node, connection)
         except SnapshotError as error:
@@ -63,6 +77,7 @@ class NodesQuery(Generic[T]):
         """Wait for the answers until the time limit."""
         for thread in self._threads:
             thread.join(max(0.0, self._deadline - time.monotonic()))
+        self._left.clear()
         found, problems = dict(self._found), dict(self._problems)
         late = f"no answer within {self._seconds_max:.0f} s"
         return NodeAnswers(

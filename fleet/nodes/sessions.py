@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,8 @@ from fleet.nodes.watch import Watch, watch_nodes
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+# A fleet may have a thousand nodes; what is asked of each takes milliseconds, or waits for what all of them wait for.
+THREADS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +95,20 @@ class Sessions:
 def in_parallel(
     work: Callable[[Item], Result], items: Iterable[Item], interrupted: Callable[[], object] | None = None
 ) -> list[Result]:
-    """Do `work` on all items, a thread each; wait for all, then raise the first error.
+    """Do `work` on all items, up to THREADS_MAX at a time; wait for all, then raise the first error.
 
-    If this thread is interrupted while it waits, call `interrupted`, which is to end the others.
+    If this thread is interrupted while it waits, call `interrupted`, which is to end those that have begun.
     """
     ordered = list(items)
     if not ordered:
         return []
-    with ThreadPoolExecutor(max_workers=len(ordered)) as threads:
+    with ThreadPoolExecutor(max_workers=min(len(ordered), THREADS_MAX)) as threads:
         futures = [threads.submit(work, item) for item in ordered]
         try:
             # An error of one must not end this: the interrupt would then come while the executor waits for the others.
             wait(futures)
         except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
             if interrupted:
                 interrupted()
             raise
@@ -160,24 +164,32 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_
 
 
 def _connect_all(nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]) -> list[Future[psycopg.Connection[Any]]]:
-    """Call _connect for each node, side by side, and wait for all.
+    """Call _connect for each node, up to THREADS_MAX at a time, and wait for all.
 
     If this thread is interrupted while it waits, it waits no more: a node that doesn't answer would hold up the end of
     the command. What is connected later is closed then.
     """
     futures = [Future[psycopg.Connection[Any]]() for _ in nodes]
+    # A deque can be emptied by several threads.
+    left = deque(zip(nodes, futures, strict=True))
 
-    def run(node: Node, future: Future[psycopg.Connection[Any]]) -> None:
-        try:
-            future.set_result(_connect(node, refused))
-        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
-            future.set_exception(error)
+    def run() -> None:
+        while True:
+            try:
+                node, future = left.popleft()
+            except IndexError:
+                return
+            try:
+                future.set_result(_connect(node, refused))
+            except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+                future.set_exception(error)
 
     try:
-        for node, future in zip(nodes, futures, strict=True):
-            threading.Thread(target=run, args=(node, future), name=f"connect {node.id}", daemon=True).start()
+        for number in range(min(len(nodes), THREADS_MAX)):
+            threading.Thread(target=run, name=f"connect {number}", daemon=True).start()
         wait(futures)
     except KeyboardInterrupt:
+        left.clear()
         for future in futures:
             future.add_done_callback(_close_connected)
         raise

@@ -22,6 +22,7 @@ from fleet.config import Node
 from fleet.nodes.connections import NodeUnreachableError, probe_conninfo
 from fleet.nodes.shut_down import shut_down, shut_down_sessions
 from storage.errors import IndeterminateError
+from storage.open_files import is_used_up
 
 PROBE_SECONDS = 5.0
 # After this the watch gives up its session and opens another.
@@ -187,8 +188,9 @@ class _Probe:
             session, self.session = self.session, None
             if session is not None:
                 await session.close()
-            # A server that is starting or has no free sessions does answer; libpq drops the SQLSTATE of its refusal.
-            return error.sqlstate is not None or "FATAL" in str(error)
+            # A server that is starting or has no free sessions does answer; libpq drops the SQLSTATE of its refusal. A
+            # limit of this process is not the node's silence.
+            return error.sqlstate is not None or "FATAL" in str(error) or is_used_up(error)
         return True
 
     async def end(self) -> None:

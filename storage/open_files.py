@@ -1,0 +1,87 @@
+"""The limit on open files, for which connections count, too: raised when the program starts, named once it is used up.
+
+A command has about five on each node, and the limit that a shell or cron starts it with is often 1,024 of a hard one of
+a million: nothing that is used here needs the low one, which is kept for programs that call select().
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from contextlib import suppress
+
+from storage.errors import SnapshotError, UnreachableError
+
+USED_UP = {errno.EMFILE, errno.ENFILE}
+# Libraries pass it on as text, and so do executors.
+TEXTS = tuple(os.strerror(number).lower() for number in USED_UP)
+# What macOS grants although it says that there is no hard limit.
+GRANTED_ANYWAY = 10_240
+FILES_PER_CONNECTION = 3
+HINT = (
+    "raise the limit and repeat the command; it needs about 5 for each node, and 100, and Spark's process 500:"
+    " ulimit -n 4096 (systemd: LimitNOFILE=4096; the hard limit of a user is in /etc/security/limits.conf)"
+)
+
+
+class OpenFilesError(UnreachableError):
+    """The process may open no more files and connections."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{limit_text()}: {reason}", hint=HINT, details={"limit": open_files_limit()})
+
+
+def open_files_limit() -> int:
+    """How many files and connections this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def limit_text() -> str:
+    """What is wrong, with the limit."""
+    return f"the limit of {open_files_limit()} open files and connections (ulimit -n) is used up"
+
+
+def raise_limit() -> None:
+    """Raise the limit to the hard one, for this process and those that it starts, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in (hard, GRANTED_ANYWAY):
+        if soft in (hard, resource.RLIM_INFINITY) or (limit <= soft and limit != resource.RLIM_INFINITY):
+            return
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return
+
+
+def are_few_left() -> bool:
+    """Whether a connection, which needs two or three, can't be opened now."""
+    opened: list[int] = []
+    try:
+        while len(opened) < FILES_PER_CONNECTION:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in USED_UP
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return False
+
+
+def says_used_up(text: str) -> bool:
+    """Whether a library's message is that no more files can be opened."""
+    return any(one in text.lower() for one in TEXTS)
+
+
+def is_used_up(error: BaseException) -> bool:
+    """Whether this error, or one that caused it, is that no more files can be opened."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, OSError) and link.errno in USED_UP:
+            return True
+        text = link.message if isinstance(link, SnapshotError) else str(link)
+        if says_used_up(text):
+            return True
+        link = link.__cause__ or link.__context__
+    return False

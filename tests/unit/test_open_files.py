@@ -1,0 +1,107 @@
+"""The limit on open files: raised to the hard one, and named whatever hides it; many nodes take few threads."""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+
+import psycopg
+import pytest
+
+from cli.output.failure import failure_of
+from fleet.nodes.sessions import THREADS_MAX, in_parallel
+from storage.errors import IndeterminateError, SnapshotError
+from storage.open_files import is_used_up
+from storage.store import AnswerLostError, StoreUnreachableError, WritingRefusedError
+
+USED_UP = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+SHOW = "import resource; from storage.open_files import raise_limit; raise_limit(); print(*resource.getrlimit(7))"
+
+
+def caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.skipif(resource.RLIMIT_NOFILE != 7, reason="another system")
+@pytest.mark.parametrize(("soft", "hard"), [(32, 64), (64, 64)])
+def test_the_limit_is_raised_to_the_hard_one(soft: int, hard: int) -> None:
+    line = f"ulimit -Sn {soft} && ulimit -Hn {hard} && exec {sys.executable} -c '{SHOW}'"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(hard)] * 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        USED_UP,
+        OSError(errno.ENFILE, os.strerror(errno.ENFILE)),
+        caused(RuntimeError("no loop"), USED_UP),
+        caused(StoreUnreachableError(url="file:///s", reason="it"), USED_UP),
+        caused(WritingRefusedError(url="file:///s", reason="it"), USED_UP),
+        # As a task reports it, and as libpq says it.
+        StoreUnreachableError(url="file:///s", reason="too many open files"),
+        psycopg.OperationalError("connection failed: could not create socket: Too many open files"),
+    ],
+    ids=repr,
+)
+def test_it_is_named_whatever_was_taken_for_the_reason(error: Exception) -> None:
+    failure = failure_of(error)
+    assert (failure.code, failure.slug) == (6, "open-files")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert failure.message.startswith(f"the limit of {limit} open files and connections (ulimit -n) is used up: ")
+    assert "ulimit -n 4096" in failure.hint
+    assert failure.details["limit"] == limit
+
+
+def test_an_error_that_says_what_has_happened_keeps_its_code() -> None:
+    error = caused(AnswerLostError(url="file:///s", key="k", reason="it"), USED_UP)
+    assert isinstance(error, IndeterminateError)
+    failure = failure_of(error)
+    assert (failure.code, failure.slug, failure.message) == (5, "answer-lost", error.message)
+    assert failure.hint.startswith(error.hint)
+    assert failure.hint.endswith("limits.conf)")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space left"), SnapshotError("too many"), ValueError()])
+def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
+    assert not is_used_up(error)
+
+
+def test_many_nodes_take_few_threads_and_results_stay_in_order() -> None:
+    most, lock, now = 0, threading.Lock(), 0
+
+    def work(number: int) -> int:
+        nonlocal most, now
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.002)
+        with lock:
+            now -= 1
+        return number * number
+
+    assert in_parallel(work, range(500)) == [number**2 for number in range(500)]
+    assert 1 < most <= THREADS_MAX
+
+
+def test_an_interrupt_begins_no_more_work() -> None:
+    begun: list[int] = []
+    ended = threading.Event()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 0:
+            # In the main thread, which waits.
+            _thread.interrupt_main()
+        ended.wait(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_parallel(work, range(THREADS_MAX * 3), ended.set)
+    assert len(begun) <= THREADS_MAX * 2

@@ -25,7 +25,7 @@ from restore.estimates.volumes import (
     newest_facts,
 )
 from restore.obstacles.obstacles import Obstacles
-from restore.obstacles.server import check_compression, check_extensions, check_tablespaces
+from restore.obstacles.server import INSTALL, check_compression, check_extensions, check_tablespaces
 from restore.parts.scope import TableMove
 from restore.plan import RestorePlan
 from restore.rehearsal import check_memberships, read_our_name
@@ -71,8 +71,8 @@ def read_all_ddl(
             continue
         facts = newest_facts(plan.chain, target.source)
         superusers = plan.superusers
-        allowed = superusers.extensions if superusers else None
-        check_extensions(target.node, connection, stored.entries, facts, obstacles, allowed)
+        rules = (superusers.extensions, superusers.install or INSTALL) if superusers else ()
+        check_extensions(target.node, connection, stored.entries, facts, obstacles, *rules)
         check_compression(target.node, connection, facts, obstacles)
         planned = plan_database(plan, target, connection)
         checked.left_out.extend(planned.left_out)

@@ -40,6 +40,8 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
         if run.plan.request.is_drill:
             # What it has made goes with its servers.
             lease.stays_open = False
+            if isinstance(error, DdlRefusedError):
+                error.hint = f"to drill without them: {run.plan.request.command} --allow-refused-ddl"
             if isinstance(error, KeyboardInterrupt):
                 raise StoppedError("what the drill had made is removed") from error
             raise

@@ -50,7 +50,7 @@ def restore_fleet(
     progress: Progress,
     confirm: Confirm | None = None,
     announce: Callable[[RestorePreview], None] | None = None,
-    verify: Callable[[], int] | None = None,
+    verify: Callable[[RestoreReport], int] | None = None,
 ) -> RestoreReport:
     """Restore all shards in parallel; no database has its real name before all are loaded and checked.
 
@@ -143,7 +143,7 @@ def _restore(
     spark: SparkSource,
     *,
     is_resumed: bool,
-    verify: Callable[[], int] | None = None,
+    verify: Callable[[RestoreReport], int] | None = None,
 ) -> None:
     """Load what is not loaded, publish it all, and verify it."""
     plan, report, store = run.plan, run.report, run.plan.store.open()
@@ -187,7 +187,7 @@ def _restore(
         if report.refused:
             lease.code = DdlRefusedError.exit_code
         if verify:
-            lease.code = verify()
+            lease.code = verify(report)
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_own_records(run)
     report.rows = sum(node.rows for node in report.nodes)

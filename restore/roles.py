@@ -20,7 +20,7 @@ from restore.estimates.volumes import database_properties
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
 from restore.rehearsal import read_our_name
-from restore.targets.superusers import Superusers
+from restore.targets.superusers import Superusers, mark_role
 from restore.targets.target import Target, TargetUnfitError
 from storage.errors import UsageError
 
@@ -50,10 +50,8 @@ def missing_roles(
     roles, of_database = list(roles), list(of_database)
     may_do_without = set(of_database).difference(roles)
     roles += sorted(may_do_without)
-    with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
-        known = {bytes(name) for (name,) in raw.execute(KNOWN_QUERY)}
-    names = name_bytes(connection, roles, encoding)
-    missing = [role for role, name in zip(roles, names, strict=True) if name not in known]
+    existing = find_existing_roles(target, connection, roles, encoding)
+    missing = [role for role in roles if role not in existing]
     node = target.node.id
     details: dict[str, object] = {"node": node, "roles": missing}
     if missing and not may_create:
@@ -76,6 +74,17 @@ def missing_roles(
             details=details,
         )
     return missing
+
+
+def find_existing_roles(
+    target: Target, connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str
+) -> set[str]:
+    """Those of the roles that the target's server has; `encoding` is that of the restored database."""
+    roles = list(roles)
+    with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
+        known = {bytes(name) for (name,) in raw.execute(KNOWN_QUERY)}
+    names = name_bytes(connection, roles, encoding)
+    return {role for role, name in zip(roles, names, strict=True) if name in known}
 
 
 def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str) -> list[bytes]:
@@ -138,21 +147,24 @@ def create_roles(target: Target, roles: Iterable[str], superusers: Superusers | 
         return []
     node = superusers.node_of(target) if superusers else target.loaded
     with raising_unreachable(target.node), connect(node) as connection:
-        return _create_missing(target, connection, roles, superusers.role if superusers else "")
+        return _create_missing(target, connection, roles, superusers)
 
 
 def _create_missing(
-    target: Target, connection: psycopg.Connection[Any], roles: Iterable[str], member: str
+    target: Target, connection: psycopg.Connection[Any], roles: Iterable[str], superusers: Superusers | None
 ) -> list[str]:
     created: list[str] = []
     ours = read_role(target.node, connection)
-    if member:
-        members: sql.Composable = sql.SQL(" ROLE {}").format(sql.Identifier(member))
+    if superusers:
+        members: sql.Composable = sql.SQL(" ROLE {}").format(sql.Identifier(superusers.role))
     else:
         members = sql.SQL("" if ours.is_super else " ROLE CURRENT_USER")
     for role in roles:
         try:
-            connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN{}").format(sql.Identifier(role), members))
+            with connection.transaction():
+                connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN{}").format(sql.Identifier(role), members))
+                if superusers and superusers.mark:
+                    mark_role(connection, role, superusers.mark)
         except psycopg.errors.DuplicateObject:
             # The target of another shard is on the same server.
             continue

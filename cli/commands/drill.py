@@ -1,7 +1,8 @@
-"""`snapshot restore NAME --drill`."""
+"""`snapshot restore NAME --drill`, with or without `--to FILE`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,23 +20,40 @@ from cli.spark.on_demand import SparkOnDemand
 from fleet.config import Fleet
 from fleet.progress import Noting
 from restore.drill.drill import EXIT_CODES, run_drill
+from restore.parts.scope import RestoreScope
 from restore.request import RestoreRequest
 from storage.errors import UsageError
 
-OPTIONS = "--increment, --at, --use-backup-copies and --junit"
+OPTIONS = "--increment, --at, --use-backup-copies, --allow-refused-ddl, --junit and --to"
+OPTIONS_TO = "--create-roles, --no-owner and --role-map"
 
 
 def run_drill_command(
-    context: typer.Context, source: Fleet, request: RestoreRequest, junit: Path | None, *, is_drill_alone: bool
+    context: typer.Context,
+    source: Fleet,
+    request: RestoreRequest,
+    junit: Path | None,
+    own: Fleet | None,
+    *,
+    is_drill_alone: bool,
 ) -> NoReturn:
-    """Run a drill, and exit as its assertions say.
+    """Run a drill, with `own` on the servers of that fleet, and exit as its assertions say.
 
-    Raises UsageError unless `is_drill_alone`, --drill without options that need a target, and the request is for all.
+    Raises UsageError unless `is_drill_alone`, --drill without options that end a restore, and the request is for all.
     """
-    alone = RestoreRequest(request.name, request.increment, request.at, use_backup_copies=request.use_backup_copies)
+    alone = RestoreRequest(
+        request.name,
+        request.increment,
+        request.at,
+        use_backup_copies=request.use_backup_copies,
+        allow_refused_ddl=request.allow_refused_ddl,
+    )
+    if own:
+        scope = RestoreScope(no_owner=request.scope.no_owner, role_map=request.scope.role_map)
+        alone = replace(alone, create_roles=request.create_roles, scope=scope)
     if not is_drill_alone or request != alone:
         raise UsageError(
-            f"--drill takes no other options than {OPTIONS}, and --junit needs --drill",
+            f"--drill takes no other options than {OPTIONS}, with that also {OPTIONS_TO}; and --junit needs --drill",
             hint="snapshot restore NAME --drill --junit FILE",
         )
     with (
@@ -44,7 +62,7 @@ def run_drill_command(
         activity(context, source, "restore") as shown,
     ):
         noting, announced = Noting(shown), dict[str, Any]()
-        report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced))
+        report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced), own)
     problems = write_report(junit, junit_of_drill(report))
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []

@@ -129,8 +129,8 @@ def restore(
     what = "drill" if drill else "restore"
     with naming_target(to), leaving_metrics(context, source, what, metrics, is_dry=dry_run):
         if drill or junit is not None:
-            is_alone = drill and not any((to, yes, dry_run, ends))
-            run_drill_command(context, source, request, junit, is_drill_alone=is_alone)
+            is_alone = drill and not any((yes, dry_run, ends))
+            run_drill_command(context, source, request, junit, target if to else None, is_drill_alone=is_alone)
         elif ends:
             check_ends(ends, request)
             previews = {RESUME: show_rest, ABANDON: show_undo, DISCARD_OLD: show_old_databases}

@@ -25,7 +25,7 @@ from storage.errors import RefusedError, SnapshotError, UsageError
 
 RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
 # A command that names its target itself.
-ELSEWHERE = re.compile(r" --(?:to|drill)\b")
+ELSEWHERE = re.compile(r" --to\b")
 # A command in a hint, up to what follows it: `; and …` or, after three spaces, `or: --option`.
 RESTORE_COMMAND = re.compile(r"snapshot restore [^\s;]+(?: (?!or:)[^\s;]+)*(?=;|$| {3})")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from msgspec import UNSET
@@ -30,6 +31,7 @@ def drill_document(report: DrillReport) -> dict[str, Any]:
         "bytes": restored.bytes,
         "nodes": [{"node": n.node, "rows": n.rows, "seconds": round(n.seconds, 3)} for n in restored.nodes],
         "left_out": restored.left_out,
+        "refused": [asdict(one) for one in restored.refused],
         "assertions": [_assertion_document(one) for one in report.assertions],
         **borrowed_document(restored),
     }
@@ -60,6 +62,7 @@ def drill_lines(report: DrillReport) -> list[str]:
     lines += [f"{one.node}: {quantity_text(one.rows, 'rows')}" for one in restored.nodes]
     lines += borrowed_lines(restored)
     lines += [f"left out: {name}" for name in restored.left_out]
+    lines += [f"refused: {one.text()}" for one in restored.refused]
     lines += [_assertion_line(one) for one in report.assertions] or [f"skipped: {NO_ASSERTIONS}"]
     return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
 

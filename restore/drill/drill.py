@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -15,7 +15,9 @@ from fleet.config import Fleet, check_drill
 from fleet.label import own_label
 from fleet.progress import Progress
 from restore.drill.assertions import AssertionResult, ask
-from restore.drill.servers import DrillPlace, drill_servers, naming_unfit, without_servers
+from restore.drill.own_servers import own_servers
+from restore.drill.place import CONTRIB, DrillPlace, naming_unfit
+from restore.drill.servers import drill_servers, without_servers
 from restore.plan import RestorePlan, plan_restore
 from restore.preview import RestorePreview
 from restore.report import RestoreReport
@@ -28,7 +30,7 @@ from snapshots.records.operation_records import DRILL, FAILED
 from snapshots.records.tombstones import check_not_deleted
 from snapshots.tasks.spark_jobs import SparkSource
 from storage.clock import utc_now
-from storage.errors import IndeterminateError, UnreachableError
+from storage.errors import IndeterminateError, UnreachableError, UsageError
 from storage.store import ObjectStore
 
 # Of the command, by its result: as those of a check.
@@ -46,15 +48,15 @@ class DrillReport:
     @property
     def result(self) -> str:
         """`holds`, `fails` or `inconclusive`."""
-        return verdict_of(self.assertions)
+        return verdict_of(self.assertions, self.restored)
 
 
-def verdict_of(assertions: Sequence[AssertionResult]) -> str:
-    """What they say together: `holds`, `fails` or `inconclusive`."""
+def verdict_of(assertions: Sequence[AssertionResult], restored: RestoreReport) -> str:
+    """What they say together: `holds`, `fails` or `inconclusive`, also if something was restored without."""
     outcomes = [one.holds for one in assertions]
     if False in outcomes:
         return "fails"
-    return "inconclusive" if None in outcomes or not outcomes else "holds"
+    return "inconclusive" if None in outcomes or not outcomes or restored.refused else "holds"
 
 
 def run_drill(
@@ -63,11 +65,13 @@ def run_drill(
     spark: SparkSource,
     progress: Progress,
     announce: Callable[[RestorePlan, RestorePreview], None] | None = None,
+    own: Fleet | None = None,
 ) -> DrillReport:
     """Restore into servers made for it, ask every assertion of fleet.toml, and remove the servers.
 
-    `announce` is given what will be done, before that is done. Raises DrillUnfitError if the embedded servers can't
-    hold the snapshot, and what check_drill and a restore raise.
+    With `own`, into databases made for it on the servers of that fleet, which it removes. `announce` is given what will
+    be done, before that is done. Raises DrillUnfitError if the servers can't hold the snapshot, and what check_drill
+    and a restore raise.
     """
     began = time.monotonic()
     check_drill(source)
@@ -75,25 +79,36 @@ def run_drill(
     settle_dead_drills(store, utc_now())
     check_not_deleted(store, request.name)
     shards = read_full(store, request.name).primaries
-    request = replace(request, create_roles=True, is_drill=True)
-    plan = plan_restore(source, without_servers(source, shards), request)
+    if own and (lacking := [one for one in shards if one not in {node.id for node in own.primaries}]):
+        raise UsageError(
+            f"a drill needs a server for each shard: {own.path} has no primary {', '.join(lacking)}",
+            hint=f"it needs the ids {', '.join(shards)}; several may be on one server",
+        )
+    request = replace(request, create_roles=request.create_roles or own is None, is_drill=True)
+    plan = plan_restore(source, own or without_servers(source, shards), request)
     if plan.damage is not None:
         raise plan.damage
     # Who finds its record knows that its servers are gone with it.
     plan = replace(plan, intent=structs.replace(plan.intent, by=own_label(DRILL, request.name)))
-    progress.step("start PostgreSQL")
     results: list[AssertionResult] = []
-    with drill_servers(source, plan, progress) as place:
+    extensions = CONTRIB | set(source.drill.extensions)
+    naming: AbstractContextManager[None]
+    if own:
+        made, naming = own_servers(plan, extensions, progress), nullcontext()
+    else:
+        progress.step("start PostgreSQL")
+        made, naming = drill_servers(source, plan, extensions, progress), naming_unfit(request.name)
+    with made as place:
 
-        def verify() -> int:
+        def verify(restored: RestoreReport) -> int:
             results.extend(_ask_all(source, place, progress))
-            return EXIT_CODES[verdict_of(results)]
+            return EXIT_CODES[verdict_of(results, restored)]
 
-        with naming_unfit(request.name):
+        with naming:
             restored = restore_fleet(
                 place.plan, spark, progress, announce=announce and partial(announce, place.plan), verify=verify
             )
-        progress.step("stop PostgreSQL")
+        progress.step("remove the databases" if own else "stop PostgreSQL")
     return DrillReport(restored, tuple(results), time.monotonic() - began)
 
 

@@ -8,16 +8,13 @@ are stopped and deleted. If the process is killed, the next command that uses te
 
 from __future__ import annotations
 
-import secrets
-import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from embedded.fleet import stop_fleet
@@ -26,34 +23,22 @@ from embedded.sandbox import Confinement, SandboxedServer, UnconfinedError, find
 from embedded.server import EmbeddedNode, stop_server
 from fleet.config import Fleet, Node
 from fleet.fleet_file import DrillTable
-from fleet.nodes.connections import MAINTENANCE_DATABASE, connect
+from fleet.nodes.connections import MAINTENANCE_DATABASE
 from fleet.programs.wheel import check_programs_folder
 from fleet.progress import Progress
 from fleet.variables import remember_secrets_of
-from restore.ddl.ddl import SchemaLoadError
 from restore.drill.assertions import Reader
-from restore.obstacles.obstacles import ObstaclesError, TargetLacksError
+from restore.drill.place import DrillPlace, create_login, end_session, new_password
 from restore.plan import RestorePlan
 from restore.targets.superusers import Superusers
-from restore.targets.target import Target, TargetUnfitError, target_of
-from storage.errors import RefusedError, remember_secret
+from restore.targets.target import target_of
 
 DATABASE = "drill"
+INSTALL = "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml"
+# The role that restores; the one that asks.
+LOGIN, READER = "cutline_drill", "cutline_drill_reader"
 # Nobody keeps what is in them.
 SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
-# Contrib modules that are not marked as trusted; to a role without privileges they give no file, program or connection.
-CONTRIB = frozenset({
-    "amcheck", "autoinc", "bloom", "earthdistance", "insert_username", "intagg", "moddatetime", "pageinspect",
-    "pg_buffercache", "pg_freespacemap", "pg_prewarm", "pg_stat_statements", "pg_surgery", "pg_visibility",
-    "pg_walinspect", "pgrowlocks", "pgstattuple", "sslinfo",
-})  # fmt: skip
-PASSWORD_BYTES = 32
-TERMINATE = "SELECT pg_terminate_backend(%s, %s)"
-END_SECONDS_MAX = 10
-
-
-class DrillUnfitError(RefusedError):
-    """The servers of a drill can't hold the snapshot's databases."""
 
 
 def without_servers(source: Fleet, shards: tuple[str, ...]) -> Fleet:
@@ -62,16 +47,10 @@ def without_servers(source: Fleet, shards: tuple[str, ...]) -> Fleet:
     return replace(source, nodes=tuple(Node(shard, f"dbname={DATABASE}", programs=programs) for shard in shards))
 
 
-@dataclass(frozen=True, slots=True)
-class DrillPlace:
-    """Where a drill restores: the plan into its servers; `make_reader` lets somebody ask what a target has then."""
-
-    plan: RestorePlan
-    make_reader: Callable[[Target], Reader]
-
-
 @contextmanager
-def drill_servers(source: Fleet, plan: RestorePlan, progress: Progress) -> Iterator[DrillPlace]:
+def drill_servers(
+    source: Fleet, plan: RestorePlan, extensions: frozenset[str], progress: Progress
+) -> Iterator[DrillPlace]:
     """Make the servers of a plan whose target is `without_servers`; yield the plan into them.
 
     Raises UnconfinedError, and what start_sandboxed raises.
@@ -84,7 +63,7 @@ def drill_servers(source: Fleet, plan: RestorePlan, progress: Progress) -> Itera
         confinement = check_confinement(folder / "probe", rules, progress)
         ids = [target.node.id for target in plan.targets]
         made = start_sandboxed(place, ids, confinement, programs, SETTINGS, [source.path])
-        yield _place(plan, made, CONTRIB | set(rules.extensions))
+        yield _place(plan, made, extensions)
     finally:
         if read_state(place) is not None:
             stop_fleet(place, delete=True)
@@ -111,13 +90,13 @@ def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Co
 
 def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset[str]) -> DrillPlace:
     """The plan into servers that were made for it."""
-    role, password = _new_login()
+    role, password = LOGIN, new_password()
     nodes, superusers = list[Node](), dict[str, Node]()
     for target, server in zip(plan.targets, made, strict=True):
         node = replace(target.node, dsn=server.dsn(DATABASE, role, password))
         superuser = replace(target.node, dsn=server.dsn(MAINTENANCE_DATABASE))
         remember_secrets_of(superuser.dsn)
-        _create_login(superuser, role, password, "CREATEDB")
+        create_login(superuser, role, password, "CREATEDB")
         superusers[target.shard] = superuser
         nodes.append(node)
     targets = tuple(target_of(node.id, node, (), plan.intent.id) for node in nodes)
@@ -127,7 +106,7 @@ def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset
         plan,
         target_fleet=replace(plan.target_fleet, nodes=tuple(nodes)),
         targets=targets,
-        superusers=Superusers(superusers, role, extensions, folders),
+        superusers=Superusers(superusers, role, extensions, folders, install=INSTALL),
     )
     return DrillPlace(plan, lambda target: _make_reader(target.node, superusers[target.shard], servers[target.shard]))
 
@@ -136,39 +115,8 @@ def _make_reader(node: Node, superuser: Node, server: EmbeddedNode) -> Reader:
     """Make a role that may read everything, and no more; its session a superuser's ends, or the end of the server."""
 
     def end(process: int) -> bool:
-        with connect(superuser) as connection:
-            is_ended = connection.execute(TERMINATE, (process, END_SECONDS_MAX * 1000)).fetchone()
-        return is_ended != (True,) and stop_server(server, immediate=True)
+        return not end_session(superuser, process) and stop_server(server, immediate=True)
 
-    role, password = _new_login()
-    _create_login(superuser, role, password, "BYPASSRLS IN ROLE pg_read_all_data")
+    role, password = READER, new_password()
+    create_login(superuser, role, password, "BYPASSRLS IN ROLE pg_read_all_data")
     return Reader(replace(node, dsn=make_conninfo(node.dsn, user=role, password=password)), end)
-
-
-def _new_login() -> tuple[str, str]:
-    """A role's name, and a password that no error shows."""
-    password = secrets.token_hex(PASSWORD_BYTES)
-    remember_secret(password)
-    return f"cutline_drill_{secrets.token_hex(4)}", password
-
-
-def _create_login(superuser: Node, role: str, password: str, attributes: str) -> None:
-    statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} ").format(sql.Identifier(role), sql.Literal(password))
-    with connect(superuser) as connection:
-        connection.execute(statement + sql.SQL(attributes))
-
-
-@contextmanager
-def naming_unfit(snapshot: str) -> Iterator[None]:
-    """Raise DrillUnfitError if a restore in the block is refused for what the servers are or lack."""
-    try:
-        yield
-    except (TargetUnfitError, TargetLacksError, SchemaLoadError, ObstaclesError) as error:
-        # What others say is about servers that somebody keeps.
-        hints = [line for line in error.hint.splitlines() if "[drill]" in line]
-        own = f"restore to servers of your own: snapshot restore {shlex.quote(snapshot)} --to FILE"
-        raise DrillUnfitError(
-            f"the servers of a drill can't hold the snapshot: {error.message}",
-            hint=[*hints, f"or {own}" if hints else own],
-            details=error.details,
-        ) from error

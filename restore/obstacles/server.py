@@ -36,6 +36,7 @@ SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i' AND pg_collatio
 # A server that is built without lz4 does not offer it.
 HAS_LZ4_QUERY = "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
 NAMED_MAX = 5
+INSTALL = "install their packages on the target's machine, then repeat the command"
 # A locale of the machine can be tried by any setting that takes one (PostgreSQL manual, "Locale Support").
 TRY_LOCALE = "SELECT set_config('lc_monetary', %s, true)"
 
@@ -47,10 +48,12 @@ def check_extensions(
     facts: DatabaseFacts | None,
     obstacles: Obstacles,
     allowed: Container[str] | None = None,
+    install: str = INSTALL,
 ) -> None:
     """Add an obstacle for the extensions that the server lacks, and warn of those that get another version.
 
     With `allowed`, one that is neither trusted nor among these is an obstacle, too: a superuser would create it.
+    `install` says what to do where some are lacking.
 
     CREATE EXTENSION, as pg_dump writes it, takes the server's default version: that is no obstacle, because the DDL is
     tried before any row is loaded, but rows may look different to another version.
@@ -65,9 +68,7 @@ def check_extensions(
         obstacles.add(
             TargetLacksError(
                 f"node {node.id} lacks extensions that the snapshot has: {', '.join(lacking)}",
-                hint="install their packages on the target's machine, then repeat the command"
-                if allowed is None
-                else "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml",
+                hint=install,
                 details={"node": node.id, "extensions": lacking},
             )
         )

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from fleet.config import Node
 from fleet.nodes.connections import connect, raising_unreachable, with_database
@@ -21,18 +23,27 @@ from restore.obstacles.obstacles import TargetLacksError
 from restore.targets.target import Target
 
 
+def mark_role(connection: psycopg.Connection[Any], role: str, mark: str) -> None:
+    """Say in a comment on a role who has made it."""
+    statement = sql.SQL("COMMENT ON ROLE {} IS {}")
+    connection.execute(statement.format(sql.Identifier(role), sql.Literal(mark)))
+
+
 @dataclass(frozen=True, slots=True)
 class Superusers:
     """A superuser's sessions on each target's server, by shard; `role` is the one that restores.
 
-    `extensions` are those that it may create beside the trusted ones. `data_directories` are by shard, too: the role
-    may not see where they are.
+    `extensions` are those that it may create beside the trusted ones. `data_directories` are by shard, too, None if
+    they are not known: the role may not see where they are. `mark` is a comment on the roles that are made, `install`
+    what to do where extensions are lacking.
     """
 
     nodes: Mapping[str, Node]
     role: str
     extensions: frozenset[str]
-    data_directories: Mapping[str, Path]
+    data_directories: Mapping[str, Path | None]
+    mark: str = ""
+    install: str = ""
 
     def node_of(self, target: Target) -> Node:
         """The database being restored, as a superuser enters it: only as long as it is empty."""

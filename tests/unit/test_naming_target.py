@@ -28,7 +28,7 @@ TO = Path("dr.toml")
             "snapshot restore one --resume --to dr.toml; or snapshot restore two --abandon --to dr.toml",
         ),
         ("snapshot restore daily --to other.toml --resume", "snapshot restore daily --to other.toml --resume"),
-        ("snapshot restore daily --drill", "snapshot restore daily --drill"),
+        ("snapshot restore daily --drill", "snapshot restore daily --drill --to dr.toml"),
         ("run: snapshot check", "run: snapshot check"),
     ],
 )

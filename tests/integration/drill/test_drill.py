@@ -22,7 +22,7 @@ from fleet.nodes.baseline import NodeIdentity
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
 from restore.drill.drill import run_drill, settle_dead_drills
-from restore.drill.servers import DrillUnfitError
+from restore.drill.place import DrillUnfitError
 from restore.request import RestoreRequest
 from snapshots.activity.ended_operations import read_history
 from snapshots.operations.open_operations import read_open_operations
@@ -139,7 +139,7 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
         run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
     assert raised.value.hint.splitlines() == [
         "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml",
-        f"or restore to servers of your own: snapshot restore {NAME} --to FILE",
+        f"or drill on servers of your own: snapshot restore {NAME} --drill --to FILE",
     ]
     baseline = Chain.baseline.fget
 
@@ -150,7 +150,7 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
     with pytest.raises(DrillUnfitError, match="is older than the snapshot's 99") as raised:
         run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
     assert raised.value.hint.splitlines()[-1] == (
-        f"or restore to servers of your own: snapshot restore {NAME} --to FILE"
+        f"or drill on servers of your own: snapshot restore {NAME} --drill --to FILE"
     )
     assert read_open_intents(fleet.store.open()) == []
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
-import restore.drill.servers
+import restore.drill.place
 from embedded.fleet import EmbeddedFleet
+from fleet.config import Fleet
 from fleet.durations import Duration
 from fleet.fleet_file import AssertionTable, DrillTable
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent
 from restore.drill.drill import DrillReport, run_drill
-from restore.drill.servers import DrillUnfitError
+from restore.drill.place import DrillUnfitError
 from restore.request import RestoreRequest
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.integration.documented_roles import drop_role
@@ -48,11 +49,12 @@ ATTACKS = {
     "LOAD 'dblink'": DENIED,
     # It belonged to the superuser of the source, whose role is an ordinary one here.
     "SELECT m.as_owner('COPY (SELECT 1) TO PROGRAM ''cat > /dev/null''')": DENIED,
-    # No role gets anywhere without a password, and with one it finds no socket: sql_statement_not_allowed,
-    # sqlclient_unable_to_establish_sqlconnection.
+    # Another server lets everybody in, but no role without privileges gets there.
     "SELECT * FROM ext.dblink('{elsewhere}', 'SELECT 1') AS t (i int)": "2F003",
-    "SELECT * FROM ext.dblink('{elsewhere} password=guessed', 'SELECT 1') AS t (i int)": "08001",
+    "SELECT m.guess()": "2F003",
 }
+# sqlclient_unable_to_establish_sqlconnection: that socket is not there.
+GUESS, NO_SOCKET = "SELECT * FROM ext.dblink('{elsewhere} password=guessed', 'SELECT 1') AS t (i int)", "08001"
 TO_BECOME = ("SET ROLE %I", "SET SESSION AUTHORIZATION %I", "GRANT %I TO CURRENT_USER")
 READ_ONLY = "25006"
 PLANTED = """
@@ -60,11 +62,12 @@ CREATE FUNCTION m.outcome(what text) RETURNS text LANGUAGE plpgsql AS $$
   BEGIN EXECUTE what; RETURN 'done'; EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE; END $$;
 CREATE FUNCTION m.broken() RETURNS TABLE (what text, found text) LANGUAGE sql AS $$
   SELECT what, found FROM (VALUES {attacks}) AS attack (what, expected), m.outcome(what) AS found
-   WHERE found NOT IN (expected, '{read_only}')
+   WHERE found NOT IN (expected, '{read_only}', '{no_socket}')
   UNION ALL
   SELECT what, found FROM unnest(ARRAY[{to_become}]) AS how, pg_roles, format(how, rolname) AS what,
          m.outcome(what) AS found
    WHERE rolsuper AND found NOT IN ('{denied}', '{read_only}') $$;
+CREATE FUNCTION m.guess() RETURNS void LANGUAGE plpgsql AS $$ BEGIN PERFORM {guess}; END $$;
 CREATE FUNCTION m.powers() RETURNS TABLE (what text) LANGUAGE sql AS $$
   SELECT rolname FROM pg_roles
    WHERE rolname IN ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')
@@ -91,6 +94,7 @@ ASSERTIONS = (
     AssertionTable("s1", "SELECT count(*) FROM pg_largeobject_metadata", 2),
     AssertionTable("s1", "SELECT ext.hstore('a', 'b') IS NOT NULL, count(*) FROM m.checked", ((True, 2),)),
 )
+UNSEEN = AssertionTable("s1", "SELECT m.outcome('SELECT m.guess()')", NO_SOCKET)
 ALLOWED = ("dblink",)
 
 
@@ -104,8 +108,9 @@ def hostile(
     attacks = {what.replace("{elsewhere}", elsewhere): code for what, code in ATTACKS.items()}
     values = ", ".join(f"($a${what}$a$, '{code}')" for what, code in attacks.items())
     planted = PLANTED.format(
-        attacks=values, to_become=", ".join(f"'{how}'" for how in TO_BECOME), read_only=READ_ONLY, denied=DENIED
-    )
+        attacks=values, to_become=", ".join(f"'{how}'" for how in TO_BECOME), read_only=READ_ONLY, denied=DENIED,
+        no_socket=NO_SOCKET, guess=GUESS.replace("{elsewhere}", elsewhere).removeprefix("SELECT "),
+    )  # fmt: skip
     with own_database(shared_fleet, folder, DATABASE) as fleet:
         (node,) = fleet.nodes
         try:
@@ -138,13 +143,13 @@ def hostile(
             drop_role(with_database(node, "postgres").dsn, "mallory")
 
 
-def drill(runs: Runs, **rules: object) -> DrillReport:
+def drill(runs: Runs, own: Fleet | None = None, **rules: object) -> DrillReport:
     fleet = replace(runs.fleet, drill=structs.replace(DrillTable(extensions=ALLOWED), **rules))
-    return run_drill(fleet, RestoreRequest(NAME), runs.spark, Silent())
+    return run_drill(fleet, RestoreRequest(NAME), runs.spark, Silent(), own=own)
 
 
 def test_owners_code_has_no_power_while_rows_are_loaded_nor_when_assertions_are_asked(hostile: Runs) -> None:
-    report = drill(hostile, assertion=ASSERTIONS)
+    report = drill(hostile, assertion=(*ASSERTIONS, UNSEEN))
     assert [(one.holds, one.why, one.found) for one in report.assertions if not one.holds] == []
     # What only a superuser creates is not tried, and named.
     left_out = "\n".join(report.restored.left_out)
@@ -153,13 +158,18 @@ def test_owners_code_has_no_power_while_rows_are_loaded_nor_when_assertions_are_
     assert not Path("/tmp/planted").exists()
 
 
+def test_nor_has_it_any_on_servers_of_ones_own(hostile: Runs) -> None:
+    report = drill(hostile, hostile.fleet, assertion=ASSERTIONS)
+    assert [(one.holds, one.why, one.found) for one in report.assertions if not one.holds] == []
+
+
 def test_an_extension_that_is_not_trusted_is_refused_before_anything_runs(hostile: Runs) -> None:
     fleet = replace(hostile.fleet, drill=DrillTable())
     with pytest.raises(DrillUnfitError, match="extensions of the snapshot are not trusted: dblink") as raised:
         run_drill(fleet, RestoreRequest(NAME), NoSpark(), Silent())
     hint = raised.value.hint.splitlines()
     assert hint[0].endswith('[drill] extensions = ["dblink"] in fleet.toml')
-    assert hint[1].endswith(f"snapshot restore {NAME} --to FILE")
+    assert hint[1].endswith(f"snapshot restore {NAME} --drill --to FILE")
 
 
 def test_an_assertion_whose_function_swallows_its_cancellation_ends_with_its_session_or_its_server(
@@ -171,7 +181,7 @@ def test_an_assertion_whose_function_swallows_its_cancellation_ends_with_its_ses
     assert (first.holds, first.why, second.holds) == (False, "no answer after 1 s: its session was ended", True)
     assert 1 <= first.seconds < 10
     # Of a function in C, say, that never looks whether it is to end.
-    monkeypatch.setattr(restore.drill.servers, "TERMINATE", "SELECT %s < 0 AND %s < 0")
+    monkeypatch.setattr(restore.drill.place, "TERMINATE", "SELECT %s < 0 AND %s < 0")
     report = drill(hostile, assertion=(endless, count))
     first, second = report.assertions
     assert (first.holds, second.holds) == (False, None)

@@ -1,0 +1,205 @@
+"""A drill on servers that the user keeps: the primaries of another fleet.toml.
+
+Each shard is restored into a database of a new name; no other database is touched. It is restored, and asked, by a role
+without privileges: that of the dsn, or, if that is a superuser, one that it makes. Roles of the snapshot that exist on
+the server are replaced by that role, the others are made. When the block ends, everything is dropped again; what a
+killed drill has left, the next one drops: a session with the drill's name shows that it lives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from msgspec import structs
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from fleet.config import Node
+from fleet.nodes.connections import NodeUnreachableError, connect, with_database
+from fleet.nodes.privileges import read_role
+from fleet.progress import Progress
+from restore.drill.assertions import Reader
+from restore.drill.place import DrillPlace, DrillUnfitError, create_login, end_session, new_password
+from restore.obstacles.disk_space import find_data_directory
+from restore.plan import RestorePlan
+from restore.roles import find_existing_roles
+from restore.targets.databases import drop_database
+from restore.targets.superusers import Superusers, mark_role
+from restore.targets.target import SYSTEM_QUERY, Connections, Target, suffix_of, target_of
+from storage.errors import SnapshotError
+
+# What a drill makes on a server has this name, the operation's suffix and, of a database, the number of the target.
+NAME = re.compile(r"(?P<drill>cutline_drill_[0-9a-f]{10})(_[0-9]+(_restoring_[0-9a-f]{10})?)?")
+# What of a connection string is its role's.
+OF_THE_ROLE = ("user", "password", "passfile", "sslcert", "sslkey", "sslpassword", "service")
+DATABASES_QUERY = """
+SELECT datname FROM pg_database
+ WHERE datname ^@ 'cutline_drill_' AND pg_has_role(datdba, 'USAGE')
+"""
+# Only a superuser's drill makes any.
+ROLES_QUERY = """
+SELECT rolname, shobj_description(oid, 'pg_authid') FROM pg_roles
+ WHERE shobj_description(oid, 'pg_authid') ^@ 'cutline_drill_' AND NOT rolsuper
+   AND (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+"""
+LIVING_QUERY = "SELECT DISTINCT application_name FROM pg_stat_activity WHERE application_name ^@ 'cutline_drill_'"
+POWERS_QUERY = """
+SELECT array_remove(ARRAY[CASE WHEN r.rolcreaterole AND current_setting('server_version_num')::int < 160000
+                               THEN 'CREATEROLE' END,
+                          CASE WHEN r.rolreplication THEN 'REPLICATION' END], NULL)
+       || ARRAY(SELECT p.rolname::text FROM pg_roles p
+                 WHERE p.rolname IN ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')
+                   AND pg_has_role(p.oid, 'MEMBER'))
+  FROM pg_roles r WHERE r.rolname = current_user
+"""
+
+
+@contextmanager
+def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progress) -> Iterator[DrillPlace]:
+    """Yield the plan into databases of new names on the servers of its targets, and drop these at the end.
+
+    Raises DrillUnfitError if a role may do more than a drill needs, NodeUnreachableError.
+    """
+    name = f"cutline_drill_{suffix_of(plan.intent.id)}"
+    targets = tuple(
+        target_of(one.shard, with_database(one.node, f"{name}_{number}"), (), plan.intent.id)
+        for number, one in enumerate(plan.targets, start=1)
+    )
+    with ExitStack() as stack:
+        sessions = {one.shard: stack.enter_context(connect(one.maintenance, application_name=name)) for one in targets}
+        for target in targets:
+            drop_dead(target, sessions[target.shard])
+        has_superusers = _check_roles(targets, sessions)
+        try:
+            placed = replace(
+                plan, targets=targets, target_fleet=replace(plan.target_fleet, nodes=tuple(t.node for t in targets))
+            )
+            if has_superusers:
+                placed = _with_login(placed, sessions, name, extensions)
+            yield DrillPlace(placed, lambda target: Reader(target.node, lambda process: _end(target, process)))
+        finally:
+            _drop_all(targets, name, progress)
+
+
+def _end(target: Target, process: int) -> bool:
+    end_session(target.maintenance, process)
+    return False
+
+
+def _check_roles(targets: Iterable[Target], sessions: Connections) -> bool:
+    """Whether the roles are superusers; raise DrillUnfitError if another may do more than a restore needs."""
+    supers = list[str]()
+    targets = list(targets)
+    for target in targets:
+        role = read_role(target.node, sessions[target.shard])
+        (powers,) = sessions[target.shard].execute(POWERS_QUERY).fetchone() or ([],)
+        if role.is_super:
+            supers.append(target.node.id)
+        elif powers:
+            raise DrillUnfitError(
+                f"node {target.node.id}: code of the snapshot's owners could use what role {role.name} may:"
+                f" {', '.join(powers)}",
+                hint="name a role that may do no more: docs/roles.md, Restore; or a superuser, and the drill makes one",
+                details={"node": target.node.id, "powers": powers},
+            )
+    if supers and len(supers) < len(targets):
+        raise DrillUnfitError(
+            f"the roles of {', '.join(supers)} are superusers, those of other nodes are not",
+            hint="name a superuser for each node of the file, or for none",
+        )
+    return bool(supers)
+
+
+def _with_login(plan: RestorePlan, superusers: Connections, name: str, extensions: frozenset[str]) -> RestorePlan:
+    """The plan for a role of the name that the superusers make; it takes the place of roles that exist."""
+    password, made, taken = new_password(), set[str](), dict[str, str]()
+    nodes, folders = dict[str, Node](), dict[str, Path | None]()
+    for target in plan.targets:
+        connection = superusers[target.shard]
+        (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
+        if system not in made:
+            create_login(target.maintenance, name, password, "CREATEDB BYPASSRLS")
+            mark_role(connection, name, name)
+            made.add(system)
+        nodes[target.shard], folders[target.shard] = target.maintenance, find_data_directory(connection)
+        encoding = plan.chain.baseline[target.source].encoding
+        existing = find_existing_roles(target, connection, plan.roles(target), encoding)
+        # Predefined roles may only be given something, and what they may do is no owner's.
+        taken |= {role: name for role in existing if not role.startswith("pg_")}
+    targets = tuple(
+        target_of(one.shard, replace(one.node, dsn=_as(one.node.dsn, name, password)), (), plan.intent.id)
+        for one in plan.targets
+    )
+    for target in targets:
+        _check_login(target)
+    scope = structs.replace(plan.request.scope, role_map=tuple(taken.items()))
+    return replace(
+        plan,
+        request=replace(plan.request, scope=scope, create_roles=True),
+        target_fleet=replace(plan.target_fleet, nodes=tuple(target.node for target in targets)),
+        targets=targets,
+        superusers=Superusers(nodes, name, extensions, folders, mark=name),
+    )
+
+
+def _as(dsn: str, role: str, password: str) -> str:
+    # Another role's certificate or password file proves nothing for this one.
+    given = {key: value for key, value in conninfo_to_dict(dsn).items() if key not in OF_THE_ROLE}
+    return make_conninfo("", **given | {"user": role, "password": password})
+
+
+def _check_login(target: Target) -> None:
+    try:
+        connect(target.maintenance).close()
+    except NodeUnreachableError as error:
+        raise DrillUnfitError(
+            f"node {target.node.id}: a role that was made for the drill can't log in: {error.message}",
+            hint=[
+                "let pg_hba.conf admit roles by password (scram-sha-256)",
+                "or name a role in the dsn that is no superuser: the drill restores as that one",
+            ],
+            details=error.details,
+        ) from error
+
+
+def drop_dead(target: Target, session: psycopg.Connection[Any]) -> None:
+    """Drop what killed drills have left on the server: those of which no session has the name."""
+    living = {name for (name,) in session.execute(LIVING_QUERY)}
+    for (database,) in session.execute(DATABASES_QUERY).fetchall():
+        if (match := NAME.fullmatch(database)) and match["drill"] not in living:
+            drop_database(target, session, database)
+    for role, mark in session.execute(ROLES_QUERY).fetchall():
+        if NAME.fullmatch(mark) and mark not in living:
+            _drop_role(session, role)
+
+
+def _drop_role(session: psycopg.Connection[Any], role: str) -> None:
+    session.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role)))
+
+
+def _drop_all(targets: Iterable[Target], name: str, progress: Progress) -> None:
+    """Drop what the drill has made, in sessions of its own: those before may be lost."""
+
+    def drop_databases(target: Target, connection: psycopg.Connection[Any]) -> None:
+        for database in (target.loading, target.database):
+            drop_database(target, connection, database)
+
+    def drop_roles(_target: Target, connection: psycopg.Connection[Any]) -> None:
+        for role, mark in connection.execute(ROLES_QUERY).fetchall():
+            if mark == name:
+                _drop_role(connection, role)
+
+    # On a server of several targets, roles own something as long as there is one of the databases.
+    for drop in (drop_databases, drop_roles):
+        for target in targets:
+            try:
+                with connect(target.maintenance) as connection:
+                    drop(target, connection)
+            except (SnapshotError, psycopg.Error) as error:
+                progress.note(f"node {target.node.id}: {name} is left until the next drill there: {error}")

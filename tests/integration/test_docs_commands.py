@@ -44,6 +44,7 @@ NOT_RUN = {
     "snapshot create 'nightly-{date}' --incremental --quiet": SAME_AS_CRON,
     "snapshot check 'nightly-{date}' --quiet --junit check.xml": SAME_AS_CRON,
     "snapshot restore 'week-{n}' --drill --quiet --junit drill.xml": "tests/integration/drill runs drills",
+    "snapshot restore nightly --drill --to spare.toml --junit drill.xml": "tests/integration/drill runs it",
 }
 PAGES = pages()
 

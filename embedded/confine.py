@@ -12,6 +12,7 @@ What can't be done ends it with exit code 126, and the reason on stderr (Linux m
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import sys
@@ -36,7 +37,9 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a function of the C library; raise OSError, which names it, if it fails."""
+    """Call a function of the C library; raise OSError, which names it, if it fails or if there is none."""
+    if not hasattr(libc, name):
+        raise OSError(errno.ENOSYS, f"{name}: {os.strerror(errno.ENOSYS)}")
     if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
@@ -117,7 +120,9 @@ def confine(settings: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(settings["gid"], settings["gid"], settings["gid"])
         os.setresuid(settings["uid"], settings["uid"], settings["uid"])
-    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # Other systems have nothing like it.
+    if hasattr(libc, "prctl"):
+        call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def main() -> None:

@@ -180,6 +180,8 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     nodes = tuple(_node(entry, file.wal, file.tools) for entry in file.node)
     _check_nodes(nodes)
     check_global_id(file.cut.global_id)
+    if any(one.timeout <= 0 for one in file.drill.assertion):
+        raise ValueError("`drill.assertion.timeout` is 0: an assertion would have no time")
     retention, spark = file.retention, expand_all("spark", file.spark)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
     master = check_spark_master(spark.pop("master", "local[*]"))

@@ -53,6 +53,7 @@ def test_every_kind_of_expectation_is_read(tmp_path: Path) -> None:
         ('node = "a"', "lacks the key `sql`"),
         ('node = "a"\nsql = ""', "length >= 1"),
         ('node = "a"\nsql = "SELECT 1"\nexpect = 1', "unknown key `expect`"),
+        ('node = "a"\nsql = "SELECT 1"\ntimeout = "0"', "`drill.assertion.timeout` is 0"),
         ('node = "a"\nsql = "SELECT 1"\nexpected = 2026-11-22', "expected"),
         ('node = "a"\nsql = "SELECT 1"\nexpected = [[[1]]]', "expected"),
     ],
@@ -61,6 +62,12 @@ def test_a_wrong_assertion_is_refused(tmp_path: Path, text: str, problem: str) -
     with pytest.raises(FleetFileError) as refused:
         drill_of(tmp_path / "fleet.toml", f"[[drill.assertion]]\n{text}\n")
     assert problem in refused.value.message
+
+
+def test_the_form_of_assertions_is_named_where_the_settings_of_drills_belong(tmp_path: Path) -> None:
+    with pytest.raises(FleetFileError) as refused:
+        drill_of(tmp_path / "fleet.toml", '[[drill]]\nnode = "a"\nsql = "SELECT 1"\n')
+    assert "[[drill.assertion]]" in refused.value.hint
 
 
 def test_only_a_drill_needs_its_nodes_to_be_primaries(tmp_path: Path) -> None:

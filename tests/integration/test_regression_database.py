@@ -3,7 +3,8 @@
     SNAPSHOT_TEST_REGRESS=…/postgresql/src/test/regress    the folder of those tests, which no wheel contains
 
 A full snapshot is taken after the first line of parallel_schedule, an increment after every other line. Then each is
-restored and compared with the source at its time, and the last is checked against a standby. Takes some minutes.
+restored and compared with the source at its time, and the last is checked, against a standby where those decode. Takes
+some minutes; the version of the tests is that of the servers: SNAPSHOT_TEST_POSTGRESQL=15.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fleet.nodes.connections import with_database
 from fleet.programs.wheel import tool
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.state import Sequences, State, compare, judge_dsn, sequences_of, state_of
-from tests.servers.dealt import start_fleet
+from tests.servers.dealt import CHOSEN, DECODING_STANDBYS, start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,7 +117,8 @@ def sorted_definitions(state: State) -> State:
 @pytest.fixture
 def regression(spark: SparkSession, tmp_path: Path) -> Iterator[Regression]:
     folder = tmp_path / "fleet"
-    embedded = start_fleet(folder, shards=1, backups=1, schema=False, settings=SETTINGS)
+    backups = int(not CHOSEN or CHOSEN >= DECODING_STANDBYS)
+    embedded = start_fleet(folder, shards=1, backups=backups, schema=False, settings=SETTINGS)
     try:
         fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
         with psycopg.connect(with_database(fleet.primaries[0], "postgres").dsn, autocommit=True) as connection:
@@ -144,4 +146,5 @@ def test_the_regression_database_comes_back_from_every_increment(regression: Reg
         tables = len(expected.rows)
     assert tables > len(lines)
     report = runs.check_one(NAME)
-    assert (report.result, report.conflicts) == ("valid", [])
+    has_standby = len(regression.fleet.nodes) > 1
+    assert (report.result, report.conflicts) == ("valid" if has_standby else "inconclusive", [])

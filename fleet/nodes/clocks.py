@@ -181,12 +181,15 @@ def check_clocks(
     found = use_clocks(readings, not_before)
     if found is not None:
         return note_clocks(readings, progress, not_before) or found
-    is_refuted = not_before is not None and find_agreement(readings) is not None
-    also = f"; if they are right, that time is wrong: {NEW_CHAIN}" if is_refuted else ""
+    also = ""
+    ends_chain = ChainEnd.NO
+    if not_before is not None and find_agreement(readings) is not None:
+        also = f"; if they are right, that time is wrong: {NEW_CHAIN}"
+        ends_chain = ChainEnd.PERHAPS
     raise ClocksDifferError(
         _differ_text(readings, not_before),
         hint=f"set the clocks of the nodes and of this machine by NTP, then repeat the command{also}",
-        ends_chain=ChainEnd.PERHAPS if is_refuted else ChainEnd.NO,
+        ends_chain=ends_chain,
         details={"times": {one.node: one.time.isoformat() for one in readings}, "here": machine_now().isoformat()},
     )
 

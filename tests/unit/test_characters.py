@@ -22,7 +22,7 @@ from msgspec import structs
 from cli.output.characters import ASCII_LEVELS, BLOCKS, FORMS, RULE, writable
 from cli.output.drill import SQL_SHOWN_MAX, drill_lines
 from fleet.config import load_fleet
-from fleet.fleet_file import DrillTable
+from fleet.fleet_file import AssertionTable
 from fleet.record import Time
 from restore.drill.assertions import AssertionResult
 from restore.drill.drill import DrillReport
@@ -158,7 +158,7 @@ def test_a_stream_takes_every_character(encoding: str) -> None:
 
 
 def test_the_lines_of_a_drill_are_written_in_ascii() -> None:
-    failed = AssertionResult(DrillTable("a", f"SELECT '{'長' * SQL_SHOWN_MAX}'"), holds=False, why="é")
+    failed = AssertionResult(AssertionTable("a", f"SELECT '{'長' * SQL_SHOWN_MAX}'"), holds=False, why="é")
     restored = RestoreReport("daily", 0, "op", [NodeReport("a", "drill", 5)], rows=5)
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=RULE)
     stream.writelines(drill_lines(DrillReport(restored, (failed,), 1.0)))

@@ -6,14 +6,18 @@ into key and row by whole columns, and stored as Parquet objects of BASE_SCHEMA,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import psycopg
 import pyarrow as pa
+from msgspec import structs
 from psycopg import pq as libpq
+from psycopg.pq.abc import PGresult
 
 from columns.arrow_numbers import to_arrow
 from columns.bytes_column import BytesColumn, offsets_of, partition_of
@@ -26,9 +30,10 @@ from fleet.tables.groups import Group, column_list, qualify
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.base_copy.exported_snapshot import open_exported
 from snapshots.base_copy.object_writer import ObjectWriter
+from snapshots.ddl.attempts import OTHER_CAUSES
 from snapshots.operations.object_lists import store_lists_above
 from snapshots.records.stored_object import BASE, NamedObject
-from storage.errors import ErrorReport, SnapshotError, report_of
+from storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 
 BASE_SCHEMA = pa.schema(
     [
@@ -41,6 +46,11 @@ BASE_SCHEMA = pa.schema(
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
 OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
 LOCK_NOT_AVAILABLE = b"55P03"
+# The classes of errors that a row causes: data exception, program limit exceeded, internal error or damaged data; and
+# out of memory. Of a row that PostgreSQL can't print the error may be any of the last three.
+ROW_ERRORS = re.compile("22...|54...|XX...|53200")
+DAMAGED = re.compile("22...|XX00[12]")
+KEY_CHARACTERS_MAX = 200
 # pg_class is read as of the snapshot; to_regclass and pg_relation_filenode, which a view has none of, as of now. Up to
 # version 15 an empty table can be made a view that keeps its oid.
 REPLACED_QUERY = """
@@ -49,6 +59,18 @@ SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
     OR NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.oid AND c.relkind = 'r')
  LIMIT 1
 """
+
+
+class RowUnreadableError(RefusedError):
+    """PostgreSQL can't print a row of a table as COPY text: it is too large, or damaged."""
+
+
+class _StoppedAtRowError(Exception):
+    """The server could not print the row that follows the first `rows` of `part`, for the reason `text`."""
+
+    def __init__(self, part: PageRange, rows: int, text: str, *, is_damaged: bool) -> None:
+        super().__init__(text)
+        self.part, self.rows, self.is_damaged = part, rows, is_damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +107,7 @@ def copy_ranges(task: CopyTask) -> CopyReport:
     """Copy the task's ranges. Reports a SnapshotError instead of raising it."""
     try:
         # synchronize_seqscans is off in every session, and a page range is read in order anyway.
-        with open_exported(task.node, task.exported) as connection:
+        with _naming_rows(task), open_exported(task.node, task.exported) as connection:
             to = task.destination
             objects = ObjectWriter(
                 to.store.open(), BASE_SCHEMA, BASE, task.node.id,
@@ -105,6 +127,45 @@ def copy_ranges(task: CopyTask) -> CopyReport:
         return CopyReport(problem=report_of(error))
 
 
+@contextmanager
+def _naming_rows(task: CopyTask) -> Iterator[None]:
+    """Raise RowUnreadableError, which names the row, for _StoppedAtRowError."""
+    try:
+        yield
+    except _StoppedAtRowError as stopped:
+        part, rows = stopped.part, stopped.rows
+        where = f"row {rows + 1} from page {part.low} on; the table has no key"
+        # The transaction is over. Another session of the snapshot reads the keys in the same order.
+        with suppress(SnapshotError, _StoppedAtRowError), open_exported(task.node, task.exported) as connection:
+            lock_tables(connection, task.node, [part])
+            where = _key_text(connection, task.node, part, rows) or where
+        table = part.group.name
+        raise RowUnreadableError(
+            f"node {task.node.id}: table {table}: PostgreSQL can't print a row for COPY: {stopped} ({where})",
+            hint="the row is damaged on this server: repair it, from a standby say; then repeat the command"
+            if stopped.is_damaged
+            else "as COPY prints it a row has less than 1 GB, and each byte of a bytea and each escaped character has"
+            " two: make it smaller, or exclude the table in fleet.toml under groups.exclude",
+            details={"node": task.node.id, "group": table, "row": where},
+        ) from stopped
+
+
+def _key_text(connection: psycopg.Connection[Any], node: Node, part: PageRange, rows: int) -> str:
+    """The key of the row after the first `rows` of the range: `id = 7`; "" if the table has none."""
+    key = part.group.columns[: part.group.key_width]
+    if not key:
+        return ""
+    keys = replace(part, group=structs.replace(part.group, columns=key))
+    for lines in _copy(connection, node, keys):
+        if rows < len(lines):
+            begin, end = lines.offsets[rows : rows + 2].tolist()
+            text = bytes(lines.data[begin:end]).decode(errors="replace").rstrip("\n")
+            named = zip((column.name for column in key), text.split("\t"), strict=True)
+            return ", ".join(f"{name} = {value}" for name, value in named)[:KEY_CHARACTERS_MAX]
+        rows -= len(lines)
+    return ""
+
+
 def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequence[PageRange]) -> None:
     """Lock the tables of the ranges, and raise CopyError unless each is still the one that was planned, by oid.
 
@@ -121,6 +182,8 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
     except psycopg.Error as error:
         if connection.broken:
             raise
+        if (error.sqlstate or "").startswith(OTHER_CAUSES):
+            raise _stopped(node, ranges[0], str(error).encode(), error.sqlstate or "") from error
         # Dropped, renamed, no longer ours to read, or a deadlock with whoever changes them.
         raise _replaced_error(node, str(error.diag.message_primary)) from error
     names, oids = list(planned), list(planned.values())
@@ -157,13 +220,17 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
     if result.status != libpq.ExecStatus.COPY_OUT:
         if result.error_field(libpq.DiagnosticField.SQLSTATE) == LOCK_NOT_AVAILABLE:
             raise locked_error(node, f"copying {part.group.name}", [qualify(part.group)])
-        raise _copy_error(node, part, result.error_message)
-    length = 1
+        raise _copy_error(node, part, result)
+    length, rows = 1, 0
     while length > 0:
         data = bytearray()
         lengths: list[int] = []
         for _ in range(CHUNK_ROWS):
-            length, line = raw.get_copy_data(0)
+            try:
+                length, line = raw.get_copy_data(0)
+            except psycopg.OperationalError as error:
+                # A session that is terminated while it sends says no more.
+                raise _stopped(node, part, str(error).encode()) from error
             if length <= 0:
                 break
             # Appended at once: holding libpq's own buffers takes six times the memory (measured).
@@ -172,21 +239,34 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
             lengths.append(length)
             if len(data) > CHUNK_BYTES:
                 break
+        rows += len(lengths)
         if lengths:
             yield BytesColumn(np.frombuffer(data, np.uint8), offsets_of(np.array(lengths, np.int64)))
     ended = raw.get_result()
-    if length < -1 or ended is None or ended.status != libpq.ExecStatus.COMMAND_OK:
-        raise _copy_error(node, part, ended.error_message if ended else raw.error_message)
+    if ended is None:
+        raise _stopped(node, part, raw.error_message)
+    if length < -1 or ended.status != libpq.ExecStatus.COMMAND_OK:
+        # The server sends what it has printed before the error.
+        raise _copy_error(node, part, ended, rows)
     while raw.get_result() is not None:
         pass
 
 
-def _copy_error(node: Node, part: PageRange, message: bytes) -> CopyError:
+def _copy_error(node: Node, part: PageRange, result: PGresult, rows: int | None = None) -> Exception:
+    """The error for the server's; `rows` have been printed before it, None if it had not begun to."""
+    state = (result.error_field(libpq.DiagnosticField.SQLSTATE) or b"").decode()
+    if rows is None or not ROW_ERRORS.fullmatch(state):
+        return _stopped(node, part, result.error_message, state)
+    text = (result.error_field(libpq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+    return _StoppedAtRowError(part, rows, text, is_damaged=bool(DAMAGED.fullmatch(state)))
+
+
+def _stopped(node: Node, part: PageRange, message: bytes, sqlstate: str = "") -> CopyError:
     text = " ".join(message.decode(errors="replace").split())
     return CopyError(
         f"node {node.id}: copying table {part.group.name} stopped: {text}",
         hint="see the server's log, then repeat the command",
-        details={"node": node.id, "group": part.group.name},
+        details={"node": node.id, "group": part.group.name, **({"sqlstate": sqlstate} if sqlstate else {})},
     )
 
 

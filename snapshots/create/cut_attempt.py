@@ -18,6 +18,7 @@ from fleet.progress import Progress
 from fleet.tables.groups import Group
 from fleet.tables.left_out import LeftOut, read_left_out
 from fleet.tables.publications import publication_names
+from snapshots.base_copy.copy_slots import drop_copy_slots
 from snapshots.base_copy.late_writers import find_late_writers
 from snapshots.create.chain_state import ChainState
 from snapshots.create.context import CreateContext
@@ -27,7 +28,7 @@ from snapshots.create.prepare_tables import PreparedTables, prepare_tables
 from snapshots.create.prepared_transactions import await_included_ddl, await_lockers
 from snapshots.create.sequences import latest_sequences, read_sequences
 from snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
-from snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
+from snapshots.ddl.table_changes import DdlPlan, KnownTables, NodeTables, find_change
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.commit import DefinitionChanges, Sequence
 from snapshots.tasks.spark_jobs import SparkSource
@@ -36,7 +37,7 @@ from wal.decoding.known_definitions import SchemaMovedError
 from wal.drain.drain_task import DrainTask
 from wal.segments.definitions import Definition
 from wal.slots.retained import is_little, read_waiting
-from wal.slots.slots import slot_name
+from wal.slots.slots import copy_slot_name, slot_name
 
 # Ends all writes to the fleet; returns, by primary, the WAL position after which nothing may be written. It is given
 # what archives the WAL afterwards.
@@ -80,6 +81,12 @@ def take_cut(
     sessions = context.sessions
     moved: dict[str, set[int]] = {}
     ends: Mapping[str, Lsn] | None = None
+    # The primaries' tables as they were read last, after what this command published.
+    seen = state.seen
+
+    def see(node_tables: Mapping[str, NodeTables]) -> None:
+        nonlocal seen
+        seen = node_tables
 
     def check_unchanged(tables: DdlPlan) -> None:
         if cause := find_change(sessions, tables.node_tables, state.selection):
@@ -87,7 +94,7 @@ def take_cut(
 
     def prepare_and_cut() -> CutResult:
         nonlocal ends
-        prepared = prepare_tables(context, state, moved, spark, progress)
+        prepared = prepare_tables(context, state, moved, spark, progress, see)
         archiving = None if is_little(read_waiting(sessions, slot_name(state.chain))) else spark
         if archiving is not None:
             archiving.begin(context.executor_needs, progress)
@@ -109,11 +116,13 @@ def take_cut(
 
     def attempt() -> CutResult:
         try:
-            with invalidate_if(lambda: find_change(sessions, state.seen, state.selection)):
+            with invalidate_if(lambda: find_change(sessions, seen, state.selection)):
                 return prepare_and_cut()
         except ChangedError as error:
             for shard, oids in error.moved.items():
                 moved.setdefault(shard, set()).update(oids)
+            # The next attempt makes them again.
+            drop_copy_slots(sessions.nodes, copy_slot_name(context.operation.id), progress)
             await_lockers(sessions, error.moved, context.request.wait_seconds, progress)
             raise
 

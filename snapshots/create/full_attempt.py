@@ -108,15 +108,12 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
     """
     sessions, slot = context.sessions, slot_name(context.operation.id)
 
-    def find_own_change() -> str:
-        return find_change(sessions, plan.node_tables, plan.selection)
-
     def attempt() -> BaseCopy:
         seen = read_current_tables(sessions, plan.selection, plan.node_tables)
         now = _add_to_publications(sessions, replace(plan, node_tables=seen), context.request.wait_seconds, progress)
         try:
             with (
-                invalidate_if(find_own_change),
+                invalidate_if(lambda: find_change(sessions, now.node_tables, now.selection)),
                 export_snapshots(context.fleet, now.nodes, slot, context.request.wait_seconds, progress) as slots,
             ):
                 check_exported(now.nodes, slots, now.fingerprints)

@@ -6,7 +6,7 @@ settled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fleet.config import Node
@@ -19,11 +19,11 @@ from snapshots.base_copy.copy_tables import copy_tables
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.create.chain_state import ChainState
 from snapshots.create.context import CreateContext
-from snapshots.ddl.attempts import ChangedError, invalidate_if
+from snapshots.ddl.attempts import ChangedError
 from snapshots.ddl.table_changes import (
     DdlPlan,
+    NodeTables,
     add_to_publications,
-    find_change,
     plan_ddl,
     read_current_tables,
     report_changes,
@@ -74,27 +74,31 @@ def prepare_tables(
     moved: Mapping[str, set[int]],
     spark: SparkSource,
     progress: Progress,
+    see: Callable[[Mapping[str, NodeTables]], object],
 ) -> PreparedTables:
     """Plan, publish new tables, and copy the tables that can't be converted.
 
-    `moved` are the oids of tables, by shard, for which an earlier attempt met an unknown definition in WAL.
-    Raises ChangedError if DDL intervened.
+    `moved` are the oids of tables, by shard, for which an earlier attempt met an unknown definition in WAL. `see` is
+    given the primaries' tables whenever they are read: an error is due to DDL only if they have changed since. Raises
+    ChangedError if DDL intervened. The slots of copies that failed are left.
     """
     sessions = context.sessions
     archived = read_archived(context.store, context.operation.snapshot, state, sessions.nodes)
     node_tables = read_current_tables(sessions, state.selection, state.seen)
+    see(node_tables)
     plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
     if plan.unpublished:
         add_to_publications(sessions, plan.unpublished, state.selection, context.request.wait_seconds, progress)
         progress.reached(CrashPoint.TABLES_PUBLISHED)
         node_tables = read_current_tables(sessions, state.selection, node_tables)
+        see(node_tables)
         plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
         if plan.unpublished:
             raise ChangedError("a table was created while new tables were published")
     report_changes(plan, progress)
     if not plan.to_copy:
         return PreparedTables(plan, archived.last_segments)
-    return _copy_tables(context, state, PreparedTables(plan, archived.last_segments), spark, progress)
+    return _copy_tables(context, PreparedTables(plan, archived.last_segments), spark, progress)
 
 
 def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: Iterable[Node]) -> Archived:
@@ -119,7 +123,7 @@ def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: I
 
 
 def _copy_tables(
-    context: CreateContext, state: ChainState, prepared: PreparedTables, spark: SparkSource, progress: Progress
+    context: CreateContext, prepared: PreparedTables, spark: SparkSource, progress: Progress
 ) -> PreparedTables:
     """Copy the tables that can't be converted; return `prepared` with their copies and positions."""
     sessions, plan = context.sessions, prepared.plan
@@ -128,20 +132,10 @@ def _copy_tables(
     nodes = tuple(node for node in sessions.nodes if node.shard in tables)
     destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)
 
-    def find_own_change() -> str:
-        return find_change(sessions, plan.node_tables, state.selection)
-
-    try:
-        with (
-            invalidate_if(find_own_change),
-            export_snapshots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots,
-        ):
-            check_exported(nodes, slots, plan.fingerprints)
-            sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in nodes]
-            entries = copy_tables(sources, destination, sessions, spark, progress)
-            positions = {node: exported.position for node, exported in slots.items()}
-    except ChangedError:
-        drop_copy_slots(nodes, slot, progress)
-        raise
+    with export_snapshots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots:
+        check_exported(nodes, slots, plan.fingerprints)
+        sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in nodes]
+        entries = copy_tables(sources, destination, sessions, spark, progress)
+        positions = {node: exported.position for node, exported in slots.items()}
     drop_copy_slots(nodes, slot, progress)
     return PreparedTables(plan, prepared.last_segments, tuple(entries), positions)

@@ -13,7 +13,7 @@ from fleet.nodes.connections import CopyError
 from fleet.programs.wheel import ProgramFailedError
 from fleet.progress import Progress
 from fleet.tables.groups import SchemaChangedError
-from storage.errors import ChainEnd
+from storage.errors import ChainEnd, SnapshotError
 
 # The errors that concurrent DDL causes: an object that was read from the catalogs is gone or has changed, or there is a
 # deadlock with the session that changes it.
@@ -24,6 +24,8 @@ DROPPED_ERRORS = (
     psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject, psycopg.errors.InvalidSchemaName,
     psycopg.errors.DeadlockDetected,
 )  # fmt: skip
+# What is said by an operator or by the server's end (57), and what it lacks (53, 58), no DDL causes.
+OTHER_CAUSES = ("53", "57", "58")
 Result = TypeVar("Result")
 
 
@@ -66,6 +68,14 @@ def invalidate_if(find_change: Callable[[], str]) -> Iterator[None]:
         text = " ".join(str(error).split())
         if isinstance(error, DROPPED_ERRORS):
             raise ChangedError(text) from error
+        if _sqlstate(error).startswith(OTHER_CAUSES):
+            raise
         if not (cause := find_change()):
             raise
         raise ChangedError(f"{cause}: {text}") from error
+
+
+def _sqlstate(error: Exception) -> str:
+    if isinstance(error, psycopg.Error):
+        return error.sqlstate or ""
+    return str(error.details.get("sqlstate", "")) if isinstance(error, SnapshotError) else ""

@@ -32,12 +32,13 @@ from fleet.fleet_file import (
 from fleet.fleet_rules import check_dsn, check_global_id, check_spark_master, check_spark_settings, check_watch
 from fleet.record import Record
 from fleet.settings import flatten, remember_secret_settings, spark_settings
-from fleet.variables import VariableMissingError, expand, expand_all, expand_dsn, remember_secrets_of
+from fleet.variables import VARIABLE, VariableMissingError, expand, expand_all, expand_dsn, remember_secrets_of
 from storage.encryption.fleet_encryption import FleetEncryption
 from storage.encryption.key_source import KeySource
 from storage.errors import UsageError
 from storage.location import StoreLocation, with_environment
 
+SET_VARIABLE = "set the variable, or name the right one"
 NO_FILE_HINT = "name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot demo up demo-fleet"
 LOOPBACK, PORTS = "127.0.0.1", 65536
 
@@ -122,7 +123,11 @@ class MetricsRules:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The fleet as fleet.toml describes it; `nodes` are in the file's order."""
+    """The fleet as fleet.toml describes it; `nodes` are in the file's order.
+
+    Commands without Spark need no variables of [spark]: a setting whose variable is not set has its name, and
+    `spark_missing` says so (`check_spark_variables`).
+    """
 
     path: Path
     name: str
@@ -132,6 +137,7 @@ class Fleet:
     groups: GroupRules
     spark_master: str
     spark_settings: Mapping[str, str]
+    spark_missing: tuple[str, ...] = ()
     retention: Retention = Retention()
     # That of `store`; None: objects are stored as they are written.
     encryption: FleetEncryption | None = None
@@ -171,8 +177,7 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
     try:
         return _fleet(path, decode_fleet_file(text))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-        is_missing = isinstance(error, VariableMissingError)
-        hint = "set the variable, or name the right one" if is_missing else toml_hint(error)
+        hint = SET_VARIABLE if isinstance(error, VariableMissingError) else toml_hint(error)
         raise FleetFileError(f"{path}: {toml_problem(error)}", hint=hint) from error
 
 
@@ -182,11 +187,13 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     check_global_id(file.cut.global_id)
     if any(one.timeout <= 0 for one in file.drill.assertion):
         raise ValueError("`drill.assertion.timeout` is 0: an assertion would have no time")
-    retention, spark = file.retention, expand_all("spark", file.spark)
+    missing: list[str] = []
+    retention, spark = file.retention, expand_all("spark", file.spark, missing)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
     master = check_spark_master(spark.pop("master", "local[*]"))
     settings = spark_settings(spark)
-    remember_secret_settings(settings)
+    # The name of a variable that is not set is no secret.
+    remember_secret_settings({name: value for name, value in settings.items() if not VARIABLE.search(value)})
     check_spark_settings(master, settings)
     return Fleet(
         path=path,
@@ -197,6 +204,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         groups=GroupRules(file.groups.include, file.groups.exclude, file.groups.append_only),
         spark_master=master,
         spark_settings=settings,
+        spark_missing=tuple(missing),
         encryption=encryption,
         drill=file.drill,
         watch=check_watch(file.watch),
@@ -276,6 +284,12 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
     for node in nodes:
         if node.backup_of is not None and node.backup_of not in primaries:
             raise ValueError(f"node {node.id}: backup_of names {node.backup_of}, which is not a primary in this file")
+
+
+def check_spark_variables(fleet: Fleet) -> None:
+    """Raise FleetFileError if a variable of [spark] is not set: of a command that may start Spark, at its start."""
+    if fleet.spark_missing:
+        raise FleetFileError(f"{fleet.path}: {fleet.spark_missing[0]}", hint=SET_VARIABLE)
 
 
 def check_drill(fleet: Fleet) -> None:

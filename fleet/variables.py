@@ -93,12 +93,21 @@ def _is_misread(dsn: str, given: Mapping[str, str]) -> bool:
     return "@" in after.partition("?")[0] or not is_port
 
 
-def expand_all(key: str, value: Any) -> Any:
-    """The value, with the variables of all texts in it replaced as by `expand`."""
+def expand_all(key: str, value: Any, missing: list[str] | None = None) -> Any:
+    """The value, with the variables of all texts in it replaced as by `expand`.
+
+    With `missing`, a text whose variable is not set stays as it is, and what `expand` says of it is added there.
+    """
     if isinstance(value, str):
-        return expand(key, value)
+        try:
+            return expand(key, value)
+        except VariableMissingError as error:
+            if missing is None:
+                raise
+            missing.append(str(error))
+            return value
     if isinstance(value, dict):
-        return {name: expand_all(f"{key}.{name}", item) for name, item in value.items()}
+        return {name: expand_all(f"{key}.{name}", item, missing) for name, item in value.items()}
     if isinstance(value, list):
-        return [expand_all(key, item) for item in value]
+        return [expand_all(key, item, missing) for item in value]
     return value

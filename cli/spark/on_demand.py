@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from cli.spark.protection import check_protection
-from fleet.config import Fleet
+from fleet.config import Fleet, check_spark_variables
 from fleet.progress import Progress
 from fleet.spark_masters import has_executors
 
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 class SparkOnDemand:
     """The SparkSource of one command: `begin` starts the session in the background, leaving the block ends it.
 
-    Raises SparkUnprotectedError at once if fleet.toml leaves the session unprotected.
+    Raises FleetFileError at once if [spark] has a variable that is not set, SparkUnprotectedError if fleet.toml leaves
+    the session unprotected.
     """
 
     def __init__(self, fleet: Fleet, name: str) -> None:
+        check_spark_variables(fleet)
         check_protection(fleet.spark_master, fleet.spark_settings)
         self._fleet, self._name = fleet, name
         self._start: SparkStart | None = None

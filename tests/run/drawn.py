@@ -71,6 +71,7 @@ DRAWS = (
             f"{TESTS}/test_cluster_pack.py::test_a_packed_build_runs_on_executors_that_have_nothing",
             f"{TESTS}/test_speculation.py",
             f"{TESTS}/test_executors.py",
+            f"{TESTS}/test_cluster_page.py",
             "tests/spark/test_killed_executors.py",
             f"{TESTS}/test_few_connections.py::test_all_cores_work_on_one_node_with_few_connections",
         ),

@@ -154,3 +154,26 @@ def test_options_of_the_driver_go_to_a_file_of_their_own(tmp_path: Path) -> None
     file = Path(option.removeprefix("@"))
     assert file.read_text() == '"-Dx.password=a \\"b\\\\"\n"-Dy=2"\n'
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("command", "needs_it"),
+    [(["init"], False), (["list"], False), (["status"], False), (["create", "daily"], True), (["check"], True)],
+)
+def test_only_commands_that_may_start_spark_need_the_variables_of_its_settings(
+    command: list[str],
+    needs_it: bool,  # noqa: FBT001  # a parameter of the case
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SPARK_SECRET", raising=False)
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(
+        f'name = "f"\nstore = "{tmp_path}/store"\n[spark]\nmaster = "{STANDALONE}"\n'
+        'authenticate.secret = "${SPARK_SECRET}"\n[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 user=u"\n'
+    )
+    code = cli.main.run(["--fleet", str(fleet), *command])
+    said = "error: {}: spark.authenticate.secret uses ${{SPARK_SECRET}}, which is not in the environment"
+    assert (said.format(fleet) in capsys.readouterr().err) is needs_it
+    assert (code == 2) is needs_it

@@ -54,6 +54,20 @@ class RefusedStatement:
         return f"{self.node}: {self.object}" + (f": {self.reason}" if self.reason else "")
 
 
+@dataclass(frozen=True, slots=True)
+class WalPhase:
+    """What a restore has done with the archived WAL of its shards: read the segments, and found each row's last change.
+
+    `changes` and `transactions` are those that were committed before the cut, or that the segments have besides.
+    """
+
+    seconds: float
+    segments: int
+    bytes: int
+    changes: int
+    transactions: int
+
+
 @dataclass(slots=True)
 class RestoreReport:
     """What a restore did.
@@ -67,7 +81,8 @@ class RestoreReport:
     objects in `damaged`; a resumed restore does not look for these again. `warnings`: what the restored databases are
     not. `moved`: tables that got other names, as `node: name=other`. `routes`: how the rows of each table were divided,
     if the targets are not the snapshot's shards; `remarks`: what that means for other things. `scope`: what was asked.
-    `cut_at`: when the cut was made, `safe_at` its safe time; None if the snapshot could not be read.
+    `cut_at`: when the cut was made, `safe_at` its safe time; None if the snapshot could not be read. `wal` is None if
+    this process has not read the archived WAL: it loaded no rows.
     """
 
     snapshot: str
@@ -96,6 +111,7 @@ class RestoreReport:
     scope: RestoreScope = WHOLE
     cut_at: datetime | None = None
     safe_at: Time | None = None
+    wal: WalPhase | None = None
     refused: list[RefusedStatement] = field(default_factory=list)
 
 

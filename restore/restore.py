@@ -20,6 +20,7 @@ from fleet.nodes.watch import watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.ending import end_published
+from restore.estimates.model import RestoreStep
 from restore.estimates.pace import RestorePace
 from restore.existing_tables import publish_rows
 from restore.left_open import RestoreAbandonedError, say_open, saying_published, undoing
@@ -28,7 +29,7 @@ from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import RestorePreview, check_all_swappable, check_restore, find_replaced, left_rows, with_replaced
 from restore.publishing import close_databases, publish_database
 from restore.refused import DdlRefusedError
-from restore.report import RestoreReport
+from restore.report import RestoreReport, WalPhase
 from restore.request import RestoreRequest
 from restore.run import RestoreRun, running
 from restore.targets.database_records import Phase
@@ -162,6 +163,7 @@ def _restore(
                 if plan.request.use_backup_copies and not is_resumed:
                     choose_verified_copies(run, spark)
                 load_all(run, preview.ddl, preview.roles_missing, spark)
+                report.wal = _wal_phase(run)
             if not plan.request.scope.data_only:
                 run.progress.step("swap databases")
                 run.is_closing = True
@@ -191,6 +193,24 @@ def _restore(
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_own_records(run)
     report.rows = sum(node.rows for node in report.nodes)
+
+
+def _wal_phase(run: RestoreRun) -> WalPhase | None:
+    """The amounts are those of the commits; in what was left of a restore, rows may have been loaded before."""
+    seconds = run.pace.seconds.get(RestoreStep.FOLD) if run.pace else None
+    if seconds is None:
+        return None
+    commits, sources = run.plan.chain.commits, run.plan.sources
+    segments = [one for commit in commits for shard in sources for one in commit.segments[shard]]
+    cuts = [commit.cut for commit in commits]
+    local = sum(cut.of(shard).local_transactions for cut in cuts for shard in sources)
+    return WalPhase(
+        seconds,
+        len(segments),
+        sum(one.size for one in segments),
+        sum(one.changes for one in segments),
+        local + sum(cut.global_transactions for cut in cuts),
+    )
 
 
 def _is_measured(plan: RestorePlan) -> bool:

@@ -34,11 +34,12 @@ KINDS: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.SUBSCRIPTION: KindText("subscription", "subscriptions", "not restored"),
     LeftOutKind.USER_MAPPING: KindText("user mapping", "user mappings", "without options when restored"),
 }
+REMEDY = "after ALTER TABLE … REPLICA IDENTITY FULL the next increment copies the table again, and follows them"
 # What is restored but may differ from the source.
 WARNINGS: Mapping[LeftOutKind, str] = {
-    LeftOutKind.APPEND_ONLY_TABLE: "inserts and truncates only, updates and deletes are not followed",
+    LeftOutKind.APPEND_ONLY_TABLE: f"inserts and truncates only, updates and deletes are not followed ({REMEDY})",
     LeftOutKind.UNCOUNTED_TABLE: "it is not known whether rows of append-only tables were updated or deleted:"
-    " PostgreSQL's counters were reset or are disabled",
+    f" PostgreSQL's counters were reset or are disabled ({REMEDY})",
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "large objects as they were at the full snapshot, increments do not follow them",
     LeftOutKind.STANDBY_COPY: "standbys below PostgreSQL 16 can't decode WAL: check has no copy to compare",
 }

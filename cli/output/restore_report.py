@@ -37,6 +37,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "rows": report.rows,
         "bytes": report.bytes,
+        "wal": asdict(replace(report.wal, seconds=round(report.wal.seconds, 3))) if report.wal else None,
         "nodes": [
             {"node": n.node, "database": n.database, "rows": n.rows, "seconds": round(n.seconds, 3)}
             for n in report.nodes
@@ -64,6 +65,9 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
 def lines_of(report: RestoreReport) -> list[str]:
     """The output for people."""
     lines = [f"{_label(report)}: {quantity_text(report.rows, 'rows')} in {seconds_text(report.seconds)}"]
+    if (wal := report.wal) and report.increment:
+        changes, transactions = quantity_text(wal.changes, "changes"), quantity_text(wal.transactions, "transactions")
+        lines.append(f"WAL: {changes} in {transactions}, {size_text(wal.bytes)}, read in {seconds_text(wal.seconds)}")
     lines += [f"{n.node}: database {n.database}, {quantity_text(n.rows, 'rows')}" for n in report.nodes]
     lines += route_lines(report)
     lines += [f"restored under another name on {one}" for one in report.moved]

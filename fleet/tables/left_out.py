@@ -52,9 +52,11 @@ WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start",
     LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
     LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if it has any, to superusers only: it comes back without",
-    LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not followed",
+    LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not followed. With one"
+    " (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key) the next increment copies it again, and follows them",
     LeftOutKind.UNCOUNTED_TABLE: "PostgreSQL's counters were reset or do not count: whether it was updated or deleted"
-    " from is not known",
+    " from is not known. With a replica identity (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key) the next"
+    " increment copies it again",
     LeftOutKind.STANDBY_COPY: "PostgreSQL {} does not decode WAL on a standby, 16 does: check has no copy of it",
 }
 # What a restore may bring back different: every output warns of it.

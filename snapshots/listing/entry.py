@@ -14,7 +14,7 @@ COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One snapshot. If its chain can't be read, `problem` says why and `chain` is the readable part, if any.
+    """One snapshot. If its chain can't be read, `problem` says why and `chain` is the part before that, if any.
 
     `has_damaged_mark`: all of the chain can be read, and `problem` is that of a mark.
     `lost` is set if the chain was given up and can't be continued; `retained` is the WAL that the nodes keep for it.

@@ -12,9 +12,9 @@ from snapshots.listing.missing_points import MissingPoint, missing_texts, read_m
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.recorded import document_names
 from snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain, read_newest_part, read_summaries
-from snapshots.records.commits import SnapshotMissingError, read_full, snapshot_names
+from snapshots.records.chain import Chain, summary_of
+from snapshots.records.chains import read_chain, read_newest_part, read_readable_part, read_summaries
+from snapshots.records.commits import SnapshotMissingError, snapshot_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import read_marks
 from snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
@@ -101,11 +101,12 @@ def read_entry(
         try:
             # Nothing is shown of a snapshot that may have been deleted.
             check_not_deleted(store, name)
-            full = Chain(read_full(store, name))
-            check_of_fleet(full, identity)
+            readable = read_readable_part(store, name)
+            check_of_fleet(readable, identity)
         except (ManifestError, RefusedError):
             return Entry(name, None, error.message)
-        return Entry(name, full, error.message)
+        # The restore points before what can't be read can be restored as ever.
+        return Entry(name, readable, error.message, summaries=tuple(map(summary_of, readable.increments)))
 
 
 def entry_of(store: ObjectStore, chain: Chain) -> Entry:

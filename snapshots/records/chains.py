@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 from snapshots.records.chain import Chain, summary_of
@@ -62,15 +63,8 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
         if increment:
             raise increments_pruned_error(name)
         return chain
-    increments: list[Increment] = []
-    for number, place in enumerate(_places(store, name, increment), start=1):
-        commit = commit_at(place, name, number)
-        if not isinstance(commit, Increment):
-            raise RuntimeError("check_commit lets only a full snapshot have number 0")
-        _check_linked(chain.full, increments[-1] if increments else chain.full, commit, place.key)
-        check_fits(replace(chain, increments=tuple(increments)), commit, place.key)
-        increments.append(commit)
-    chain, last = replace(chain, increments=tuple(increments)), len(increments)
+    chain = replace(chain, increments=tuple(_increments(store, chain, increment)))
+    last = len(chain.increments)
     if increment in (None, last):
         return chain
     # If the mark can't be read, it may have been pruned.
@@ -81,6 +75,30 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
         hint=f"its newest increment is {last}" if last else "it has no increments; 0 is the full snapshot",
         details={"snapshot": name, "increment": increment},
     )
+
+
+def read_readable_part(store: ObjectStore, name: str) -> Chain:
+    """Read a snapshot with its increments before the first one that is missing, damaged or of another chain.
+
+    Raises what read_full raises.
+    """
+    chain, increments = Chain(read_full(store, name)), list[Increment]()
+    if not is_known_only_full(store, name):
+        with suppress(ManifestError, RefusedError):
+            increments.extend(_increments(store, chain, None))
+    return replace(chain, increments=tuple(increments))
+
+
+def _increments(store: ObjectStore, chain: Chain, increment: int | None) -> Iterator[Increment]:
+    """Yield the increments that follow a full snapshot, up to `increment` (None: all), each once it is verified."""
+    for number, place in enumerate(_places(store, chain.name, increment), start=1):
+        commit = commit_at(place, chain.name, number)
+        if not isinstance(commit, Increment):
+            raise RuntimeError("check_commit lets only a full snapshot have number 0")
+        _check_linked(chain.full, chain.last, commit, place.key)
+        check_fits(chain, commit, place.key)
+        chain = replace(chain, increments=(*chain.increments, commit))
+        yield commit
 
 
 def read_newest_part(store: ObjectStore, name: str) -> Chain:

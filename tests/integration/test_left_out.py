@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 NAME = "named"
 END_SECONDS_MAX = 30
 RULES = '[groups]\nexclude = ["audit.*"]\nappend_only = ["public.log"]\n'
-WARNING = "warning: inserts and truncates only, updates and deletes are not followed: public.log"
+WARNING = (
+    "warning: inserts and truncates only, updates and deletes are not followed (after ALTER TABLE … REPLICA IDENTITY"
+    " FULL the next increment copies the table again, and follows them): public.log"
+)
 
 SCHEMA = """
 CREATE ROLE app;

@@ -9,7 +9,7 @@ import pytest
 
 from check import structure
 from check.structure import check_structure, names_to_check
-from cli.commands.list import lines_of
+from cli.commands.list import entry_document, lines_of
 from cli.main import run
 from fleet.config import Fleet, load_fleet
 from restore.plan import plan_restore
@@ -220,6 +220,26 @@ def test_what_is_gone_within_a_chain_is_named_once_by_the_snapshot(fleet: Fleet,
     listing = list_store(fleet)
     assert [one.state for one in listing.entries] == ["broken"]
     assert listing.missing == ()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_restore_points_before_a_gap_are_listed_and_can_be_restored(*, is_damaged: bool) -> None:
+    made = new_fleet(FLEET)
+    times = [f"2026-11-20T0{hour}:00:00Z" for hour in range(5)]
+    store_chain(made, "daily", *times)
+    store, gone = made.store.open(), commit_key("daily", 3)
+    store.delete(gone)
+    if is_damaged:
+        store.create(gone, b"{}" * 1000)
+    listing = list_store(made)
+    (entry,) = listing.entries
+    assert (entry.state, [one.increment for one in entry.summaries]) == ("broken", [1, 2])
+    assert gone in str(entry.problem)
+    document = entry_document(entry)
+    assert [(one["number"], one["created_at"]) for one in document["increments"]] == [(1, times[1]), (2, times[2])]
+    for number in range(3):
+        assert plan_restore(made, made, RestoreRequest("daily", number)).report().increment == number
+    assert metric_of(made, "cutline_restore_points") == 3
 
 
 def test_increments_that_are_pruned_while_a_check_reads_them_are_no_bug(

@@ -13,7 +13,9 @@ import pytest
 from msgspec import UnsetType, structs
 from psycopg.conninfo import make_conninfo
 
+from cli.output.format import size_text
 from cli.output.restore_plan import plan_document, plan_lines
+from cli.output.restore_report import document_of, lines_of
 from fleet.nodes.connections import connect, with_database
 from fleet.progress import Silent
 from restore.estimates.measured import read_measured
@@ -141,6 +143,16 @@ def test_an_estimate_is_based_on_what_a_recent_restore_of_its_size_took(place: P
         assert {name: one.rows for name, one in outcome.figures.nodes.items()} == {n.node: n.rows for n in report.nodes}
         # All changes of a shard were sent at once: they are one transaction.
         assert outcome.volumes == {"rows": report.rows, "bytes": report.bytes, "transactions": 3}
+        # By shard: 100 rows get another n, 6 another key, which are a deletion and an insertion; 10 lines go, 2 come.
+        assert report.wal is not None
+        assert (report.wal.changes, report.wal.transactions) == (3 * (100 + 2 * 6 + 10 + 2), 3)
+        assert 0 < report.wal.seconds == pytest.approx(outcome.figures.steps["fold changes"].seconds, abs=0.001)
+        assert report.wal.seconds < report.seconds
+        stored = list((place.stored / "snapshots" / NAME / "wal").glob("s?/*/*.parquet"))
+        assert (report.wal.segments, report.wal.bytes) == (len(stored), sum(one.stat().st_size for one in stored))
+        assert document_of(report)["wal"]["changes"] == report.wal.changes
+        text = f"WAL: {report.wal.changes} changes in 3 transactions, {size_text(report.wal.bytes)}, read in "
+        assert any(line.startswith(text) for line in lines_of(report))
         assert 0.5 * report.seconds < outcome.figures.seconds <= report.seconds
         assert read_measured(store, report.rows) == (plan.intent.operation, outcome.figures)
         # The same again is expected to take as long.

@@ -74,6 +74,19 @@ TABLES = {
         "CREATE TABLE kept.t PARTITION OF kept.above FOR VALUES FROM (0) TO (100)", False,
     ),
 }  # fmt: skip
+ROWS = "INSERT INTO {} (id, v) SELECT n, 'x' FROM generate_series(1, 5) AS n"
+# The error for a table without a key that would do is not one of a publication.
+UPSERT = """DO $$ BEGIN
+INSERT INTO {} (id, v) VALUES (1, 'y') ON CONFLICT DO NOTHING;
+INSERT INTO {} (id, v) VALUES (1, 'y') ON CONFLICT (id) DO UPDATE SET v = 'updated';
+EXCEPTION WHEN invalid_column_reference OR object_not_in_prerequisite_state THEN
+IF SQLERRM !~ 'ON CONFLICT' THEN RAISE; END IF; END $$"""
+# A trigger of the table itself that updates and deletes other rows of it.
+CASCADE = """CREATE FUNCTION pg_temp.touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+IF pg_trigger_depth() = 1 THEN UPDATE {} SET v = 'touched' WHERE id = 2; DELETE FROM {} WHERE id = 3; END IF;
+RETURN NULL; END $$;
+CREATE TRIGGER touch AFTER INSERT ON {} FOR EACH ROW EXECUTE FUNCTION pg_temp.touch();
+INSERT INTO {} (id, v) VALUES (6, 'x')"""
 # Executed after every change of a table, on the table itself and through its parent.
 WRITES = (
     "INSERT INTO {} (id, v) VALUES (50, 'x')",
@@ -81,6 +94,20 @@ WRITES = (
     "UPDATE {} SET id = 51 WHERE id = 50",
     "DELETE FROM {} WHERE id = 51",
     "INSERT INTO {} (id, v) SELECT n, 'x' FROM generate_series(1, 5) AS n; DELETE FROM {}",
+    # Statements that choose what they do row by row, which PostgreSQL checks elsewhere than a plain UPDATE.
+    f"{ROWS}; MERGE INTO {{}} AS t USING generate_series(3, 8) AS n ON t.id = n WHEN MATCHED AND n = 3 THEN DELETE"
+    " WHEN MATCHED THEN UPDATE SET v = 'merged' WHEN NOT MATCHED THEN INSERT (id, v) VALUES (n, 'new')",
+    f"{ROWS}; MERGE INTO {{}} AS t USING generate_series(3, 8) AS n ON t.id = n WHEN MATCHED THEN DO NOTHING"
+    " WHEN NOT MATCHED THEN INSERT (id, v) VALUES (n, 'new')",
+    f"{ROWS}; MERGE INTO {{}} AS t USING generate_series(3, 8) AS n ON t.id = n"
+    " WHEN MATCHED THEN UPDATE SET id = n + 20",
+    f"{ROWS}; {UPSERT}",
+    f"{ROWS}; WITH gone AS (DELETE FROM {{}} RETURNING id, v) INSERT INTO {{}} (id, v) SELECT id + 10, v FROM gone",
+    f"{ROWS}; DECLARE rows CURSOR FOR SELECT id FROM {{}} FOR UPDATE; FETCH rows;"
+    " UPDATE {} SET v = 'here' WHERE CURRENT OF rows",
+    f"{ROWS}; CREATE TEMP VIEW seen AS SELECT id, v FROM {{}}; UPDATE seen SET v = 'z'; DELETE FROM seen WHERE id = 1",
+    r"""COPY {} (id, v) FROM PROGRAM 'printf "7\tx\n8\ty\n"' WHERE id > 7""",
+    f"{ROWS}; {CASCADE}",
 )
 # A table from TABLES, and the statement by which it loses its identity once it is published.
 LOSSES = {

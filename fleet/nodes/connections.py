@@ -59,6 +59,8 @@ RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table
 RESTRICTION_VERSIONS = {15: 150008, 16: 160004}
 
 NO_REPLICATION = f"{DIRECT} (PgBouncer passes replication connections on since 1.23)"
+# Of the parameter replication, for an ordinary session.
+NO_REPLICATION_VALUES = (None, b"", b"0", b"f", b"n", b"false", b"no", b"off")
 ONE_SERVER = "let its dsn lead to one server: name one host; or, of several, the primary: target_session_attrs=primary"
 
 # The values of sslmode with which libpq never connects without TLS.
@@ -201,6 +203,7 @@ def _begin(node: Node, asked: str, cursors: type[psycopg.Cursor[Any]]) -> psycop
     except psycopg.OperationalError as error:
         raise session_error(node, error) from error
     try:
+        _check_ordinary(node, session, asked)
         _remember_password(node, session.pgconn.password)
         remember_open(session, node)
         _nodes[session] = node.id
@@ -212,6 +215,18 @@ def _begin(node: Node, asked: str, cursors: type[psycopg.Cursor[Any]]) -> psycop
         session.close()
         raise
     return session
+
+
+def _check_ordinary(node: Node, session: psycopg.Connection[Any], asked: str) -> None:
+    """Raise UsageError if the session takes replication commands unasked: a service file can't be read beforehand."""
+    if "replication" in conninfo_to_dict(asked):
+        return
+    if any(one.keyword == b"replication" and one.val not in NO_REPLICATION_VALUES for one in session.pgconn.info):
+        raise UsageError(
+            f"node {node.id}: its connection service has replication, which Cutline asks for itself where it needs it",
+            hint="remove replication from the service file",
+            details={"node": node.id},
+        )
 
 
 def _settle(node: Node, session: psycopg.Connection[Any], asked: str, open_bare: Open) -> None:

@@ -28,6 +28,7 @@ from fleet.nodes.problems import NodeUnfitError
 from fleet.nodes.sessions import open_sessions
 from fleet.programs.wheel import wheel_bin_directory
 from snapshots.ddl.dump import dump_archive
+from storage.errors import UsageError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
 from tests.integration.conftest import FleetFactory
 from tests.integration.refusing import execute
@@ -104,6 +105,24 @@ def test_programs_connect_to_the_very_server_of_a_session(shared_fleet: Embedded
         here = conninfo_to_dict(as_connected(node, connection).dsn)
         assert here["host"] == connection.info.host in hosts.split(",")
     assert "load_balance_hosts" not in here
+
+
+def test_a_service_that_asks_for_replication_is_refused(
+    shared_fleet: EmbeddedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dsn with replication is refused when fleet.toml is read; what a service has, libpq alone knows."""
+    file = tmp_path / "pg_service.conf"
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+    given = "".join(f"{name}={value}\n" for name, value in conninfo_to_dict(shared_fleet.primaries[0].dsn()).items())
+    node = Node("s1", "service=shop")
+    for value, is_refused in (("database", True), ("true", True), ("false", False)):
+        file.write_text(f"[shop]\n{given}replication={value}\n")
+        if is_refused:
+            with pytest.raises(UsageError, match="node s1: its connection service has replication"):
+                connect(node)
+        else:
+            connect(node).close()
+        connect_replication(node).close()
 
 
 def test_sessions_are_of_the_role_of_the_dsn_whatever_role_it_acts_as_elsewhere(shared_fleet: EmbeddedFleet) -> None:

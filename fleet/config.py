@@ -171,9 +171,15 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise FleetFileError(f"no fleet file at {path}", hint=hint) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise FleetFileError(f"{path}: {reason}", hint="correct the file, then repeat the command") from error
+    except UnicodeDecodeError as error:
+        raise FleetFileError(
+            f"{path} is not in UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}",
+            hint="save it in UTF-8, then repeat the command",
+        ) from error
+    except OSError as error:
+        raise FleetFileError(
+            f"{path}: {error.strerror or error}", hint="correct the file, then repeat the command"
+        ) from error
     try:
         return _fleet(path, decode_fleet_file(text))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:

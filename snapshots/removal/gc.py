@@ -32,7 +32,7 @@ from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdic
 from snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
 from snapshots.removal.old_records import RecordJudge, judge_probe
 from snapshots.removal.removal import open_removals
-from storage.clock import utc_now
+from storage.clock import machine_now, utc_now
 from storage.errors import RefusedError, SnapshotError, UnreachableError
 from storage.probe import PROBES
 from storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError, Unfinished
@@ -118,7 +118,8 @@ class _GarbageSearch:
         self._store = store
         self._report = report
         self._progress = progress
-        self._now = utc_now()
+        # Objects have the store's time. Of a folder that is the machine's, which may be what the nodes have corrected.
+        self._now = min(utc_now(), machine_now())
         self._owners: set[str] = set()
 
     def run(self) -> None:

@@ -272,6 +272,15 @@ def test_a_byte_order_mark_is_no_part_of_the_file(fleet_file: Path) -> None:
     assert load_fleet(fleet_file).name == "shop"
 
 
+def test_a_file_may_begin_with_a_byte_order_mark_and_no_other_encoding_is_read(fleet_file: Path) -> None:
+    """Notepad writes one; it is no part of the first key."""
+    fleet_file.write_bytes(b"\xef\xbb\xbf" + (HEAD + NODE).encode())
+    assert load_fleet(fleet_file).name == "shop"
+    fleet_file.write_text(HEAD + NODE, encoding="utf-16")
+    with pytest.raises(FleetFileError, match=r"fleet.toml is not in UTF-8: byte 1 is 0xff"):
+        load_fleet(fleet_file)
+
+
 @pytest.mark.parametrize("value", ["database", "true", "1"])
 def test_a_dsn_does_not_ask_for_replication_itself(fleet_file: Path, value: str) -> None:
     fleet_file.write_text(HEAD + NODE.replace("dbname=a", f"dbname=a replication={value}"))

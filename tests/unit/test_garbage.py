@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from snapshots.records.lost_chains import lost_key
 from snapshots.records.operation_records import operation_key
 from snapshots.records.tombstones import only_full_key, tombstone_key
 from snapshots.removal.garbage import GarbageReason
+from storage.clock import follow_machine, set_time, steady_seconds
 from storage.ids import new_operation_id
 from storage.local import LocalStore
 from tests.unit.made_garbage import StoreBuilder, backdate, count_kept, garbage_of, needed_by, preview_gc, run_gc
@@ -236,6 +237,21 @@ def test_objects_younger_than_the_grace_period_stay() -> None:
     assert garbage_of(builder.store, 24 * HOUR) == dict.fromkeys(old, "failed")
     assert count_kept(preview_gc(builder.store, 24 * HOUR), GarbageReason.YOUNG) == len(young)
     assert garbage_of(builder.store, 72 * HOUR) == {}
+
+
+def test_objects_in_a_folder_are_as_old_as_the_clock_that_made_them_says(tmp_path: Path) -> None:
+    """The nodes' clocks show that this machine's is 400 days behind, or ahead: the files are new all the same."""
+    builder = StoreBuilder(LocalStore(tmp_path))
+    failed = builder.begin_create("daily")
+    builder.store_base(failed)
+    record_outcome(builder.store, failed, "failed")
+    try:
+        for days in (400, -400):
+            set_time(datetime.now(UTC) + timedelta(days=days), steady_seconds())
+            assert garbage_of(builder.store, 24 * HOUR) == {}
+    finally:
+        follow_machine()
+    assert garbage_of(builder.store) != {}
 
 
 def test_objects_with_unknown_keys_are_named_and_stay(builder: StoreBuilder) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from psycopg.conninfo import make_conninfo
 
 from embedded import confine
-from embedded.folder import State, place_for_nodes, write_state
+from embedded.folder import State, check_directory, place_for_nodes, write_state
 from embedded.server import PORT, EmbeddedNode, create_primary, start_server
 from fleet.nodes.sessions import in_parallel
 from fleet.programs.wheel import Account, ProgramFailedError, Programs, run_as, server_programs
@@ -101,6 +101,7 @@ def start_sandboxed(
     `programs` is the folder of their programs if not the wheel's. They see none of the files `hidden`. Raises what
     create_primary and start_server raise.
     """
+    place = check_directory(place)
     place.mkdir(mode=0o700)
     found = server_programs()
     found = found if programs is None else replace(found, bin_directory=programs)

@@ -136,19 +136,25 @@ def test_a_drill_that_the_store_ends_advises_nothing_and_leaves_nothing(
     assert left_on(shared_fleet) == before
 
 
-def test_the_next_drill_drops_what_a_killed_one_has_left(
-    drilled: Drilled, shared_fleet: EmbeddedFleet, tmp_path: Path
+@pytest.mark.parametrize("signal_name", draw(["SIGINT", "SIGKILL"]))
+def test_an_interrupted_drill_drops_what_it_has_made_and_the_next_one_what_a_killed_one_has_left(
+    drilled: Drilled, shared_fleet: EmbeddedFleet, tmp_path: Path, signal_name: str
 ) -> None:
     before = left_on(shared_fleet)
     path = write_fleet(drilled, tmp_path, HOLDING)
     to = describe(tmp_path / "spare.toml", shared_fleet, "postgres")
-    point = ["SIGKILL", RestoreCrashPoint.LOADING, "1"]
+    point = [signal_name, RestoreCrashPoint.LOADING, "1"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.signalled_command", *point, "--", "--fleet", str(path),
          "restore", NAME, "--drill", "--to", str(to)],
         capture_output=True, text=True, timeout=SECONDS_MAX, cwd=ROOT, stdin=subprocess.DEVNULL, check=False,
         env=os.environ | {"TMPDIR": str(tmp_path)},
     )  # fmt: skip
+    if signal_name == "SIGINT":
+        assert (done.returncode, left_on(shared_fleet)) == (130, before), done.stderr
+        assert "what the drill had made is removed" in done.stderr
+        assert ADVICE.search(done.stderr) is None
+        return
     assert done.returncode == -9, done.stderr
     left = [one for one in left_on(shared_fleet) if one not in before]
     assert len(left) == 2 * 2, left

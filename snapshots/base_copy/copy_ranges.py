@@ -6,7 +6,6 @@ into key and row by whole columns, and stored as Parquet objects of BASE_SCHEMA,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from fleet.config import Node
 from fleet.nodes.connections import CopyError
 from fleet.nodes.encodings import RAW
 from fleet.nodes.relation_locks import locked_error
+from fleet.nodes.row_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint
 from fleet.tables.groups import Group, column_list, qualify
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.base_copy.exported_snapshot import open_exported
@@ -46,11 +46,6 @@ BASE_SCHEMA = pa.schema(
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
 OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
 LOCK_NOT_AVAILABLE = b"55P03"
-# The classes of errors that a row causes: data exception, program limit exceeded, internal error or damaged data; and
-# out of memory. Of a row that PostgreSQL can't print the error may be any of the last three.
-ROW_ERRORS = re.compile("22...|54...|XX...|53200")
-DAMAGED = re.compile("22...|XX00[12]")
-KEY_CHARACTERS_MAX = 200
 # pg_class is read as of the snapshot; to_regclass and pg_relation_filenode, which a view has none of, as of now. Up to
 # version 15 an empty table can be made a view that keeps its oid.
 REPLACED_QUERY = """
@@ -68,9 +63,9 @@ class RowUnreadableError(RefusedError):
 class _StoppedAtRowError(Exception):
     """The server could not print the row that follows the first `rows` of `part`, for the reason `text`."""
 
-    def __init__(self, part: PageRange, rows: int, text: str, *, is_damaged: bool) -> None:
+    def __init__(self, part: PageRange, rows: int, text: str, sqlstate: str) -> None:
         super().__init__(text)
-        self.part, self.rows, self.is_damaged = part, rows, is_damaged
+        self.part, self.rows, self.sqlstate = part, rows, sqlstate
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +137,7 @@ def _naming_rows(task: CopyTask) -> Iterator[None]:
         table = part.group.name
         raise RowUnreadableError(
             f"node {task.node.id}: table {table}: PostgreSQL can't print a row for COPY: {stopped} ({where})",
-            hint="the row is damaged on this server: repair it, from a standby say; then repeat the command"
-            if stopped.is_damaged
-            else "as COPY prints it a row has less than 1 GB, and each byte of a bytea and each escaped character has"
-            " two: make it smaller, or exclude the table in fleet.toml under groups.exclude",
+            hint=f"{row_hint(stopped.sqlstate)}; then repeat the command",
             details={"node": task.node.id, "group": table, "row": where},
         ) from stopped
 
@@ -255,10 +247,10 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
 def _copy_error(node: Node, part: PageRange, result: PGresult, rows: int | None = None) -> Exception:
     """The error for the server's; `rows` have been printed before it, None if it had not begun to."""
     state = (result.error_field(libpq.DiagnosticField.SQLSTATE) or b"").decode()
-    if rows is None or not ROW_ERRORS.fullmatch(state):
+    if rows is None or not is_row_error(state):
         return _stopped(node, part, result.error_message, state)
     text = (result.error_field(libpq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-    return _StoppedAtRowError(part, rows, text, is_damaged=bool(DAMAGED.fullmatch(state)))
+    return _StoppedAtRowError(part, rows, text, state)
 
 
 def _stopped(node: Node, part: PageRange, message: bytes, sqlstate: str = "") -> CopyError:

@@ -91,3 +91,34 @@ def test_nothing_of_an_invalid_chunk_is_stored(
     monkeypatch.undo()
     follower.drain_fully(finish)
     assert follower.state() == place.lines(follower.groups)
+
+
+# A type whose values can be stored and sent, and not printed.
+UNPRINTABLE = (
+    "CREATE TYPE boom",
+    "CREATE FUNCTION boom_in(cstring) RETURNS boom LANGUAGE internal IMMUTABLE STRICT AS 'textin'",
+    "CREATE FUNCTION boom_out(boom) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'enum_out'",
+    "CREATE FUNCTION boom_send(boom) RETURNS bytea LANGUAGE internal IMMUTABLE STRICT AS 'textsend'",
+    "CREATE TYPE boom (INPUT = boom_in, OUTPUT = boom_out, SEND = boom_send, STORAGE = extended)",
+    "CREATE TABLE refused (a uuid, v boom, b int, PRIMARY KEY (b, a))",
+)
+
+
+@pytest.mark.parametrize("is_update", [False, True])
+def test_a_row_that_cannot_be_printed_is_named(place: Place, *, is_update: bool) -> None:
+    follower = place.follow(create_one_table(place, *UNPRINTABLE))
+    key = "'00000000-0000-0000-0000-00000000002a'"
+    place.connection.execute("INSERT INTO t SELECT n, 'before' FROM generate_series(1, 10) n")
+    place.connection.execute("INSERT INTO refused SELECT gen_random_uuid(), NULL, n FROM generate_series(1, 10) n")
+    if is_update:
+        place.connection.execute(f"INSERT INTO refused VALUES ({key}, NULL, 7)".encode())
+        place.connection.execute(f"UPDATE refused SET v = 'x' WHERE a = {key}".encode())
+    else:
+        place.connection.execute(f"INSERT INTO refused VALUES ({key}, 'x', 7), (gen_random_uuid(), 'x', 8)".encode())
+    place.connection.execute("INSERT INTO t VALUES (100, 'after')")
+    problem = follower.drain(place.write_finish()).problem
+    assert problem is not None
+    assert problem["slug"] == "row-undecodable"
+    assert "table public.refused: PostgreSQL can't print a row that was written" in problem["message"]
+    assert problem["message"].endswith("(a = 00000000-0000-0000-0000-00000000002a, b = 7)")
+    assert "snapshot create NAME" in str(problem["hint"])

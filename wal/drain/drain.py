@@ -31,6 +31,7 @@ from wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive
 from wal.drain.overlap import AHEAD_BYTES, BackgroundCalls, read_ahead
 from wal.drain.peek import SlotInUseError, peek, slot_in_use
 from wal.drain.rolled_back import RolledBack, find_undecodable
+from wal.drain.unprintable import find_unprintable
 from wal.segments.archive import (
     ArchivedSegment,
     OpenTransaction,
@@ -156,6 +157,10 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
             lsn = Lsn.parse(str(error.details["lsn"])) if isinstance(error, DecodingError) else ORIGIN
             rolled_back = find_undecodable(task.node, task.slot, task.publications, task.finish, lsn)
             if rolled_back is None:
+                if isinstance(error, UnreachableError) and (
+                    unprintable := find_unprintable(task.node, task.slot, task.publications, task.finish)
+                ):
+                    raise unprintable from error
                 raise
             if rolled_back.before > archive.through:
                 _fill(connection, replace(task, finish=rolled_back.before), archive)

@@ -15,24 +15,15 @@ then PostgreSQL sends its PREPARE and no changes.
 
 from __future__ import annotations
 
-import select
-import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
-from psycopg.pq import ExecStatus
 
 from fleet.config import Node
 from fleet.lsn import ORIGIN, Lsn
 from fleet.nodes.connections import connect, connect_replication
 from fleet.nodes.encodings import RAW
+from wal.drain.message_stream import stream_messages
 
-# A walsender sends a keepalive at least this often: every half wal_sender_timeout, which is a minute by default.
-SILENCE_SECONDS_MAX = 60.0
-STREAM_SECONDS_MAX = 900.0
 XIDS = 1 << 32
 # How many bytes of a message are used here, by kind.
 USED_BYTES = {b"b": 29, b"C": 18, b"P": 18, b"K": 18, b"r": 18, b"M": 10}
@@ -62,7 +53,7 @@ def find_undecodable(
     """
     begin, before = b"", ORIGIN
     with closing(connect_replication(node, client_encoding=RAW)) as connection:
-        for message in _stream(connection.pgconn, slot, publications, finish):
+        for message in stream_messages(connection.pgconn, slot, publications, finish):
             kind = message[:1]
             if len(message) < USED_BYTES.get(kind, 0):
                 return None
@@ -90,34 +81,3 @@ def is_rolled_back(node: Node, xid: int) -> bool:
         # Restore the upper half of the xid: the transaction has ended, so its full xid is before the next one.
         full_xid = int(text) - (int(text) - xid) % XIDS
         return full_xid > 0 and connection.execute(STATUS_QUERY, [str(full_xid)]).fetchone() == ("aborted",)
-
-
-def _stream(pgconn: Any, slot: str, publications: tuple[str, ...], finish: Lsn) -> Iterator[bytes]:
-    """Yield the slot's messages (pgoutput, protocol 3) up to `finish`, or until reading ends for any reason."""
-    names = ",".join(f'"{name}"' for name in publications)
-    options = f"proto_version '3', publication_names '{names}', messages 'true'"
-    command = f'START_REPLICATION SLOT "{slot}" LOGICAL {ORIGIN} ({options})'
-    if pgconn.exec_(command.encode()).status != ExecStatus.COPY_BOTH:
-        return
-    deadline = time.monotonic() + STREAM_SECONDS_MAX
-    while time.monotonic() < deadline:
-        try:
-            count, data = pgconn.get_copy_data(1)
-        except psycopg.Error:
-            return
-        if count < 0:
-            return
-        if count == 0:
-            if not select.select([pgconn.socket], [], [], SILENCE_SECONDS_MAX)[0]:
-                return
-            try:
-                pgconn.consume_input()
-            except psycopg.Error:
-                return
-            continue
-        message = bytes(data)
-        # 'w': start, end and time, then the plugin's message. 'k' (keepalive): the server's position.
-        if int.from_bytes(message[1:9], "big") >= finish:
-            return
-        if message[:1] == b"w":
-            yield message[25:]

@@ -1,0 +1,127 @@
+"""Find the row that a server can't print for decoding: it is too large, or its type's output function refuses it.
+
+Reading the slot ends there, every time: no later WAL can be archived. The messages are counted up to the error. In
+binary form, which takes half the space of a bytea and needs no output function, the message after them is the row.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg.pq import Format
+
+from fleet.config import Node
+from fleet.hints import NEW_CHAIN
+from fleet.lsn import Lsn
+from fleet.nodes.connections import connect, connect_replication
+from fleet.nodes.encodings import RAW
+from fleet.nodes.row_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint
+from storage.errors import ChainEnd, RefusedError, SnapshotError
+from wal.drain.message_stream import stream_messages
+
+# Printing a value of another type may run somebody's code.
+BUILTIN_OID_MAX = 16383
+OUT_OF_MEMORY = "53200"
+
+_Found: TypeAlias = tuple[str, str]
+
+
+class RowUndecodableError(RefusedError):
+    """A node can't print a row that was written, so that its WAL can't be decoded any further."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    oid: int
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Relation:
+    """A table as pgoutput describes it."""
+
+    name: str
+    columns: tuple[_Column, ...]
+
+
+def find_unprintable(node: Node, slot: str, publications: tuple[str, ...], finish: Lsn) -> RowUndecodableError | None:
+    """The error that names the row at which reading the slot up to `finish` fails; None if no row is the reason."""
+    problems: list[tuple[str, str]] = []
+    with closing(connect_replication(node, client_encoding=RAW)) as connection:
+        read = sum(
+            1
+            for _ in stream_messages(
+                connection.pgconn, slot, publications, finish, refused=lambda *problem: problems.append(problem)
+            )
+        )
+    # The server may have more memory the next time.
+    if not problems or not is_row_error(problems[0][0]) or problems[0][0] == OUT_OF_MEMORY:
+        return None
+    sqlstate, text = problems[0]
+    found = _find_row(node, slot, publications, finish, read)
+    if found is None:
+        return None
+    table, row = found
+    return RowUndecodableError(
+        f"node {node.id}: table {table}: PostgreSQL can't print a row that was written, so WAL can't be decoded:"
+        f" {text}{row}",
+        hint=f"the chain can't be continued beyond it: {row_hint(sqlstate)}; then {NEW_CHAIN}",
+        ends_chain=ChainEnd.FOR_GOOD,
+        details={"node": node.id, "slot": slot, "group": table, "row": row.strip(" ()")},
+    )
+
+
+def _find_row(node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, number: int) -> _Found | None:
+    """The table and the key, as texts, of the row in the slot's message of this number; None if that is no row.
+
+    Then it is not the row that can't be read: also not in this form.
+    """
+    relations: dict[int, _Relation] = {}
+    with closing(connect_replication(node, client_encoding=RAW)) as connection:
+        messages = stream_messages(connection.pgconn, slot, publications, finish, binary=True)
+        for place, message in enumerate(messages):
+            if message[:1] == b"R":
+                relations[int.from_bytes(message[1:5], "big")] = _relation(message)
+            if place == number:
+                found = relations.get(int.from_bytes(message[1:5], "big")) if message[:1] in b"IUD" else None
+                return (found.name, _key_text(node, found, message)) if found else None
+    return None
+
+
+def _relation(message: bytes) -> _Relation:
+    schema, name, rest = message[5:].split(b"\0", 2)
+    columns, rest = [], rest[3:]
+    while rest:
+        is_key, (column, tail) = bool(rest[0] & 1), rest[1:].split(b"\0", 1)
+        columns.append(_Column(column.decode(errors="replace"), int.from_bytes(tail[:4], "big"), is_key))
+        rest = tail[8:]
+    return _Relation(f"{schema.decode(errors='replace')}.{name.decode(errors='replace')}", tuple(columns))
+
+
+def _key_text(node: Node, table: _Relation, message: bytes) -> str:
+    """The key of the row in the message: ` (id = 7)`; "" if it is not known. A changed key comes before the row."""
+    at, parts = 8, []
+    try:
+        with connect(node) as connection:
+            for column in table.columns:
+                kind = message[at : at + 1]
+                size = int.from_bytes(message[at + 1 : at + 5], "big") if kind in (b"b", b"t") else -4
+                if column.is_key and size >= 0 and column.oid <= BUILTIN_OID_MAX:
+                    value = _print(connection, column.oid, kind, message[at + 5 : at + 5 + size])
+                    parts.append(f"{column.name} = {value}")
+                at += 5 + size
+    except (SnapshotError, psycopg.Error):
+        return ""
+    return f" ({', '.join(parts)[:KEY_CHARACTERS_MAX]})" if parts else ""
+
+
+def _print(connection: psycopg.Connection[Any], oid: int, kind: bytes, value: bytes) -> str:
+    """The text of a value; PostgreSQL prints one in binary form."""
+    if kind == b"t":
+        return value.decode(errors="replace")
+    result = connection.pgconn.exec_params(b"SELECT $1::text", [value], [oid], [Format.BINARY])
+    return (result.get_value(0, 0) or b"?").decode(errors="replace")

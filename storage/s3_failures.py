@@ -292,7 +292,8 @@ def reason_of(error: BaseException) -> str:
     if code == WRONG_CLOCK:
         # Requests are signed with the machine's clock.
         ahead = _seconds_ahead(_header(error, "date"), machine_now())
-        by = f" by {length_text(abs(ahead))}" if ahead else ""
+        side = "behind" if ahead > 0 else "ahead of"
+        by = f": this one is {length_text(abs(ahead))} {side} the other" if ahead else ""
         return f"the clocks of this machine and of the store differ too much{by}"
     if status:
         why = ", which asks for fewer requests" if is_too_fast(error) else ""

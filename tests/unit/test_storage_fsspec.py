@@ -173,3 +173,19 @@ def test_a_file_system_that_creates_exclusively_passes_the_probe_and_is_left_emp
     assert probe_store(store) is None
     assert store.list("") == []
     assert store.unfinished() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (429, "fewer requests"),
+        (503, "fewer requests"),
+        (500, "the store's log"),
+        (403, "credentials"),
+        (400, "check store"),
+    ],
+)
+def test_the_hint_fits_what_the_server_answered(status: int, words: str) -> None:
+    hint = PlainDialect().explain(AzureRefusal(status)).unreachable("gs://bucket").hint
+    assert words in hint
+    assert ("credentials" in hint) == (status == 403)

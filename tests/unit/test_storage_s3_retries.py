@@ -359,10 +359,11 @@ def test_each_failure_has_the_hint_that_fits_it() -> None:
     assert "credentials" in hint(CredentialsExpired("env"))
 
 
-def test_a_refused_clock_is_told_with_the_difference() -> None:
-    then = format_datetime(datetime.now(UTC) + timedelta(minutes=20), usegmt=True)
+@pytest.mark.parametrize(("minutes", "text"), [(20, "20 min behind"), (-90, "90 min ahead of")])
+def test_a_refused_clock_is_told_with_the_difference(minutes: int, text: str) -> None:
+    then = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes), usegmt=True)
     assert reason_of(client_error(403, "RequestTimeTooSkewed", date=then)) == (
-        "the clocks of this machine and of the store differ too much by 20 min"
+        f"the clocks of this machine and of the store differ too much: this one is {text} the other"
     )
 
 

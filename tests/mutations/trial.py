@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -87,13 +88,20 @@ def _run(words: list[str]) -> tuple[int, str]:
 def changed_store(
     world: World, documents: Mapping[str, Any], mutation: Mutation, others: Others, seed: int
 ) -> Iterator[Any | None]:
-    """Put the changed document and its seals into the store for the block; yield it, None if nothing is to change."""
+    """Put the changed document and its seals into the store for the block; yield it, None if nothing is to change.
+
+    What commands record in the block is removed: a restore warns of conflicts that a check has found before it.
+    """
     changed = mutate(documents, mutation, others, seed)
     if changed is None:
         yield None
         return
+    operations = world.store / "operations"
+    before = set(operations.iterdir())
     with planted(world.store, resealed(documents, mutation.key, changed)):
         yield changed
+    for new in set(operations.iterdir()) - before:
+        shutil.rmtree(new)
 
 
 def name_of(key: str) -> str:

@@ -81,10 +81,10 @@ def write_cut_markers(
     readings = [ClockReading(node, one.written_at, one.sent_at, one.confirmed_at) for node, one in starts.items()]
     believed = check_clocks(readings, progress, last_at)
     # One session wrote both markers of a node, so the node was not restarted between them.
-    return CutMarkers(start, starts, finishes, seconds, Time.of(_made_at(finishes, believed.nodes, last_at)))
+    return CutMarkers(start, starts, finishes, seconds, Time.of(latest_time(finishes, believed.nodes, last_at)))
 
 
-def _made_at(finishes: Mapping[str, WrittenMarker], believed: Collection[str], last_at: datetime | None) -> datetime:
+def latest_time(finishes: Mapping[str, WrittenMarker], believed: Collection[str], last_at: datetime | None) -> datetime:
     """When the last record that can be in the cut was written, by the clocks of these nodes; at the latest."""
     # A clock is read shortly before its marker is written.
     latest = [finishes[node].written_at + _round_trip(finishes[node]) for node in believed] or [utc_now()]

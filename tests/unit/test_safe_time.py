@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from fleet.lsn import Lsn
 from fleet.record import Time
+from snapshots.create.cut_markers import latest_time
 from wal.cut.cut_values import Cut, NodeCut
 from wal.cut.markers import WrittenMarker
 from wal.cut.resolve import NodeWindow, resolve
@@ -138,6 +139,15 @@ def test_the_skew_is_known_but_for_the_time_that_a_marker_takes() -> None:
     # a is between 0.2 s behind and 0.2 s ahead of us, b between 4.8 and 5.2 s ahead.
     assert (round(skew.least, 6), round(skew.most, 6)) == (4.6, 5.4)
     assert (skew.behind, skew.ahead) == ("a", "b")
+
+
+def test_a_cut_was_made_when_the_last_finish_marker_was_written_by_a_clock_that_can_be_believed() -> None:
+    markers = {"a": marker(5.0, sent=0, confirmed=0.1), "b": marker(5.3, sent=0, confirmed=0.4), "far": marker(9e6)}
+    # The clock is read before the marker is written, at most as long before its answer as that took.
+    assert latest_time(markers, {"a", "b"}, None) == at(5.7)
+    assert latest_time(markers, {"a"}, at(0)) == at(5.1)
+    # What the cut before has is in this one, too: its clocks were ahead.
+    assert latest_time(markers, {"a", "b"}, at(60)) == at(60)
 
 
 def test_clocks_that_may_agree_have_no_least_skew() -> None:

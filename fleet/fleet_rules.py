@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from fleet.fleet_file import WatchTable
 
 DEPLOY_MODE = "spark.submit.deployMode"
+REMOTE, API_MODE, CLASSIC = "spark.remote", "spark.api.mode", "classic"
 # Spark looks for the image only when it makes the first executor, and then goes on without one.
 IMAGES = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
 # An increment of an idle fleet takes about half a second.
@@ -56,7 +57,10 @@ def check_spark_master(master: object) -> str:
 
 
 def check_spark_settings(master: str, settings: Mapping[str, str]) -> None:
-    """Check that the command is the driver, and that Kubernetes knows the executors' image."""
+    """Check that the command is the driver, with a JVM of its own, and that Kubernetes knows the executors' image."""
+    for name in (REMOTE, API_MODE):
+        if settings.get(name, CLASSIC).strip().lower() != CLASSIC:
+            raise ValueError(f"`{name}` leads to Spark Connect, which lacks what jobs need: remove it")
     if settings.get(DEPLOY_MODE, "client").strip().lower() != "client":
         raise ValueError(
             f"`{DEPLOY_MODE}` must be client: the command is the driver; in a cluster, run it in a pod or a container"

@@ -6,6 +6,7 @@ Nothing here starts anything. Settings in [spark] of fleet.toml override the one
 from __future__ import annotations
 
 import contextlib
+import locale
 import os
 import pwd
 import re
@@ -28,9 +29,28 @@ DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
 # The path of a socket has at most 104 bytes (macOS; Linux: 108), of which Spark's name for it takes 43.
 SOCKET_FOLDER_BYTES_MAX = 60
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+# What the C locale calls its encoding, on Linux and on macOS; and the locale that is like it but for that.
+ASCII, UTF8_LOCALE = ("ANSI_X3.4-1968", "US-ASCII"), "C.UTF-8"
 WORKER_PYTHON = "spark.pyspark.python"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
+
+# Notebooks and clusters leave these in the environment. On any master a session with a JVM of its own has no use for
+# them: they lead to a Spark Connect server, or to the JVM of another program.
+FOREIGN_VARIABLES = (
+    "SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_API_MODE", "SPARK_CONNECT_MODE", "SPARK_CONNECT_MODE_ENABLED",
+    "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_PIN_THREAD",
+)  # fmt: skip
+# On this machine these don't count either: they would add packages, agents, classes and settings of others to the JVM
+# that has the credentials, or let it keep its files elsewhere. On a cluster they are how a platform describes it.
+FOREIGN_VARIABLES_HERE = (
+    "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_ENV_LOADED", "SPARK_SUBMIT_OPTS", "SPARK_JAVA_OPTS",
+    "SPARK_DIST_CLASSPATH", "SPARK_CLASSPATH", "SPARK_PREPEND_CLASSES", "SPARK_TESTING", "SPARK_SQL_TESTING",
+    "SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "SPARK_LOCAL_HOSTNAME", "SPARK_PUBLIC_DNS", "SPARK_USER", "SPARK_MASTER",
+    "MASTER", "SPARK_DRIVER_MEMORY", "SPARK_EXECUTOR_MEMORY", "SPARK_EXECUTOR_CORES", "SPARK_MEM", "SPARK_BUFFER_SIZE",
+    "SPARK_ANSI_SQL_MODE", "SPARK_REUSE_WORKER", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "HADOOP_CLASSPATH",
+    "HADOOP_PROXY_USER", "HADOOP_USER_NAME", "CLASSPATH", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS",
+)  # fmt: skip
 
 # Spark's log goes to a file: a user could not act on it, and errors reach the command as exceptions.
 LOG4J = """rootLogger.level = error
@@ -122,11 +142,27 @@ def files_options(temporary: Path) -> list[str]:
     return [*options, f'"-Duser.home={temporary}"'] if is_unnamed_user() else options
 
 
+def set_encoding_of_paths() -> None:
+    """Let the JVM name files in UTF-8 where the locale knows ASCII alone, as LC_ALL=C does; Python does so anyway."""
+    if locale.nl_langinfo(locale.CODESET) in ASCII:
+        os.environ["LC_ALL"] = UTF8_LOCALE
+
+
+def drop_foreign_variables(master: str) -> None:
+    """Remove from the environment, for the life of this process, what other programs have set for theirs.
+
+    To be called before pyspark is imported, which reads some of it.
+    """
+    for name in (*FOREIGN_VARIABLES, *(FOREIGN_VARIABLES_HERE if runs_on_this_machine(master) else ())):
+        os.environ.pop(name, None)
+
+
 def set_environment(master: str, given: Mapping[str, str], java: Java, spark_home: Path) -> None:
     """Set the environment variables that Spark's launcher reads, for the life of this process.
 
     `given` or the user's environment may name another Python for the workers of executors than the driver's.
     """
+    set_encoding_of_paths()
     # The launcher is a JVM as well; it writes no files but those about itself.
     os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:-UsePerfData"
     os.environ["JAVA_HOME"] = str(java.launch_home)

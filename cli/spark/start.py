@@ -29,7 +29,7 @@ from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import find_java
 from cli.spark.private_settings import in_private_file, with_private_options
 from cli.spark.protection import check_protection
-from cli.spark.settings import is_unnamed_user, jvm_options, session_settings, set_environment
+from cli.spark.settings import drop_foreign_variables, is_unnamed_user, jvm_options, session_settings, set_environment
 from fleet.spark_masters import has_executors, runs_on_this_machine
 from storage import waits
 from storage.errors import RefusedError, SnapshotError, redact
@@ -149,6 +149,7 @@ class SparkStart:
             self._is_over.set()
 
     def _build(self) -> None:
+        drop_foreign_variables(self._master)
         import pyspark
         from pyspark.java_gateway import launch_gateway
 

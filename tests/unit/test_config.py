@@ -196,6 +196,8 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
      "'16' is not a size such as 16GiB or 500MB - at `node[0].max_retained_wal`"),
     (HEAD + "[spark]\nmaster = 'sc://h'\n" + NODE, "`spark.master` is a Spark Connect server"),
     (HEAD + "[spark]\n'submit.deployMode' = 'cluster'\n" + NODE, "`spark.submit.deployMode` must be client"),
+    (HEAD + "[spark]\n'api.mode' = 'connect'\n" + NODE, "`spark.api.mode` leads to Spark Connect"),
+    (HEAD + "[spark]\nremote = 'sc://h'\n" + NODE, "`spark.remote` leads to Spark Connect"),
     (HEAD + "[spark]\nmaster = 'k8s://https://h'\n" + NODE, "`spark.kubernetes.container.image` is missing"),
     (HEAD + NODE + "connections_max = 5\n", "expected integer >= 6 - at `node[0].connections_max`"),
     (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown key `retained_bytes_max` in `wal`"),

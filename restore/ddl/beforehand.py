@@ -1,8 +1,9 @@
 """What only a superuser can create of a shard's DDL, for a restore by a role that is none.
 
 Extensions, and the schemas that they are in, a superuser creates in the empty database, before anything of the source
-can be there: by statements that are written here, with names that an entry has. The rest is left out, by name: event
-triggers, publications of all tables or of schemas, and privileges of what belongs to extensions.
+can be there: by statements that are written here, with names that an entry has. Every role may use the foreign-data
+wrappers among them: owners of servers have to. The rest is left out, by name: event triggers, publications of all
+tables or of schemas, and privileges of what belongs to extensions.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ SCHEMA_PUBLICATION = "PUBLICATION TABLES IN SCHEMA"
 CREATES_EXTENSION = re.compile(rf"CREATE EXTENSION IF NOT EXISTS (?P<name>{NAME})(?: WITH SCHEMA (?P<schema>{NAME}))?;")
 PUBLISHES_ALL = re.compile(rf"CREATE PUBLICATION {NAME} FOR ALL TABLES\b.*", re.DOTALL)
 CREATES_SCHEMA = "CREATE SCHEMA "
+# Nothing else has made any.
+LETS_USE = """DO $do$ DECLARE wrapper name; BEGIN
+  FOR wrapper IN SELECT fdwname FROM pg_catalog.pg_foreign_data_wrapper LOOP
+    EXECUTE pg_catalog.format('GRANT USAGE ON FOREIGN DATA WRAPPER %I TO PUBLIC', wrapper);
+  END LOOP; END $do$;"""
 PUBLIC_PRIVILEGES = "SCHEMA public"
 
 
@@ -52,8 +58,11 @@ def take_superusers_part(ddl: ArchiveDdl, role: str) -> tuple[ArchiveDdl, Before
                 statements.append(f"CREATE SCHEMA {quote_identifier(schema)} AUTHORIZATION {quote_identifier(role)};")
             where = f" SCHEMA {quote_identifier(schema)}" if schema else ""
             statements.append(f"CREATE EXTENSION {quote_identifier(name)}{where};")
-        elif entry.kind == DROP and entry.name == "EXTENSION plpgsql":
-            statements.append('DROP EXTENSION "plpgsql";')
+    if statements:
+        statements.append(LETS_USE)
+    # Last: the statement before is in this language.
+    if any(map(_drops_language, ddl.entries)):
+        statements.append('DROP EXTENSION "plpgsql";')
     left_out = dict(_left_out(ddl))
     kept = ddl.without(entry for entry in ddl.entries if _publishes_all(ddl, entry))
     entries = tuple(entry for entry in kept.entries if not _is_superusers(entry) and entry.number not in left_out)
@@ -86,11 +95,16 @@ def _parse_extension(statement: str) -> tuple[str, str]:
     return unquote(match["name"]), unquote(match["schema"] or "")
 
 
+def _drops_language(entry: ArchiveEntry) -> bool:
+    """Whether it drops the one extension that every new database has."""
+    return entry.kind == DROP and entry.name == "EXTENSION plpgsql"
+
+
 def _is_superusers(entry: ArchiveEntry) -> bool:
     """Whether a superuser has done it, or it is a remark on that."""
     return (
         entry.kind == EXTENSION
-        or (entry.kind == DROP and entry.name == "EXTENSION plpgsql")
+        or _drops_language(entry)
         or (entry.kind in REMARKS and not entry.schema and entry.name.startswith(f"{EXTENSION} "))
         or is_of_event_trigger(entry)
     )

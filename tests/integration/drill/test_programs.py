@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 NAME = "weekly"
 CONTENTS = """
 CREATE SCHEMA ext; CREATE EXTENSION pgcrypto SCHEMA ext;
-CREATE EXTENSION pg_stat_statements;
+CREATE EXTENSION pg_stat_statements; CREATE EXTENSION postgres_fdw;
+CREATE SERVER far FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1');
+CREATE USER MAPPING FOR PUBLIC SERVER far OPTIONS (user 'a', password 'b');
+CREATE FOREIGN TABLE remote (id int) SERVER far;
+DROP EXTENSION plpgsql;
 CREATE ROLE shop_owner; GRANT USAGE ON SCHEMA ext TO shop_owner; CREATE SCHEMA shop AUTHORIZATION shop_owner;
 SET ROLE shop_owner;
 CREATE TABLE shop.person (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), name text,
@@ -35,6 +39,8 @@ INSERT INTO shop.person (name) SELECT 'n' || n FROM generate_series(1, 100) AS n
 QUERIES = (
     "SELECT count(*) FROM shop.person WHERE hashed = ext.digest(name, 'sha256')",
     "SELECT current_setting('server_version_num')::int / 10000",
+    "SELECT count(*) FROM pg_foreign_table",
+    "SELECT count(*) FROM pg_extension WHERE extname = 'plpgsql'",
 )
 
 
@@ -50,9 +56,10 @@ def test_the_servers_have_the_extensions_of_the_programs(tmp_path: Path, spark: 
     with pytest.raises(DrillUnfitError, match="lacks extensions that the snapshot has: pgcrypto") as raised:
         run_drill(runs.fleet, RestoreRequest(NAME), NoSpark(), Silent())
     assert "[drill] postgresql in fleet.toml" in raised.value.hint
+    assert '[drill] extensions = ["postgres_fdw"] in fleet.toml' in raised.value.hint
     with runs.fleet.path.open("a") as file:
-        file.write(f'\n[drill]\npostgresql = "{server.programs}"\n')
-        for query, expected in zip(QUERIES, (100, major), strict=True):
+        file.write(f'\n[drill]\npostgresql = "{server.programs}"\nextensions = ["postgres_fdw"]\n')
+        for query, expected in zip(QUERIES, (100, major, 1, 0), strict=True):
             file.write(f'[[drill.assertion]]\nnode = "s1"\nsql = "{query}"\nexpected = {expected}\n')
     report = run_drill(load_fleet(runs.fleet.path), RestoreRequest(NAME), runs.spark, Silent())
-    assert [(one.holds, one.why) for one in report.assertions] == [(True, "")] * 2
+    assert [(one.holds, one.why) for one in report.assertions] == [(True, "")] * 4

@@ -147,6 +147,7 @@ class Fleet:
     watch: WatchTable | None = None
     notify: tuple[str, ...] = ()
     metrics: MetricsRules = MetricsRules()
+    with_passwords: bool = False
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -196,6 +197,8 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     missing: list[str] = []
     retention, spark = file.retention, expand_all("spark", file.spark, missing)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
+    if file.globals.passwords and encryption is None:
+        raise ValueError("`globals.passwords` needs [encryption]: who can read a plain store could try them")
     master = check_spark_master(spark.pop("master", "local[*]"))
     settings = spark_settings(spark)
     # The name of a variable that is not set is no secret.
@@ -216,6 +219,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         watch=check_watch(file.watch),
         notify=file.notify.command if file.notify else (),
         metrics=_metrics(file.metrics),
+        with_passwords=file.globals.passwords,
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
 

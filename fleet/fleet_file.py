@@ -55,6 +55,12 @@ class GroupsTable(Record, frozen=True):
     append_only: tuple[Text, ...] = ()
 
 
+class GlobalsTable(Record, frozen=True):
+    """`[globals]` of fleet.toml."""
+
+    passwords: bool = False
+
+
 class WatchTable(Record, frozen=True):
     """`[watch]` of fleet.toml."""
 
@@ -145,6 +151,7 @@ class FleetFile(Record, frozen=True):
     spark: dict[str, Any] = msgspec.field(default_factory=dict)
     tools: ToolsTable = ToolsTable()
     encryption: EncryptionTable | None = None
+    globals: GlobalsTable = GlobalsTable()
     metrics: MetricsTable = MetricsTable()
     drill: DrillTable = DrillTable()
     watch: WatchTable | None = None

@@ -38,6 +38,7 @@ from restore.targets.databases import create_database, drop_rehearsals
 from restore.targets.target import Target
 from restore.topology.feeds import find_feeds
 from snapshots.records.large_objects import count_by_node
+from snapshots.records.server_globals import ServerGlobals
 from snapshots.tasks.spark_jobs import SparkSource
 from wal.segments.damage import ObjectDamagedError
 
@@ -45,8 +46,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list[str]], spark: SparkSource) -> None:
-    """Bring every database to the phase FINISHED; `missing` are the roles to create, by shard."""
+def load_all(
+    run: RestoreRun,
+    ddl: Mapping[str, Ddl],
+    missing: Mapping[str, list[str]],
+    server_globals: Mapping[str, ServerGlobals],
+    spark: SparkSource,
+) -> None:
+    """Bring every database to the phase FINISHED; `missing` are the roles to create, by shard, as in the globals."""
     plan, progress, runs = run.plan, run.progress, dict[str, DdlRun]()
     check_sources_apart(run, spark)
     if plan.request.scope.data_only:
@@ -58,7 +65,7 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
                 run.enter(target, run.records[target.shard].phase, undoing=False)
     else:
         progress.step("create databases")
-        make_databases(run, missing, ddl)
+        make_databases(run, missing, server_globals, ddl)
         databases, runs = create_all_tables(run, ddl)
     with keeping_held(run):
         _load_and_finish(run, databases, runs, spark)
@@ -129,7 +136,12 @@ def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
         check_conflicts(session, run.plan.chain, topology, run.plan.store, run.progress)
 
 
-def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mapping[str, Ddl]) -> None:
+def make_databases(
+    run: RestoreRun,
+    missing: Mapping[str, list[str]],
+    server_globals: Mapping[str, ServerGlobals],
+    ddl: Mapping[str, Ddl],
+) -> None:
     """Create the empty databases and the missing roles, rehearse the DDL, and make the databases again.
 
     Raises TargetUnfitError or SchemaLoadError naming what is refused, unless the restore is to do without it.
@@ -153,8 +165,10 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
         return rehearse(target, ddl[target.shard], run.watch)
 
     in_parallel(create, targets)
-    created = [create_roles(target, missing[target.shard], superusers) for target in targets]
-    run.report.roles_created = [role for roles in created for role in roles]
+    for target in targets:
+        created, notes = create_roles(target, missing[target.shard], superusers, server_globals.get(target.shard))
+        run.report.roles_created += created
+        run.report.warnings += notes
     run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
     refused = dict(zip(targets, in_parallel(try_first, targets, run.watch.end_all), strict=True))
     if not run.allows_refused:

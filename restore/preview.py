@@ -22,6 +22,7 @@ from fleet.some_names import list_some
 from restore.checked_ddl import CheckedDdl, read_all_ddl
 from restore.database import plan_database
 from restore.ddl.ddl import Ddl, Refusal
+from restore.ddl.server_roles import find_differences
 from restore.estimates.measured import read_measured
 from restore.estimates.model import Estimate, estimate_restore
 from restore.estimates.volumes import (
@@ -51,9 +52,12 @@ from restore.targets.target_checks import check_target, check_xml, find_xml_colu
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError
 from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
 from snapshots.ddl.archive import ArchiveEntry
+from snapshots.globals.server_globals_object import read_globals, read_stored_globals
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.large_objects import count_by_node
+from snapshots.records.server_globals import ServerGlobals
 from storage.errors import SnapshotError
+from wal.segments.damage import ObjectDamagedError
 
 LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s"
 
@@ -66,7 +70,8 @@ class RestorePreview:
 
     `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where the DDL was
     not rehearsed, `refused` what the others refused of it. `warnings` may be meant. `begun` is what earlier processes
-    have done, by shard: a shard that is done has no volume.
+    have done, by shard: a shard that is done has no volume. `server_globals` are what roles to be created had, by
+    shard, and `role_differences` how those that exist on the targets differ.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -81,6 +86,8 @@ class RestorePreview:
     replaces: list[str] = field(default_factory=list)
     refused: list[RefusedStatement] = field(default_factory=list)
     begun: Mapping[str, BegunShard] = field(default_factory=dict)
+    server_globals: Mapping[str, ServerGlobals] = field(default_factory=dict)
+    role_differences: list[str] = field(default_factory=list)
 
 
 def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
@@ -202,11 +209,13 @@ def check_restore(
     with obstacles.collecting():
         check_free_connections({target.node: connections[target.shard] for target in targets})
     if plan.request.scope.data_only:
+        server_globals, differences = dict[str, ServerGlobals](), list[str]()
         readable, missing = targets, {one.shard: list[str]() for one in targets}
         checked = CheckedDdl(entries={one.shard: () for one in targets})
         checked.left_out.extend(check_existing(plan, targets, connections, obstacles))
     else:
-        missing = check_targets(plan, targets, connections, obstacles, is_resumed=bool(begun))
+        server_globals, differences = find_globals(plan, targets, connections, obstacles)
+        missing = check_targets(plan, targets, connections, server_globals, obstacles, is_resumed=bool(begun))
         readable = [one for one in targets if not plan.lacks_ddl(one.source)]
         checked = read_all_ddl(plan, readable, connections, folder, obstacles)
     volumes = {
@@ -229,7 +238,37 @@ def check_restore(
         disks=disks,
         estimate=estimate_restore(volumes.values(), figures, basis, is_resumed=bool(begun)),
         begun=begun,
+        server_globals=server_globals,
+        role_differences=differences,
     )
+
+
+def find_globals(
+    plan: RestorePlan,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    obstacles: Obstacles,
+) -> tuple[dict[str, ServerGlobals], list[str]]:
+    """What the snapshot's servers had besides their databases, by shard, and how the targets' roles differ from that.
+
+    A drill's servers are made for it: there is nothing to compare, and its roles get nothing of it.
+    """
+    found, differences = dict[str, ServerGlobals](), dict[str, None]()
+    for target in () if plan.request.is_drill else targets:
+        try:
+            stored = read_stored_globals(plan.store.open(), plan.chain, target.source)
+        except ObjectDamagedError as error:
+            if plan.request.create_roles:
+                obstacles.add(error)
+            else:
+                obstacles.warnings.append(f"how roles differ is not known: {error.message}")
+            continue
+        if stored is not None:
+            found[target.shard] = stored
+            present = read_globals(connections[target.shard])
+            lines = find_differences(stored, present)
+            differences |= dict.fromkeys(f"node {target.node.id}: {line}" for line in lines)
+    return found, list(differences)
 
 
 def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry]) -> ShardVolume:
@@ -263,11 +302,15 @@ def check_targets(
     plan: RestorePlan,
     targets: Iterable[Target],
     connections: Mapping[str, psycopg.Connection[Any]],
+    server_globals: Mapping[str, ServerGlobals],
     obstacles: Obstacles,
     *,
     is_resumed: bool,
 ) -> dict[str, list[str]]:
-    """Add what keeps a target from taking its shard; return the roles that it lacks, by shard."""
+    """Add what keeps a target from taking its shard; return the roles that it lacks, by shard.
+
+    With --create-roles also those of the snapshot's server that nothing in the database names.
+    """
     chain, request, groups = plan.chain, plan.request, plan.groups
     missing: dict[str, list[str]] = {}
     for target in targets:
@@ -280,6 +323,10 @@ def check_targets(
             check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(target.source)))
         with obstacles.collecting(node.id):
             roles = request.scope.roles_needed(plan.roles(target))
+            if request.create_roles and (stored := server_globals.get(shard)):
+                replaced = dict(request.scope.role_map)
+                others = (one.name for one in stored.roles if not one.superuser and one.name not in replaced)
+                roles = list(dict.fromkeys([*roles, *others]))
             database = plan_database(plan, target, connection).ddl
             of_database = [one for one in (database.roles if database else ()) if one not in roles]
             may_create, by_superuser = request.create_roles, plan.superusers is not None

@@ -81,6 +81,7 @@ class RestoreReport:
     objects in `damaged`; a resumed restore does not look for these again. `warnings`: what the restored databases are
     not. `moved`: tables that got other names, as `node: name=other`. `routes`: how the rows of each table were divided,
     if the targets are not the snapshot's shards; `remarks`: what that means for other things. `scope`: what was asked.
+    `role_differences`: how roles that exist on the targets differ from the snapshot's.
     `cut_at`: when the cut was made, `safe_at` its safe time; None if the snapshot could not be read. `wal` is None if
     this process has not read the archived WAL: it loaded no rows.
     """
@@ -113,6 +114,7 @@ class RestoreReport:
     safe_at: Time | None = None
     wal: WalPhase | None = None
     refused: list[RefusedStatement] = field(default_factory=list)
+    role_differences: list[str] = field(default_factory=list)
 
 
 def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[RefusedStatement]:

@@ -158,11 +158,11 @@ def _restore(
         run.in_store = in_store if is_resumed else lease.is_stored
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with undoing(run, lease, is_resumed=is_resumed):
-            run.report.left_out = preview.left_out
+            run.report.left_out, run.report.role_differences = preview.left_out, preview.role_differences
             with naming_lost_rows(run):
                 if plan.request.use_backup_copies and not is_resumed:
                     choose_verified_copies(run, spark)
-                load_all(run, preview.ddl, preview.roles_missing, spark)
+                load_all(run, preview.ddl, preview.roles_missing, preview.server_globals, spark)
                 report.wal = _wal_phase(run)
             if not plan.request.scope.data_only:
                 run.progress.step("swap databases")

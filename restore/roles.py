@@ -10,18 +10,28 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.encodings import RAW, raw_text
 from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.server_messages import shorten_message
+from restore.ddl.server_roles import (
+    RoleStatement,
+    comment_statement,
+    creating_statement,
+    is_powerful,
+    membership_statement,
+    memberships_of_created,
+    settings_of,
+    withheld_attributes,
+)
 from restore.estimates.volumes import database_properties
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
 from restore.rehearsal import read_our_name
 from restore.targets.superusers import Superusers, mark_role
 from restore.targets.target import Target, TargetUnfitError
+from snapshots.records.server_globals import ServerGlobals
 from storage.errors import UsageError
 
 # The stored bytes: a raw session converts nothing.
@@ -29,6 +39,7 @@ KNOWN_QUERY = "SELECT namesend(rolname) FROM pg_roles"
 BYTES_QUERY = """
 SELECT convert(name, 'UTF8', %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS given (name, n) ORDER BY n
 """
+SUPERUSERS_QUERY = "SELECT rolname FROM pg_roles WHERE rolsuper"
 RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
 
 
@@ -60,7 +71,7 @@ def missing_roles(
         raise TargetUnfitError(
             f"node {node} lacks roles that own the snapshot's objects or have privileges on them: {', '.join(missing)}",
             hint=[
-                f"restore with --create-roles, which creates them without login; or create them{where}:",
+                f"restore with --create-roles, which creates them; or create them{where}:",
                 *statements,
                 *["or leave the database's owner, privileges and settings: --no-database-settings"]
                 * may_do_without.issuperset(missing),
@@ -134,47 +145,102 @@ def _roles_of_database(plan: RestorePlan, target: Target) -> Iterator[str]:
     yield from (one.role for one in properties.settings if one.role)
 
 
-def create_roles(target: Target, roles: Iterable[str], superusers: Superusers | None = None) -> list[str]:
-    """Create the roles, without login, password or privilege; return those created here, as `node: role`.
+def create_roles(
+    target: Target,
+    roles: Iterable[str],
+    superusers: Superusers | None = None,
+    found: ServerGlobals | None = None,
+) -> tuple[list[str], list[str]]:
+    """Create the roles, all or none; return those created here, as `node: role`, and lines on what they don't have.
 
-    Our role becomes a member of them if it is not a superuser: it could not give them anything otherwise. A superuser
-    creates them if there is one.
+    Those that are in `found` get what they had, others neither login nor password nor privilege. Our role becomes a
+    member of them if it is not a superuser: it could not give them anything otherwise. A superuser creates them if
+    there is one.
     The session is in the database being restored, not in the locked maintenance database: the server stores the names
     in the encoding of the session's database. The roles remain if the restore fails: they belong to the whole server.
     """
     roles = list(roles)
     if not roles:
-        return []
+        return [], []
     node = superusers.node_of(target) if superusers else target.loaded
     with raising_unreachable(target.node), connect(node) as connection:
-        return _create_missing(target, connection, roles, superusers)
+        notes = list[str]()
+        with connection.transaction():
+            created = _create_missing(target, connection, roles, superusers, found, notes)
+            if found and created:
+                notes += _give_what_they_had(connection, found, created)
+        return [f"{target.node.id}: {role}" for role in created], [f"node {target.node.id}: {note}" for note in notes]
 
 
 def _create_missing(
-    target: Target, connection: psycopg.Connection[Any], roles: Iterable[str], superusers: Superusers | None
+    target: Target,
+    connection: psycopg.Connection[Any],
+    roles: Iterable[str],
+    superusers: Superusers | None,
+    found: ServerGlobals | None,
+    notes: list[str],
 ) -> list[str]:
     created: list[str] = []
     ours = read_role(target.node, connection)
+    members = "" if ours.is_super else " ROLE CURRENT_USER"
     if superusers:
-        members: sql.Composable = sql.SQL(" ROLE {}").format(sql.Identifier(superusers.role))
-    else:
-        members = sql.SQL("" if ours.is_super else " ROLE CURRENT_USER")
+        members = f" ROLE {quote(superusers.role)}"
+    known = {role.name: role for role in found.roles} if found else {}
     for role in roles:
-        try:
-            with connection.transaction():
-                connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN{}").format(sql.Identifier(role), members))
-                if superusers and superusers.mark:
-                    mark_role(connection, role, superusers.mark)
-        except psycopg.errors.DuplicateObject:
-            # The target of another shard is on the same server.
-            continue
-        except psycopg.OperationalError:
-            raise
-        except psycopg.Error as error:
-            raise TargetUnfitError(
-                f"node {target.node.id}: role {role} can't be created: {shorten_message(error)}",
-                hint="create the role on the target, then repeat the command",
-                details={"node": target.node.id, "roles": [role]},
-            ) from error
-        created.append(f"{target.node.id}: {role}")
+        forms = [RoleStatement(f"CREATE ROLE {quote(role)} NOLOGIN;", "")]
+        if role in known:
+            forms.insert(0, creating_statement(known[role], powers=False, verifier=False))
+        for number, form in enumerate(forms, 1):
+            try:
+                with connection.transaction():
+                    connection.execute(f"{form.statement.removesuffix(';')}{members}".encode())
+                    if superusers and superusers.mark:
+                        mark_role(connection, role, superusers.mark)
+            except psycopg.errors.DuplicateObject:
+                # The target of another shard is on the same server.
+                break
+            except psycopg.OperationalError:
+                raise
+            except psycopg.Error as error:
+                if number < len(forms):
+                    notes.append(f"role {role} is created without what it had: {shorten_message(error)}: {form.shown}")
+                    continue
+                raise TargetUnfitError(
+                    f"node {target.node.id}: role {role} can't be created: {shorten_message(error)}",
+                    hint="create the role on the target, then repeat the command",
+                    details={"node": target.node.id, "roles": [role]},
+                ) from error
+            created.append(role)
+            break
     return created
+
+
+def _give_what_they_had(
+    connection: psycopg.Connection[Any], found: ServerGlobals, created: Container[str]
+) -> Iterator[str]:
+    """Give the roles their settings, comments and memberships; yield what they do not get, with the statement."""
+    superusers = [name for (name,) in connection.execute(SUPERUSERS_QUERY)]
+    for role in found.roles:
+        if role.name not in created:
+            continue
+        if withheld := withheld_attributes(role):
+            yield f"role {role.name} is created without what makes it master of the server; to give it that: {withheld}"
+        comments = [comment_statement(role)] if role.comment is not None else []
+        for statement in (*comments, *settings_of(found, role.name)):
+            yield from _refused(connection, statement)
+    for one in memberships_of_created(found, created):
+        if is_powerful(one, found, superusers):
+            yield f"role {one.member} is not made a member of {one.role}; to do it: {membership_statement(one)}"
+        elif problems := list(_refused(connection, membership_statement(one))):
+            # Its grantor may not grant it here, or is not here.
+            yield from problems if list(_refused(connection, membership_statement(one, grantor=False))) else ()
+
+
+def _refused(connection: psycopg.Connection[Any], statement: str) -> Iterator[str]:
+    try:
+        with connection.transaction():
+            connection.execute(statement.encode())
+    except psycopg.Error as error:
+        if connection.broken:
+            raise
+        yield f"not done: {statement} {shorten_message(error)}"

@@ -26,7 +26,7 @@ FLOORS = (
     ("wal/decoding", "snapshots/records"),
     ("snapshots/executors",),
     ("wal/drain", "snapshots/ddl", "snapshots/operations"),
-    ("snapshots/activity", "snapshots/tasks"),
+    ("snapshots/activity", "snapshots/globals", "snapshots/tasks"),
     ("snapshots/base_copy", "snapshots/listing", "snapshots/removal"),
     ("snapshots/fold", "snapshots/create", "snapshots/metrics"),
     ("snapshots/restore_point", "snapshots/between_cuts"),

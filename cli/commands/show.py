@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cli.commands.list import chain_bytes, entry_document
-from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Statements, Timeline, Transactions
+from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Statements, Timeline, Transactions, Verifiers
 from cli.output.context import command_context
 from cli.output.format import causes_lines, count_text, minute_text, moment_text, quantity_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
@@ -17,9 +17,12 @@ from cli.output.tables import FittingTable, Shorter
 from cli.report.document import figures_document
 from cli.report.terminal import timeline_levels, timeline_of
 from cli.views.recovery import plan_lines, transaction_lines
+from fleet.config import Fleet
 from fleet.record import to_builtins
 from restore.ddl.database import all_statements
+from restore.ddl.server_roles import all_statements_of
 from restore.estimates.volumes import database_properties
+from snapshots.globals.server_globals_object import read_stored_globals
 from snapshots.listing.entry import Entry
 from snapshots.listing.figures import read_figures_of
 from snapshots.listing.in_doubt import in_doubt_transactions
@@ -31,6 +34,7 @@ from snapshots.records.commit import Commit
 from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import shortened
 from storage.clock import utc_now
+from storage.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -51,6 +55,7 @@ def show(
     transactions: Transactions = False,
     recovery_plan: RecoveryPlan = False,
     statements: Statements = False,
+    verifiers: Verifiers = False,
     timeline: Timeline = False,
 ) -> None:
     """Show all details of one snapshot: nodes, groups, increments and their cuts."""
@@ -68,8 +73,10 @@ def show(
         nodes = plan_recovery(chain)
         document["recovery_plan"] = [one.to_json() for one in nodes]
         lines += plan_lines(chain.last, nodes)
+    if verifiers and not statements:
+        raise UsageError("--verifiers is of --statements", hint=f"snapshot show {name} --statements --verifiers")
     if statements:
-        found = statements_of(chain)
+        found = statements_of(fleet, chain, verifiers=verifiers)
         document["statements"] = found
         lines += statement_lines(found)
     if timeline:
@@ -81,21 +88,40 @@ def show(
     emit(context, document, lines)
 
 
-def statements_of(chain: Chain) -> list[dict[str, Any]]:
-    """The statements that give every shard's database what belongs to it, as of the restore point."""
-    return [
-        {"node": identity.node, "database": identity.database, "statements": all_statements(identity.database, found)}
-        for identity in chain.nodes
-        if identity.backup_of is None and (found := database_properties(chain, identity.node)) is not None
-    ]
+def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[str, Any]]:
+    """The statements for what every shard's server has, and for what belongs to its database, as of the restore point.
+
+    Those of roles have no passwords without `verifiers`. Raises ObjectDamagedError.
+    """
+    store, found = fleet.store.open(), list[dict[str, Any]]()
+    for identity in chain.nodes:
+        if identity.backup_of is not None:
+            continue
+        of_server = read_stored_globals(store, chain, identity.node)
+        of_database = database_properties(chain, identity.node)
+        found.append(
+            {
+                "node": identity.node,
+                "database": identity.database,
+                "globals": [*all_statements_of(of_server, verifiers=verifiers)] if of_server else [],
+                "with_passwords": of_server.with_verifiers if of_server else False,
+                "statements": all_statements(identity.database, of_database) if of_database else [],
+            }
+        )
+    return found
 
 
 def statement_lines(found: list[dict[str, Any]]) -> list[str]:
-    """A script for psql, with a comment before the statements of each database."""
+    """A script for psql, with a comment before what is of each server and each database."""
     lines: list[str] = []
     for one in found:
-        lines += [f"-- {shortened(one['node'])}: database {shortened(one['database'])}", *one["statements"]]
-    return lines or ["-- no commit says what belongs to the databases themselves"]
+        node = shortened(one["node"])
+        stored = "passwords are stored: --verifiers" if one["with_passwords"] else "without passwords"
+        if one["globals"]:
+            lines += [f"-- {node}: roles and tablespaces of the server ({stored})", *one["globals"]]
+        what = f"-- {node}: database {shortened(one['database'])}"
+        lines += [what, *one["statements"]] if one["statements"] else []
+    return lines or ["-- no commit says what belongs to the servers and databases themselves"]
 
 
 def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:

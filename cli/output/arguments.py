@@ -27,7 +27,10 @@ RecoveryPlan = Annotated[
     bool, typer.Option("--recovery-plan", help="How to recover physical backups of all nodes to the cut.")
 ]
 Statements = Annotated[
-    bool, typer.Option("--statements", help="What belongs to the databases themselves, as SQL statements.")
+    bool, typer.Option("--statements", help="Roles, tablespaces, and what belongs to the databases themselves, as SQL.")
+]
+Verifiers = Annotated[
+    bool, typer.Option("--verifiers", help="With --statements: also the stored verifiers of roles' passwords.")
 ]
 Timeline = Annotated[
     bool, typer.Option("--timeline", help="Draw cuts, sizes, phases, checks, gaps and lag of nodes over time.")
@@ -82,7 +85,9 @@ To = Annotated[
     Path | None, typer.Option("--to", metavar="FILE", help="Restore into the fleet that this file describes.")
 ]
 Replace = Annotated[bool, typer.Option("--replace", help="Rename existing databases and keep them.")]
-CreateRoles = Annotated[bool, typer.Option("--create-roles", help="Create missing roles, without login.")]
+CreateRoles = Annotated[
+    bool, typer.Option("--create-roles", help="Create missing roles as they were, but not as superusers.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a restore that ended unfinished.")]
 Abandon = Annotated[bool, typer.Option("--abandon", help="Undo a restore that ended unfinished.")]
 DiscardOld = Annotated[bool, typer.Option("--discard-old", help="Drop the databases that --replace has put aside.")]

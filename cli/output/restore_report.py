@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from restore.preview import RestorePreview
 from restore.report import RestoreReport
 
 SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
+DIFFERENCES_SHOWN_MAX = 10
 SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
 
 
@@ -59,6 +61,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "remarks": report.remarks,
         "scope": to_builtins(report.scope),
         "refused": [asdict(one) for one in report.refused],
+        "role_differences": report.role_differences,
     }
 
 
@@ -81,7 +84,8 @@ def lines_of(report: RestoreReport) -> list[str]:
         lines.append(one.statement)
     lines += [f"refused: {one.text()}" for one in report.refused]
     lines += borrowed_lines(report)
-    lines += [f"role created, without login or password, on {name}" for name in report.roles_created]
+    lines += [f"role created on {name}" for name in report.roles_created]
+    lines += difference_lines(report.role_differences)
     lines += [f"left out: {name}" for name in report.left_out]
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"slot dropped, its chain has ended, on {name}" for name in report.slots_dropped]
@@ -93,6 +97,13 @@ def lines_of(report: RestoreReport) -> list[str]:
             f" {NEW_CHAIN}"
         )
     return lines
+
+
+def difference_lines(found: Sequence[str]) -> list[str]:
+    """How roles differ, the first of many; JSON has all."""
+    more = len(found) - DIFFERENCES_SHOWN_MAX
+    rest = [f"… and {more} more differences of roles: --json has all"] if more > 0 else []
+    return [f"differs: {one}" for one in found[:DIFFERENCES_SHOWN_MAX]] + rest
 
 
 def route_lines(report: RestoreReport) -> list[str]:
@@ -121,6 +132,7 @@ def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, An
         "left_out": preview.left_out,
         "roles_missing": _missing_roles(plan, preview),
         "ddl_not_tried": preview.untried,
+        "role_differences": preview.role_differences,
         "refused": [asdict(one) for one in preview.refused],
         "replaces": preview.replaces,
         "warnings": [*plan.report().warnings, *preview.warnings],
@@ -135,10 +147,11 @@ def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     lines += [f"left out: {name}" for name in preview.left_out]
     lines += [f"restored under another name on {one}" for one in report.moved]
     lines += [f"warning: {text}" for text in (*report.warnings, *preview.warnings)]
+    lines += difference_lines(preview.role_differences)
     lines += preview.replaces
     lines += borrowed_lines(report, is_done=False)
     lines += left_out_lines(report.not_in_snapshot)
-    lines += [f"role would be created, without login, on {role}" for role in _missing_roles(plan, preview)]
+    lines += [f"role would be created on {role}" for role in _missing_roles(plan, preview)]
     return lines + [one.text for one in report.open_operations]
 
 

@@ -169,7 +169,12 @@ def _in_order(privileges: Iterable[DatabasePrivilege], owner: str) -> Iterator[t
 
 def _set(where: str, setting: DatabaseSetting) -> str:
     what = f"ROLE {quote(setting.role)} IN DATABASE {where}" if setting.role else f"DATABASE {where}"
-    return f"ALTER {what} SET {quote(setting.name)} TO {setting_value(setting.name, setting.value)};"
+    return setting_statement(what, setting.name, setting.value)
+
+
+def setting_statement(what: str, name: str, value: str) -> str:
+    """ALTER … SET for `what`, a role or database; the value as pg_db_role_setting has it."""
+    return f"ALTER {what} SET {quote(name)} TO {setting_value(name, value)};"
 
 
 def setting_value(name: str, value: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from msgspec import structs
+
 from fleet.config import Node
 from fleet.lsn import Lsn
 from fleet.nodes.sessions import Sessions, in_parallel
@@ -52,6 +54,14 @@ def collect_definition_changes(
         fingerprints={shard: plan.fingerprints[shard] for shard in dumped},
     )
     return None if changes == DefinitionChanges() else changes
+
+
+def with_objects(changes: DefinitionChanges | None, objects: Sequence[StoredObject]) -> DefinitionChanges | None:
+    """The changes of a commit that also lists these objects, which belong to no definition."""
+    if not objects:
+        return changes
+    changes = changes or DefinitionChanges()
+    return structs.replace(changes, objects=(*changes.objects, *objects))
 
 
 def _drop_empty(values: Mapping[str, T]) -> dict[str, T]:

@@ -45,6 +45,7 @@ from snapshots.ddl.table_changes import (
     read_current_tables,
     read_fleet_tables,
 )
+from snapshots.globals.server_globals_object import store_globals
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
@@ -87,7 +88,7 @@ def take_full(
     cut = take_cut(context, state, spark, progress, end_all_writes if context.request.terminal else None)
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), SNAPSHOT_BEGAN)
-    commit = _build_commit(context, base, cut, time.monotonic() - began)
+    commit = _build_commit(context, base, cut, time.monotonic() - began, progress)
     commit = structs.replace(commit, left_out=(*with_large_object_counts(commit.left_out or (), commit), *unknown))
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
     check_own_store(store, plan.selection.fleet_id)
@@ -217,9 +218,12 @@ def _initial_state(base: BaseCopy, chain: str) -> ChainState:
     )
 
 
-def _build_commit(context: CreateContext, base: BaseCopy, cut: CutResult, seconds: float) -> FullSnapshot:
+def _build_commit(
+    context: CreateContext, base: BaseCopy, cut: CutResult, seconds: float, progress: Progress
+) -> FullSnapshot:
     sessions, operation, plan = context.sessions, context.operation, base.plan
     copied, lists = split_entries(base.entries)
+    server_globals = store_globals(context.store, sessions, operation, None, progress)
     return FullSnapshot(
         snapshot=operation.snapshot,
         increment=0,
@@ -241,7 +245,7 @@ def _build_commit(context: CreateContext, base: BaseCopy, cut: CutResult, second
         baseline=tuple(sessions.identities.values()),
         groups={node: tuple(table.group for table in tables) for node, tables in plan.tables.items()},
         base=dict(base.positions),
-        copied=copied,
+        copied=(*copied, *server_globals),
         lists=lists,
         roles=sessions.ask_primaries(read_roles),
         rules=plan.selection.rules,

@@ -22,10 +22,12 @@ from snapshots.create.commit_counts import counted_increment
 from snapshots.create.context import CreateContext
 from snapshots.create.continuable import rules_since
 from snapshots.create.cut_attempt import take_cut
+from snapshots.create.definitions import with_objects
 from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.terminal import check_final, end_writes
 from snapshots.ddl.database_facts import read_facts
 from snapshots.ddl.table_changes import NodeTables
+from snapshots.globals.server_globals_object import store_globals
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.object_lists import check_commit_stored, replace_by_lists
@@ -63,6 +65,7 @@ def take_increment(
     cut = take_cut(context, state, spark, progress, end_all_writes if request.terminal else None)
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
+    server_globals = store_globals(store, sessions, operation, chain, progress)
     left_out = with_large_object_counts(cut.left_out, chain.full) + chain.too_old
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
     commit = Increment(
@@ -81,7 +84,7 @@ def take_increment(
         history=chain.next_history,
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
         terminal=request.terminal,
-        definition_changes=cut.definition_changes,
+        definition_changes=with_objects(cut.definition_changes, server_globals),
         databases=sessions.ask_named_primaries(read_facts),
     )
     check_own_store(store, chain.full.fleet_id)

@@ -28,7 +28,7 @@ from snapshots.records.documents import check_about, checking, parse_document, s
 from snapshots.records.keys import list_prefix
 from snapshots.records.part_rules import check_listed
 from snapshots.records.stored_object import (
-    DDL,
+    WITHOUT_ROWS,
     ListedObjects,
     LostList,
     NamedObject,
@@ -56,7 +56,7 @@ def store_lists_above(
 
     Returns the lists and the DDL, otherwise the objects as given.
     """
-    copies = [stored for stored in objects if stored.kind != DDL]
+    copies = [stored for stored in objects if stored.kind not in WITHOUT_ROWS]
     if len(copies) <= objects_max:
         return tuple(objects)
     copies.sort(key=lambda stored: (stored.node, stored.kind, stored.key))
@@ -67,7 +67,7 @@ def store_lists_above(
     ]
     with ThreadPoolExecutor(THREADS_MAX) as threads:
         lists = threads.map(lambda part: _store_list(store, snapshot, operation, *part), enumerate(parts))
-        return (*lists, *(stored for stored in objects if stored.kind == DDL))
+        return (*lists, *(stored for stored in objects if stored.kind in WITHOUT_ROWS))
 
 
 def split_entries(entries: Iterable[NamedObject]) -> tuple[tuple[StoredObject, ...], tuple[ObjectList, ...]]:
@@ -82,7 +82,7 @@ def replace_by_lists(store: ObjectStore, commit: C, progress: Progress) -> C:
 
     Returns the commit with these lists instead; its counts don't include them yet.
     """
-    if sum(stored.kind != DDL for stored in commit.own_objects) <= OWN_OBJECTS_MAX:
+    if sum(stored.kind not in WITHOUT_ROWS for stored in commit.own_objects) <= OWN_OBJECTS_MAX:
         return commit
     snapshot, operation = commit.snapshot, commit.operation
     if isinstance(commit, FullSnapshot):

@@ -28,7 +28,7 @@ from snapshots.records.commit import (
     Increment,
     Sequence,
 )
-from snapshots.records.stored_object import BASE, DDL, NamedObject, StoredObject
+from snapshots.records.stored_object import BASE, DDL, GLOBALS, NamedObject, StoredObject
 from wal.segments.archive import Segment, check_contiguous
 
 T = TypeVar("T")
@@ -184,9 +184,16 @@ class Chain:
 
     def ddl_object(self, shard: str) -> StoredObject | None:
         """The archive of the shard's DDL at the last commit; None if no commit lists any."""
+        return self._newest_object(DDL, shard)
+
+    def globals_object(self, shard: str) -> StoredObject | None:
+        """What the shard's server has besides its databases, at the last commit; None if no commit lists it."""
+        return self._newest_object(GLOBALS, shard)
+
+    def _newest_object(self, kind: str, shard: str) -> StoredObject | None:
         for commit in reversed(self.commits):
             for stored in commit.own_objects:
-                if stored.kind == DDL and stored.node == shard:
+                if stored.kind == kind and stored.node == shard:
                     return stored
         return None
 

@@ -26,6 +26,7 @@ from snapshots.records.operation_records import (
     Outcome,
     SignOfLife,
 )
+from snapshots.records.server_globals import ServerGlobals
 from snapshots.records.store_identity import StoreIdentity
 from snapshots.records.stored_object import ListedObjects
 from snapshots.records.tombstones import Mark
@@ -69,6 +70,8 @@ KINDS = (
 )
 # Stored in the metadata of a Parquet file, under METADATA_KEY of wal.segments.segments.
 SEGMENT_METADATA = "segment-metadata"
+# Stored compressed, below schema/.
+GLOBALS_DOCUMENT = "globals"
 
 
 def kind_of(key: str) -> DocumentKind | None:
@@ -81,7 +84,10 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     schemas = {
         kind.name: _schema(kind.types, is_sealed=kind.is_sealed, is_always=kind.is_always_sealed) for kind in KINDS
     }
-    return schemas | {SEGMENT_METADATA: _schema((SegmentMetadata,), is_sealed=False, is_always=False)}
+    return schemas | {
+        SEGMENT_METADATA: _schema((SegmentMetadata,), is_sealed=False, is_always=False),
+        GLOBALS_DOCUMENT: _schema((ServerGlobals,), is_sealed=False, is_always=False),
+    }
 
 
 def _schema(types: Iterable[type[msgspec.Struct]], *, is_sealed: bool, is_always: bool) -> dict[str, Any]:

@@ -15,7 +15,15 @@ from snapshots.records.commit import Commit, CutRecord, FullSnapshot
 from snapshots.records.definition_rules import check_distinct
 from snapshots.records.documents import DOCUMENT_BYTES_MAX
 from snapshots.records.keys import base_prefix, ddl_prefix, list_prefix
-from snapshots.records.stored_object import BASE, DDL, LARGE_OBJECTS, LARGE_OBJECTS_COUNT, ObjectList, StoredObject
+from snapshots.records.stored_object import (
+    BASE,
+    DDL,
+    LARGE_OBJECTS,
+    LARGE_OBJECTS_COUNT,
+    WITHOUT_ROWS,
+    ObjectList,
+    StoredObject,
+)
 from storage.store import check_key
 from wal.cut.cut_values import NodeCut
 from wal.cut.safe_time import safe_time
@@ -105,11 +113,11 @@ def check_objects(commit: Commit) -> None:
         check_object(commit.snapshot, stored)
     for one in commit.object_lists:
         _check_list(commit, one)
-    archives = Counter(stored.node for stored in commit.own_objects if stored.kind == DDL)
+    archives = Counter((stored.node, stored.kind) for stored in commit.own_objects if stored.kind in WITHOUT_ROWS)
     by_commit = 2 if isinstance(commit, FullSnapshot) and commit.definition_changes else 1
-    for node, times in archives.items():
-        if times > by_commit:
-            raise ValueError(f"objects has the DDL of {node} twice")
+    for (node, kind), times in archives.items():
+        if times > (by_commit if kind == DDL else 1):
+            raise ValueError(f"objects has {kind} of {node} twice")
 
 
 def _check_list(commit: Commit, one: ObjectList) -> None:
@@ -142,7 +150,7 @@ def check_listed(commit: Commit, one: ObjectList, listed: Iterable[StoredObject]
 def check_object(snapshot: str, stored: StoredObject) -> None:
     """Raise ValueError unless the object's key and rows are of its node and kind."""
     is_rows = stored.kind in (BASE, LARGE_OBJECTS)
-    if not is_rows and stored.kind != DDL:
+    if not is_rows and stored.kind not in WITHOUT_ROWS:
         raise ValueError(f"object {stored.key} is of an unknown kind: {stored.kind}")
     folder = (base_prefix if is_rows else ddl_prefix)(snapshot, stored.node, "")
     name = stored.key.rpartition("/")[2]
@@ -150,7 +158,7 @@ def check_object(snapshot: str, stored: StoredObject) -> None:
     if not stored.key.startswith(folder) or not of_kind:
         raise ValueError(f"object {stored.key} is not of kind {stored.kind} and node {stored.node}, as its key says")
     if not is_rows and stored.rows:
-        raise ValueError(f"object {stored.key} is DDL and has rows")
+        raise ValueError(f"object {stored.key} is {stored.kind} and has rows")
     if stored.kind == LARGE_OBJECTS and not stored.rows.keys() <= {LARGE_OBJECTS_COUNT}:
         raise ValueError(f"object {stored.key} has rows besides large objects")
 

@@ -57,6 +57,8 @@ LONG = (
     "tests/integration/test_waits.py",
     "tests/integration/test_docs_commands.py",
     "tests/integration/test_restoring_role.py",
+    "tests/integration/test_server_globals.py",
+    "tests/integration/test_database_settings.py",
     "tests/integration/test_encryption.py",
     "tests/spark/test_session.py",
     "tests/spark/test_kubernetes_executors.py",

@@ -1,0 +1,178 @@
+"""Roles of a server as a snapshot has them: what creates them, and how the target's differ.
+
+Roles that exist are never changed. Those that a restore creates get what they had, but nothing that makes them master
+of the server: a store that is not encrypted can be changed, and who changes it must not gain the target by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fleet.nodes.privileges import quote
+from restore.ddl.database import setting_statement
+from restore.ddl.statements import literal
+from snapshots.records.database_facts import NO_LIMIT
+from snapshots.records.server_globals import RoleMembership, ServerGlobals, ServerRole, ServerTablespace
+
+# By field: what a role has, and what it has not.
+ATTRIBUTES = {
+    "superuser": ("SUPERUSER", "NOSUPERUSER"),
+    "inherit": ("INHERIT", "NOINHERIT"),
+    "createrole": ("CREATEROLE", "NOCREATEROLE"),
+    "createdb": ("CREATEDB", "NOCREATEDB"),
+    "login": ("LOGIN", "NOLOGIN"),
+    "replication": ("REPLICATION", "NOREPLICATION"),
+    "bypassrls": ("BYPASSRLS", "NOBYPASSRLS"),
+}  # fmt: skip
+# With these a role may do more than the privileges that it was granted.
+POWERS = ("superuser", "createrole", "replication", "bypassrls")
+# Roles of PostgreSQL with which a role can come to the server's files and programs, or write everything.
+POWERFUL = frozenset((
+    "pg_execute_server_program", "pg_read_server_files", "pg_write_server_files", "pg_write_all_data",
+    "pg_create_subscription", "pg_maintain",
+))  # fmt: skip
+PER_ROLE = ("connection_limit", "valid_until")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStatement:
+    """A statement, and as what it is shown: without a verifier."""
+
+    statement: str
+    shown: str
+
+
+def creating_statement(role: ServerRole, *, powers: bool, verifier: bool) -> RoleStatement:
+    """CREATE ROLE with the role's attributes; without `powers` as if it had none of POWERS."""
+    words = [
+        words[0] if getattr(role, name) and (powers or name not in POWERS) else words[1]
+        for name, words in ATTRIBUTES.items()
+    ]
+    if role.connection_limit != NO_LIMIT:
+        words.append(f"CONNECTION LIMIT {role.connection_limit}")
+    if role.valid_until:
+        words.append(f"VALID UNTIL {literal(role.valid_until)}")
+    begin = f"CREATE ROLE {quote(role.name)} WITH {' '.join(words)}"
+    if role.verifier is None:
+        return RoleStatement(f"{begin};", f"{begin};")
+    secret = f"{begin} PASSWORD {literal(role.verifier)};"
+    return RoleStatement(secret, secret if verifier else f"{begin};")
+
+
+def withheld_attributes(role: ServerRole) -> str:
+    """The statement that gives a role the attributes that a restore does not give it, "" if it had none of them."""
+    words = [ATTRIBUTES[name][0] for name in POWERS if getattr(role, name)]
+    return f"ALTER ROLE {quote(role.name)} {' '.join(words)};" if words else ""
+
+
+def membership_statement(one: RoleMembership, *, grantor: bool = True) -> str:
+    """GRANT of a role to another, with its options."""
+    if one.inherit is None and one.set is None:
+        option = " WITH ADMIN OPTION" if one.admin else ""
+    else:
+        options = {"ADMIN": one.admin, "INHERIT": one.inherit, "SET": one.set}
+        given = (f"{name} {str(value).upper()}" for name, value in options.items() if value is not None)
+        option = f" WITH {', '.join(given)}"
+    by = f" GRANTED BY {quote(one.grantor)}" if grantor and one.grantor else ""
+    return f"GRANT {quote(one.role)} TO {quote(one.member)}{option}{by};"
+
+
+def memberships_of_created(found: ServerGlobals, created: Container[str]) -> list[RoleMembership]:
+    """The memberships of and in the roles that were created, each after the one that its grantor needs for it."""
+    waiting = [one for one in found.memberships if one.member in created or one.role in created]
+    granted: list[RoleMembership] = []
+    while waiting:
+        able = {(one.role, one.member) for one in granted if one.admin}
+        due = [one for one in waiting if (one.role, one.grantor) in able]
+        others = {(one.role, one.member) for one in waiting if one.admin}
+        due = due or [one for one in waiting if (one.role, one.grantor) not in others] or waiting
+        granted += due
+        waiting = [one for one in waiting if one not in due]
+    return granted
+
+
+def is_powerful(one: RoleMembership, found: ServerGlobals, superusers: Collection[str]) -> bool:
+    """Whether the membership gives more than privileges on objects: it is shown, not granted."""
+    powers = {role.name for role in found.roles if any(getattr(role, name) for name in POWERS)}
+    return one.role in POWERFUL or one.role in powers or one.role in superusers
+
+
+def settings_of(found: ServerGlobals, role: str) -> list[str]:
+    """The statements of a role's settings in all databases."""
+    return [setting_statement(f"ROLE {quote(role)}", one.name, one.value) for one in found.settings if one.role == role]
+
+
+def all_statements_of(found: ServerGlobals, *, verifiers: bool) -> Iterator[str]:
+    """Everything as statements, in the order in which psql can run them, for people; `verifiers`: with passwords'."""
+    for role in found.roles:
+        yield creating_statement(role, powers=True, verifier=verifiers).shown
+        if role.comment is not None:
+            yield comment_statement(role)
+    for one in memberships_of_created(found, {role.name for role in found.roles}):
+        yield membership_statement(one)
+    for role in found.roles:
+        yield from settings_of(found, role.name)
+    for tablespace in found.tablespaces:
+        yield from _tablespace_statements(tablespace)
+
+
+def comment_statement(role: ServerRole) -> str:
+    """COMMENT ON ROLE."""
+    return f"COMMENT ON ROLE {quote(role.name)} IS {literal(role.comment or '')};"
+
+
+def _tablespace_statements(one: ServerTablespace) -> Iterator[str]:
+    options = f" WITH ({', '.join(one.options)})" if one.options else ""
+    where = f"OWNER {quote(one.owner)} LOCATION {literal(one.location)}"
+    yield f"CREATE TABLESPACE {quote(one.name)} {where}{options};"
+    if one.comment is not None:
+        yield f"COMMENT ON TABLESPACE {quote(one.name)} IS {literal(one.comment)};"
+
+
+def find_differences(stored: ServerGlobals, present: ServerGlobals) -> list[str]:
+    """How the roles that both have differ, a line each; `present` is what the target has."""
+    now: Mapping[str, ServerRole] = {role.name: role for role in present.roles}
+    both = {role.name for role in stored.roles} & now.keys()
+    lines: list[str] = []
+    for role in stored.roles:
+        if role.name not in both:
+            continue
+        other = now[role.name]
+        for name, words in ATTRIBUTES.items():
+            if (then := getattr(role, name)) != getattr(other, name):
+                lines.append(f"role {role.name}: {words[not then]} in the snapshot, {words[then]} on the target")
+        for name in PER_ROLE:
+            if getattr(role, name) != getattr(other, name):
+                what = name.replace("_", " ").upper()
+                lines.append(f"role {role.name}: {what} {_value(role, name)}, on the target {_value(other, name)}")
+        lines += _differing_settings(stored, present, role.name)
+    lines += _differing_memberships(stored, present, both)
+    return lines
+
+
+def _value(role: ServerRole, name: str) -> str:
+    value = getattr(role, name)
+    return "none" if value in (NO_LIMIT, "") else str(value)
+
+
+def _differing_settings(stored: ServerGlobals, present: ServerGlobals, role: str) -> Iterator[str]:
+    then, now = ({one.name: one.value for one in each.settings if one.role == role} for each in (stored, present))
+    for name in sorted(then.keys() | now.keys()):
+        if then.get(name) != now.get(name):
+            yield f"role {role}: {name} is {_set(then.get(name))} in the snapshot, {_set(now.get(name))} on the target"
+
+
+def _set(value: str | None) -> str:
+    return "not set" if value is None else f"'{value}'"
+
+
+def _differing_memberships(stored: ServerGlobals, present: ServerGlobals, both: Collection[str]) -> Iterator[str]:
+    def pairs(found: Iterable[RoleMembership]) -> set[tuple[str, str]]:
+        return {(one.role, one.member) for one in found if one.member in both}
+
+    then, now = pairs(stored.memberships), pairs(present.memberships)
+    for role, member in sorted(then - now):
+        yield f"role {member}: a member of {role} in the snapshot, not on the target"
+    for role, member in sorted(now - then):
+        yield f"role {member}: a member of {role} on the target, not in the snapshot"

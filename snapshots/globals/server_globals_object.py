@@ -1,0 +1,145 @@
+"""Read what a server has besides its databases, store it, and read it back.
+
+It is read once per create, beside the fingerprint: what changes in it never makes a cut void. Verifiers of passwords
+are in pg_authid, which managed services show to nobody: without them everything else is stored.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from typing import Any
+
+import msgspec
+import psycopg
+import zstandard
+
+from fleet.nodes.encodings import fetch_texts
+from fleet.nodes.sessions import Sessions, in_parallel
+from fleet.progress import Progress
+from fleet.record import from_json, to_builtins
+from snapshots.operations.operation import Operation
+from snapshots.records.chain import Chain
+from snapshots.records.database_facts import DatabaseSetting
+from snapshots.records.keys import ddl_prefix
+from snapshots.records.server_globals import RoleMembership, ServerGlobals, ServerRole, ServerTablespace
+from snapshots.records.stored_object import GLOBALS, StoredObject
+from storage.store import ObjectStore
+from storage.storing import create_or_find
+from wal.segments.damage import ObjectDamagedError, read_listed
+
+GLOBALS_BYTES_MAX, WINDOW_BYTES_MAX = 256 << 20, 128 << 20
+# Names that begin with pg_ are PostgreSQL's own.
+ROLES_QUERY = """
+SELECT r.rolname, r.rolsuper, r.rolinherit, r.rolcreaterole, r.rolcreatedb, r.rolcanlogin, r.rolreplication,
+       r.rolbypassrls, r.rolconnlimit,
+       CASE WHEN r.rolvaliduntil IS NULL THEN '' WHEN NOT isfinite(r.rolvaliduntil) THEN 'infinity'
+            ELSE (r.rolvaliduntil AT TIME ZONE 'UTC')::text || '+00' END,
+       shobj_description(r.oid, 'pg_authid')
+  FROM pg_roles r WHERE r.rolname !~ '^pg_' ORDER BY 1
+"""
+VERIFIERS_QUERY = "SELECT rolname, rolpassword FROM pg_authid WHERE rolpassword IS NOT NULL"
+# 16 introduced the options.
+MEMBERSHIPS_QUERY = """
+SELECT r.rolname, m.rolname, coalesce(g.rolname, ''), a.admin_option, (to_jsonb(a) ->> 'inherit_option')::boolean,
+       (to_jsonb(a) ->> 'set_option')::boolean
+  FROM pg_auth_members a JOIN pg_roles r ON r.oid = a.roleid JOIN pg_roles m ON m.oid = a.member
+  LEFT JOIN pg_roles g ON g.oid = a.grantor
+ WHERE m.rolname !~ '^pg_' ORDER BY 1, 2, 3
+"""
+SETTINGS_QUERY = """
+SELECT split_part(s.setting, '=', 1), substr(s.setting, strpos(s.setting, '=') + 1), r.rolname
+  FROM pg_db_role_setting g JOIN pg_roles r ON r.oid = g.setrole
+ CROSS JOIN unnest(g.setconfig) WITH ORDINALITY AS s (setting, number)
+ WHERE g.setdatabase = 0 ORDER BY 3, s.number
+"""
+TABLESPACES_QUERY = """
+SELECT spcname, pg_get_userbyid(spcowner), pg_tablespace_location(oid), coalesce(spcoptions, '{}'),
+       shobj_description(oid, 'pg_tablespace')
+  FROM pg_tablespace WHERE spcname !~ '^pg_' ORDER BY 1
+"""
+
+
+def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False) -> ServerGlobals:
+    """What the session's server has; with `passwords` the verifiers as well, if our role may read them."""
+    verifiers: dict[str, str] = {}
+    with_verifiers = passwords
+    if passwords:
+        try:
+            verifiers = dict(fetch_texts(connection, VERIFIERS_QUERY))
+        except psycopg.errors.InsufficientPrivilege:
+            with_verifiers = False
+    roles = [
+        ServerRole(
+            name=name, superuser=superuser, inherit=inherit, createrole=createrole, createdb=createdb, login=login,
+            replication=replication, bypassrls=bypassrls, connection_limit=limit, valid_until=until, comment=comment,
+            verifier=verifiers.get(name),
+        )
+        for name, superuser, inherit, createrole, createdb, login, replication, bypassrls, limit, until, comment in (
+            fetch_texts(connection, ROLES_QUERY)
+        )
+    ]  # fmt: skip
+    memberships = [
+        RoleMembership(role=role, member=member, grantor=grantor, admin=admin, inherit=inherit, set=can_set)
+        for role, member, grantor, admin, inherit, can_set in fetch_texts(connection, MEMBERSHIPS_QUERY)
+    ]
+    tablespaces = [
+        ServerTablespace(name=name, owner=owner, location=location, options=tuple(options), comment=comment)
+        for name, owner, location, options, comment in fetch_texts(connection, TABLESPACES_QUERY)
+    ]
+    settings = tuple(DatabaseSetting(*row) for row in fetch_texts(connection, SETTINGS_QUERY))
+    return ServerGlobals(
+        roles=tuple(roles),
+        memberships=tuple(memberships),
+        settings=settings,
+        tablespaces=tuple(tablespaces),
+        with_verifiers=with_verifiers,
+    )
+
+
+def store_globals(
+    store: ObjectStore, sessions: Sessions, operation: Operation, chain: Chain | None, progress: Progress
+) -> list[StoredObject]:
+    """Store what every primary's server has, unless the chain has the same already; return the new objects."""
+    passwords = sessions.fleet.with_passwords
+    found = sessions.ask_primaries(partial(read_globals, passwords=passwords))
+    if lacking := [shard for shard, one in found.items() if passwords and not one.with_verifiers]:
+        progress.note(
+            f"{', '.join(lacking)}: our role may not read pg_authid, so roles are stored without their passwords"
+        )
+
+    def store_one(shard: str) -> StoredObject | None:
+        if chain and _is_stored(store, chain, shard, found[shard]):
+            return None
+        body = zstandard.compress(msgspec.json.encode(to_builtins(found[shard])))
+        prefix = ddl_prefix(operation.snapshot, shard, operation.id)
+        key = f"{prefix}/{GLOBALS}-{secrets.token_hex(4)}.json.zst"
+        return StoredObject(key, GLOBALS, shard, len(body), create_or_find(store, key, body), {})
+
+    return [one for one in in_parallel(store_one, found) if one is not None]
+
+
+def _is_stored(store: ObjectStore, chain: Chain, shard: str, found: ServerGlobals) -> bool:
+    """Whether the chain has the same. Digests don't tell: those of encrypted objects differ."""
+    try:
+        return read_stored_globals(store, chain, shard) == found
+    except ObjectDamagedError:
+        return False
+
+
+def read_stored_globals(store: ObjectStore, chain: Chain, shard: str) -> ServerGlobals | None:
+    """What the shard's server had at the last commit; None if no commit has it. Raises ObjectDamagedError."""
+    stored = chain.globals_object(shard)
+    if stored is None:
+        return None
+    body = read_listed(store, shard, stored.key, (stored.size, stored.digest))
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).stream_reader(body) as reader:
+            text = reader.read(GLOBALS_BYTES_MAX + 1)
+        if len(text) > GLOBALS_BYTES_MAX:
+            raise ValueError(f"it is larger than {GLOBALS_BYTES_MAX >> 20} MiB")
+        found: ServerGlobals = from_json(text, ServerGlobals)
+    except (zstandard.ZstdError, MemoryError, ValueError, msgspec.DecodeError) as error:
+        detail = f"it can't be read: {error}"
+        raise ObjectDamagedError(key=stored.key, kind="unreadable", node=shard, detail=detail) from error
+    return found

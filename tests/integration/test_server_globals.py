@@ -1,0 +1,222 @@
+"""Roles of a server come back as they were, on PostgreSQL 15 to 18; the right values are those of its catalogs.
+
+A second fleet is the target: servers that have none of the roles.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cli.output.restore_report import lines_of
+from fleet.config import Fleet, FleetFileError, load_fleet
+from fleet.nodes.connections import connect
+from snapshots.globals.server_globals_object import read_globals, read_stored_globals
+from snapshots.records.chains import read_chain
+from snapshots.records.stored_object import GLOBALS
+from tests.commands.in_process import run_as_text, run_here
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.integration.refusing import execute
+from tests.servers.fleets import fleet_of
+from tests.servers.installed import MAJORS, SERVERS, Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "globals"
+OPTIONS_VERSION = 160000
+ROLES = (
+    "CREATE ROLE app_rw NOINHERIT",
+    "CREATE ROLE \"o'hara\" LOGIN CREATEDB CONNECTION LIMIT 7 VALID UNTIL '2031-05-06 07:08:09+00' PASSWORD 'hidden'",
+    "CREATE ROLE app LOGIN",
+    "CREATE ROLE lead LOGIN",
+    "COMMENT ON ROLE app IS 'the application''s'",
+    "ALTER ROLE app SET search_path = shop, public",
+    "ALTER ROLE app SET \"my.own\" = 'a\\b'",
+    "GRANT app_rw TO lead WITH ADMIN OPTION",
+    "SET ROLE lead; GRANT app_rw TO app; RESET ROLE",
+    "GRANT pg_monitor TO app",
+    # Masters of the server.
+    "CREATE ROLE boss SUPERUSER LOGIN",
+    "CREATE ROLE maker CREATEROLE REPLICATION BYPASSRLS LOGIN",
+    "GRANT boss, maker, pg_execute_server_program TO app",
+    "CREATE TABLE item (id int PRIMARY KEY)",
+    "ALTER TABLE item OWNER TO app_rw",
+)
+OPTIONS = ("CREATE ROLE quiet LOGIN", "GRANT app_rw TO quiet WITH INHERIT FALSE, SET FALSE")
+ROLES_QUERY = """
+SELECT r.rolname, r.rolinherit, r.rolcreatedb, r.rolcanlogin, r.rolconnlimit, r.rolvaliduntil::text, r.rolpassword,
+       shobj_description(r.oid, 'pg_authid'), g.setconfig
+  FROM pg_authid r LEFT JOIN pg_db_role_setting g ON g.setrole = r.oid AND g.setdatabase = 0
+ WHERE r.rolname !~ '^pg_' AND r.rolname NOT IN ('postgres', 'boss') ORDER BY 1
+"""
+MEMBERSHIPS_QUERY = """
+SELECT a.roleid::regrole::text, a.member::regrole::text,
+       to_jsonb(a) - ARRAY['oid', 'roleid', 'member', 'grantor'], a.grantor::regrole::text
+  FROM pg_auth_members a WHERE a.member >= 16384 ORDER BY 1, 2, 4
+"""
+POWERS_QUERY = """
+SELECT rolname FROM pg_roles WHERE rolname NOT IN ('postgres')
+   AND (rolsuper OR rolcreaterole OR rolreplication OR rolbypassrls)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A fleet with the roles, and as targets servers of the same versions without them."""
+
+    runs: Runs
+    target: Fleet
+
+
+def ask(dsn: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn, options="-c search_path=pg_catalog -c timezone=UTC") as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+def with_key(folder: Path) -> str:
+    (folder / "key").write_text("a" * 64)
+    (folder / "key").chmod(0o600)
+    return f"[encryption]\nkey_file = {json.dumps(str(folder / 'key'))}\n[globals]\npasswords = true\n"
+
+
+@pytest.fixture(scope="module")
+def place(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    servers: Sequence[Server | None] = [SERVERS[major] for major in MAJORS if major in SERVERS] or [None]
+    folder = tmp_path_factory.mktemp("globals")
+    with ExitStack() as stack:
+        source, other = (
+            stack.enter_context(fleet_of(tmp_path_factory.mktemp("at") / "fleet", servers)) for _ in range(2)
+        )
+        fleet = configure_fleet(source, folder / "fleet.toml", f"file://{folder}/store", more=with_key(folder))
+        for node in fleet.primaries:
+            execute(node.dsn, *ROLES)
+            with psycopg.connect(node.dsn) as connection:
+                version = connection.info.server_version
+            execute(node.dsn, *(OPTIONS if version >= OPTIONS_VERSION else ()))
+        target = configure_fleet(other, folder / "other.toml", f"file://{folder}/store", more=with_key(folder))
+        runs = Runs(fleet, Ready(spark))
+        stack.enter_context(dropping_slots(fleet))
+        runs.init()
+        runs.full(NAME)
+        yield Place(runs, target)
+
+
+def test_missing_roles_are_created_as_they_were(place: Place) -> None:
+    """With their passwords; but nothing of a snapshot makes a role master of the target."""
+    runs, target = place.runs, place.target
+    planned = run_here(
+        runs.fleet, "restore", NAME, "--to", str(target.path), "--replace", "--create-roles", "--dry-run"
+    )
+    assert planned[0] == 0
+    report = runs.restore(NAME, target, create_roles=True)
+    assert sorted(planned[1]["roles_missing"]) == sorted(report.roles_created)
+    withheld = {("boss", "app"), ("maker", "app"), ("pg_execute_server_program", "app")}
+    for node, other in zip(runs.fleet.primaries, target.primaries, strict=True):
+        assert ask(other.dsn, ROLES_QUERY) == ask(node.dsn, ROLES_QUERY)
+        assert ask(other.dsn, POWERS_QUERY) == []
+        before = [one for one in ask(node.dsn, MEMBERSHIPS_QUERY) if one[:2] not in withheld]
+        assert ask(other.dsn, MEMBERSHIPS_QUERY) == before
+        warnings = [one for one in report.warnings if one.startswith(f"node {other.id}: role ")]
+        assert [one for one in warnings if 'ALTER ROLE "maker" CREATEROLE REPLICATION BYPASSRLS;' in one]
+        assert [one for one in warnings if "is not a member" in one or "is not made a member of boss" in one]
+        assert len(warnings) == 1 + len(withheld)
+    verifier = dict(one[0:7:6] for one in ask(runs.fleet.primaries[0].dsn, ROLES_QUERY))["o'hara"]
+    assert verifier not in "\n".join([*lines_of(report), *report.warnings])
+
+
+def test_roles_that_exist_are_listed_where_they_differ_and_stay_as_they_are(place: Place) -> None:
+    runs, target = place.runs, place.target
+    for other in target.primaries:
+        if not ask(other.dsn, "SELECT FROM pg_roles WHERE rolname = 'app'"):
+            execute(other.dsn, "CREATE ROLE app LOGIN", "CREATE ROLE app_rw")
+        execute(other.dsn, "ALTER ROLE app NOLOGIN CREATEDB", "ALTER ROLE app SET search_path = other")
+        execute(other.dsn, "REVOKE pg_monitor FROM app")
+    before = [ask(other.dsn, ROLES_QUERY) for other in target.primaries]
+    words = ("restore", NAME, "--to", str(target.path), "--replace", "--create-roles", "--dry-run")
+    planned = run_here(runs.fleet, *words)[1]["role_differences"]
+    report = runs.restore(NAME, target, create_roles=True)
+    assert report.role_differences == planned
+    for other in target.primaries:
+        lines = [one for one in planned if one.startswith(f"node {other.id}: role app: ")]
+        assert {
+            f"node {other.id}: role app: LOGIN in the snapshot, NOLOGIN on the target",
+            f"node {other.id}: role app: NOCREATEDB in the snapshot, CREATEDB on the target",
+            f"node {other.id}: role app: search_path is 'shop, public' in the snapshot, 'other' on the target",
+            f"node {other.id}: role app: a member of pg_monitor in the snapshot, not on the target",
+        } <= set(lines)
+    assert any(line.startswith("differs: node ") for line in lines_of(report))
+    assert [ask(other.dsn, ROLES_QUERY) for other in target.primaries] == before
+
+
+def test_show_prints_statements_and_passwords_only_when_they_are_asked_for(place: Place) -> None:
+    runs = place.runs
+    (verifier,) = (one[6] for one in ask(runs.fleet.primaries[0].dsn, ROLES_QUERY) if one[0] == "o'hara")
+    shown = run_as_text(runs.fleet, "show", NAME, "--statements")
+    assert "PASSWORD" not in shown
+    assert verifier not in shown
+    assert 'CREATE ROLE "boss" WITH SUPERUSER INHERIT' in shown
+    assert "-- s1: roles and tablespaces of the server (passwords are stored: --verifiers)" in shown
+    code, document = run_here(runs.fleet, "show", NAME, "--statements", "--verifiers")
+    assert (code, len(document["statements"])) == (0, len(runs.fleet.primaries))
+    assert any(f"PASSWORD '{verifier}';" in one for one in document["statements"][0]["globals"])
+    # What it prints makes the same roles.
+    for node, one in zip(place.target.primaries, document["statements"], strict=True):
+        drop_roles(node.dsn)
+        execute(node.dsn, *(each for each in one["globals"] if '"postgres"' not in each.split(" GRANTED BY ")[0]))
+    for node, other in zip(runs.fleet.primaries, place.target.primaries, strict=True):
+        assert ask(other.dsn, ROLES_QUERY) == ask(node.dsn, ROLES_QUERY)
+        assert ask(other.dsn, MEMBERSHIPS_QUERY) == ask(node.dsn, MEMBERSHIPS_QUERY)
+        drop_roles(other.dsn)
+
+
+def drop_roles(dsn: str) -> None:
+    """Drop what restores have made: databases that were put aside, and all roles."""
+    server = make_conninfo(dsn, dbname="postgres")
+    for (name,) in ask(server, "SELECT datname FROM pg_database WHERE datname ^@ 'bank_'"):
+        execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+    for (name,) in ask(dsn, "SELECT quote_ident(rolname) FROM pg_roles WHERE oid >= 16384"):
+        execute(dsn, f"DROP OWNED BY {name} CASCADE")
+    for (name,) in ask(dsn, "SELECT quote_ident(rolname) FROM pg_roles WHERE oid >= 16384"):
+        for (other,) in ask(dsn, "SELECT quote_ident(rolname) FROM pg_roles WHERE oid >= 16384"):
+            execute(dsn, f"REVOKE {name} FROM {other} CASCADE") if name != other else None
+    for (name,) in ask(dsn, "SELECT quote_ident(rolname) FROM pg_roles WHERE oid >= 16384"):
+        execute(dsn, f"DROP ROLE {name}")
+
+
+def test_an_increment_stores_them_only_if_they_have_changed(place: Place) -> None:
+    """Whoever may not read passwords stores the rest, and says so."""
+    runs, shard = place.runs, place.runs.fleet.primaries[0]
+    store = runs.fleet.store.open()
+    runs.increment(NAME)
+    assert not [one for one in read_chain(store, NAME).last.own_objects if one.kind == GLOBALS]
+    execute(shard.dsn, "ALTER ROLE app CONNECTION LIMIT 3")
+    runs.increment(NAME)
+    chain = read_chain(store, NAME)
+    assert [(one.kind, one.node) for one in chain.last.own_objects] == [(GLOBALS, shard.id)]
+    found = read_stored_globals(store, chain, shard.id)
+    assert found is not None
+    assert [one.connection_limit for one in found.roles if one.name == "app"] == [3]
+    assert runs.check_one(NAME).result == "inconclusive"
+    execute(shard.dsn, "ALTER ROLE app CONNECTION LIMIT -1")
+    with connect(replace(shard, dsn=make_conninfo(shard.dsn, user="app"))) as connection:
+        unseen = read_globals(connection, passwords=True)
+    assert (unseen.with_verifiers, {one.verifier for one in unseen.roles}) == (False, {None})
+    assert {one.name for one in unseen.roles} == {one.name for one in found.roles}
+
+
+def test_passwords_need_an_encrypted_store(place: Place, tmp_path: Path) -> None:
+    text = place.runs.fleet.path.read_text()
+    begin, _, rest = text.partition("[encryption]\n")
+    path = tmp_path / "fleet.toml"
+    path.write_text(begin + rest.partition("\n")[2])
+    with pytest.raises(FleetFileError, match=r"`globals.passwords` needs \[encryption\]"):
+        load_fleet(path)

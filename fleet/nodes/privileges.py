@@ -42,7 +42,7 @@ FUNCTIONS = (
     "pg_partition_root", "pg_postmaster_start_time", "pg_relation_filenode", "pg_relation_size",
     "pg_replication_slot_advance", "pg_sequence_last_value", "pg_snapshot_xmax", "pg_stat_clear_snapshot",
     "pg_stat_get_db_stat_reset_time",
-    "pg_stat_get_tuples_deleted", "pg_stat_get_tuples_updated", "pg_terminate_backend", "pg_try_advisory_lock",
+    "pg_stat_get_tuples_deleted", "pg_stat_get_tuples_updated", "pg_tablespace_location", "pg_terminate_backend", "pg_try_advisory_lock",
     "pg_wal_lsn_diff", "pg_walfile_name", "pg_xact_status",
     "pg_get_replication_slots", "pg_lock_status", "pg_prepared_xact", "pg_stat_get_activity",
     "pg_stat_get_wal_receiver", "pg_stat_get_wal_senders",

@@ -15,6 +15,7 @@ from fleet.nodes.clocks import note_late_clock
 from fleet.progress import Progress
 from snapshots.ddl.dump import read_ddl
 from snapshots.executors.needs import ExecutorNeeds
+from snapshots.globals.server_globals_object import read_globals_object
 from snapshots.operations.object_lists import lost_list_error
 from snapshots.operations.open_operations import naming_open_operations, read_open_operations
 from snapshots.operations.recorded import read_recorded_commits
@@ -22,7 +23,7 @@ from snapshots.records.chain import Chain
 from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import read_identity
-from snapshots.records.stored_object import DDL, LostList
+from snapshots.records.stored_object import GLOBALS, WITHOUT_ROWS, LostList
 from snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from snapshots.tasks.spark_jobs import SparkSource
 from storage.errors import SnapshotError, report_of
@@ -132,10 +133,13 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
 
 
 def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
-    """Read all stored DDL; a damaged object is a conflict. Counts object lists, too."""
-    for stored in [one for commit in chain.commits for one in commit.own_objects if one.kind == DDL]:
+    """Read all stored DDL and globals; a damaged object is a conflict. Counts object lists, too."""
+    for stored in [one for commit in chain.commits for one in commit.own_objects if one.kind in WITHOUT_ROWS]:
         try:
-            read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
+            if stored.kind == GLOBALS:
+                read_globals_object(store, stored)
+            else:
+                read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
         except ObjectDamagedError as error:
             # It holds no rows, so the copy can still be compared.
             findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))

@@ -130,9 +130,12 @@ def _is_stored(store: ObjectStore, chain: Chain, shard: str, found: ServerGlobal
 def read_stored_globals(store: ObjectStore, chain: Chain, shard: str) -> ServerGlobals | None:
     """What the shard's server had at the last commit; None if no commit has it. Raises ObjectDamagedError."""
     stored = chain.globals_object(shard)
-    if stored is None:
-        return None
-    body = read_listed(store, shard, stored.key, (stored.size, stored.digest))
+    return None if stored is None else read_globals_object(store, stored)
+
+
+def read_globals_object(store: ObjectStore, stored: StoredObject) -> ServerGlobals:
+    """What the object has; raise ObjectDamagedError."""
+    body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
     try:
         with zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).stream_reader(body) as reader:
             text = reader.read(GLOBALS_BYTES_MAX + 1)
@@ -141,5 +144,5 @@ def read_stored_globals(store: ObjectStore, chain: Chain, shard: str) -> ServerG
         found: ServerGlobals = from_json(text, ServerGlobals)
     except (zstandard.ZstdError, MemoryError, ValueError, msgspec.DecodeError) as error:
         detail = f"it can't be read: {error}"
-        raise ObjectDamagedError(key=stored.key, kind="unreadable", node=shard, detail=detail) from error
+        raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
     return found

@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 from cli.output.restore_report import lines_of
 from fleet.config import Fleet, FleetFileError, load_fleet
-from fleet.nodes.connections import connect
+from fleet.nodes.connections import connect, with_database
 from snapshots.globals.server_globals_object import read_globals, read_stored_globals
 from snapshots.records.chains import read_chain
 from snapshots.records.stored_object import GLOBALS
@@ -27,6 +27,7 @@ from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_
 from tests.integration.refusing import execute
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import MAJORS, SERVERS, Server
+from wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -220,3 +221,17 @@ def test_passwords_need_an_encrypted_store(place: Place, tmp_path: Path) -> None
     path.write_text(begin + rest.partition("\n")[2])
     with pytest.raises(FleetFileError, match=r"`globals.passwords` needs \[encryption\]"):
         load_fleet(path)
+
+
+def test_what_is_damaged_of_them_is_a_conflict_and_keeps_only_roles_from_being_restored(place: Place) -> None:
+    runs, shard = place.runs, place.runs.fleet.primaries[0]
+    store = runs.fleet.store.open()
+    stored = read_chain(store, NAME).globals_object(shard.id)
+    assert stored is not None
+    store.delete(stored.key)
+    assert [(one.kind, one.object) for one in runs.check_one(NAME).conflicts] == [("missing", stored.key)]
+    target = replace(runs.fleet, nodes=tuple(with_database(node, "beside") for node in runs.fleet.nodes))
+    with pytest.raises(ObjectDamagedError, match="it is not in the store"):
+        runs.restore(NAME, target, create_roles=True)
+    report = runs.restore(NAME, target)
+    assert report.role_differences == []

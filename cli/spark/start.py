@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,14 @@ from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import find_java
 from cli.spark.private_settings import in_private_file, with_private_options
 from cli.spark.protection import check_protection
-from cli.spark.settings import drop_foreign_variables, is_unnamed_user, jvm_options, session_settings, set_environment
+from cli.spark.settings import (
+    LOOPBACK,
+    drop_foreign_variables,
+    is_unnamed_user,
+    jvm_options,
+    session_settings,
+    set_environment,
+)
 from fleet.spark_masters import has_executors, runs_on_this_machine
 from storage import waits
 from storage.errors import RefusedError, SnapshotError, redact
@@ -60,6 +68,26 @@ class SparkStartError(RefusedError):
             hint=f"see its log, {log}, and the master and settings in [spark] of fleet.toml",
             details={"log": str(log)},
         )
+
+
+class NoLoopbackError(RefusedError):
+    """The machine has no IPv4 loopback address, at which Spark's processes talk to each other."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"spark did not start: its processes talk to each other at {LOOPBACK}, which this machine doesn't have:"
+            f" {reason}",
+            hint=f"add the address to the loopback interface: ip address add {LOOPBACK}/8 dev lo",
+        )
+
+
+def check_loopback() -> None:
+    """Raise NoLoopbackError unless this process can listen at LOOPBACK: py4j knows no other address."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK, 0))
+        except OSError as error:
+            raise NoLoopbackError(error.strerror or str(error)) from error
 
 
 def start_spark(fleet: Fleet, name: str) -> SparkStart:
@@ -149,6 +177,7 @@ class SparkStart:
             self._is_over.set()
 
     def _build(self) -> None:
+        check_loopback()
         drop_foreign_variables(self._master)
         import pyspark
         from pyspark.java_gateway import launch_gateway

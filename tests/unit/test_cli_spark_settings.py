@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from cli.spark import class_archive
+from cli.spark import class_archive, start
 from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import Java
 from cli.spark.settings import cores_of, driver_memory_bytes, session_settings, set_environment, with_retries
 from cli.spark.start import _keep_text
 from fleet.spark_masters import runs_on_this_machine
+
+
+def test_a_machine_without_a_loopback_of_ipv4_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    start.check_loopback()
+    # An address for documentation, which no machine has.
+    monkeypatch.setattr(start, "LOOPBACK", "192.0.2.1")
+    with pytest.raises(start.NoLoopbackError, match=r"at 192\.0\.2\.1, which this machine doesn't have: ") as raised:
+        start.check_loopback()
+    assert raised.value.exit_code == 3
 
 
 def test_errors_that_cause_each_other_keep_their_text_without_end() -> None:

@@ -150,6 +150,8 @@ def _key_text(connection: psycopg.Connection[Any], node: Node, part: PageRange, 
     keys = replace(part, group=structs.replace(part.group, columns=key))
     for lines in _copy(connection, node, keys):
         if rows < len(lines):
+            # In the middle of a COPY.
+            connection.close()
             begin, end = lines.offsets[rows : rows + 2].tolist()
             text = bytes(lines.data[begin:end]).decode(errors="replace").rstrip("\n")
             named = zip((column.name for column in key), text.split("\t"), strict=True)
@@ -235,13 +237,14 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
         if lengths:
             yield BytesColumn(np.frombuffer(data, np.uint8), offsets_of(np.array(lengths, np.int64)))
     ended = raw.get_result()
+    # The session is used again, or closed in order.
+    while ended is not None and raw.get_result() is not None:
+        pass
     if ended is None:
         raise _stopped(node, part, raw.error_message)
     if length < -1 or ended.status != libpq.ExecStatus.COMMAND_OK:
         # The server sends what it has printed before the error.
         raise _copy_error(node, part, ended, rows)
-    while raw.get_result() is not None:
-        pass
 
 
 def _copy_error(node: Node, part: PageRange, result: PGresult, rows: int | None = None) -> Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -68,10 +68,8 @@ def without_renewals(*_lease: object) -> Iterator[None]:
 def simulated(world: RepositoryWorld) -> Iterator[None]:
     """Run the product's code in this world."""
 
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-            return world.clock().astimezone(tz)
+    def now() -> datetime:
+        return world.clock().astimezone(UTC)
 
     def sleep(seconds: float) -> None:
         world.skip(seconds)
@@ -84,12 +82,13 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(calls_in_order())
         for module, name, value in (
-            (operations, "datetime", Clock),
-            (leases, "datetime", Clock),
-            (garbage, "datetime", Clock),
-            (collecting, "datetime", Clock),
-            (deletion_plan, "datetime", Clock),
-            (pruning, "datetime", Clock),
+            (operations, "utc_now", now),
+            (leases, "utc_now", now),
+            (garbage, "utc_now", now),
+            (collecting, "utc_now", now),
+            (collecting, "machine_now", now),
+            (deletion_plan, "utc_now", now),
+            (pruning, "utc_now", now),
             (leases, "_renewing", without_renewals),
             (leases, "own_label", lambda kind, name: f"cutline {kind} {name} ops@db7:1"),
             (ids, "secrets", SimpleNamespace(token_hex=world.token)),

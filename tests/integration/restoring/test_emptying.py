@@ -64,7 +64,7 @@ CASES = {
 def session(node: Node) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(node.dsn, autocommit=True) as connection:
         yield connection
-        connection.execute("DROP TABLE IF EXISTS a, b, c, o, p CASCADE")
+        connection.execute("DROP TABLE IF EXISTS public.a, public.b, public.c, public.o, public.p CASCADE")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -84,6 +84,8 @@ def test_all_is_emptied_and_what_can_be_is_truncated(node: Node, session: psycop
         files[name] = session.execute("SELECT pg_relation_filenode(%s::text::regclass)", (name,)).fetchone()
     session.execute("RESET session_replication_role")
     assert sorted(filling.undo()) == sorted(f"public.{name}" for name in filled)
+    # It leaves the session with the search_path that ours have.
+    session.execute("SET search_path = public")
     for name in filled:
         assert session.execute(f"SELECT count(*) FROM {name}".encode()).fetchone() == (0,)
         # A table that is truncated gets a new file.

@@ -69,7 +69,7 @@ def find_unprintable(node: Node, slot: str, publications: tuple[str, ...], finis
     return RowUndecodableError(
         f"node {node.id}: table {table}: PostgreSQL can't print a row that was written, so WAL can't be decoded:"
         f" {text}{row}",
-        hint=f"the chain can't be continued beyond it: {row_hint(sqlstate)}; then {NEW_CHAIN}",
+        hint=f"{NEW_CHAIN}; the chain can't go on beyond this row. Before that: {row_hint(sqlstate)}",
         ends_chain=ChainEnd.FOR_GOOD,
         details={"node": node.id, "slot": slot, "group": table, "row": row.strip(" ()")},
     )

@@ -25,6 +25,12 @@ from restore.ddl.unprivileged import PUBLIC_OWNER
 from restore.report import describe_refusals
 from restore.targets.target import Connections, Target, TargetUnfitError
 
+UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
+# pg_dump writes what its own version reads.
+OWN_VERSION = (
+    "a syntax error is of a pg_dump that is newer than the target: name programs of the servers' own version in the"
+    " source's fleet.toml, [tools] postgresql, and take a new full snapshot; or restore into a newer PostgreSQL"
+)
 FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
 WITHOUT = "or restore without them: --allow-refused-ddl"
 SET_QUERY = "pg_has_role(oid, 'SET')"
@@ -106,6 +112,7 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> N
     problems: list[str] = []
     refused: list[dict[str, object]] = []
     is_forbidden = False
+    instead: list[str] = []
     for target, refusals in found.items():
         # What needs something that is refused follows from that.
         causes = [one for one in refusals if not one.needs]
@@ -113,6 +120,8 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> N
         if not causes:
             continue
         is_forbidden |= bool(forbidden)
+        if any(one.sqlstate == UNKNOWN_SYNTAX for one in causes):
+            instead = [OWN_VERSION]
         role = read_role(target.node, connections[target.shard]).name
         who = f"role {role} may not restore this DDL" if forbidden else "the DDL was refused"
         problems.append(
@@ -133,6 +142,6 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> N
         )
     raise SchemaLoadError(
         what,
-        hint=["create what the statements need on the target, then repeat the command", *without],
+        hint=["create what the statements need on the target, then repeat the command", *instead, *without],
         details=details,
     )

@@ -231,3 +231,35 @@ def test_a_fault_of_the_servers_release_is_known_before_any_row_is_loaded(
         )  # fmt: skip
         target = with_database(own.fleet.primaries[0], TARGET).dsn
         assert sorted_copies(target) == sorted_copies(own.fleet.primaries[0].dsn)
+
+
+def test_what_only_a_newer_version_reads_is_told_with_a_remedy_that_works(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wheel's pg_dump 18 describes NOT NULL of an inherited column as 17 can't read it."""
+    monkeypatch.chdir(tmp_path)
+    server = require_server(17)
+    with (
+        fleet_of(tmp_path / "fleet", [server], schema=False) as servers,
+        runs_on(servers, tmp_path, spark) as own,
+    ):
+        there = fleet_file_of_target(own, tmp_path)
+        source = own.fleet.primaries[0].dsn
+        execute(source, "CREATE TABLE p (a int)", "CREATE TABLE c (PRIMARY KEY (b), b int) INHERITS (p)")
+        execute(source, "ALTER TABLE c ALTER a SET NOT NULL", "ALTER TABLE p REPLICA IDENTITY FULL")
+        own.full("snp")
+        code, refused = restore(own, there)
+        assert (code, refused["error"]) == (3, "schema-load"), refused
+        assert 'syntax error at or near "NOT"' in refused["message"]
+        assert "[tools] postgresql" in refused["hint"]
+        with own.fleet.path.open("a") as file:
+            file.write(f'\n[tools]\npostgresql = "{server.programs}"\n')
+        with dropping_slots(own.fleet):
+            runs = Runs(load_fleet(own.fleet.path), own.spark)
+            runs.full("anew")
+            code, done = run_here(runs.fleet, "restore", "anew", "--to", str(there), spark=own.spark.session())
+        assert code == 0, done
+        target = with_database(own.fleet.primaries[0], TARGET).dsn
+        with psycopg.connect(target) as connection:
+            query = "SELECT attnotnull FROM pg_attribute WHERE attrelid = 'public.c'::regclass AND attname = 'a'"
+            assert connection.execute(query).fetchone() == (True,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.poolers.pgbouncer import STOP_SECONDS_MAX, Pooler, await_pooler
+from tests.poolers.pgbouncer import Pooler, running
 from tests.programs.cached import NotInstallableError
 from tests.programs.debian_program import DebianPackage, DebianProgram
 from tests.s3.server import free_port
@@ -44,22 +43,12 @@ def haproxy(folder: Path, dsn: str, timeout: str) -> Iterator[Pooler]:
         pytest.skip(f"haproxy can't be installed: {error}")
     given, port = conninfo_to_dict(dsn), free_port()
     folder.mkdir()
-    settings, log = folder / "haproxy.cfg", folder / "log"
+    settings = folder / "haproxy.cfg"
     settings.write_text(
         "global\n    maxconn 200\ndefaults\n    mode tcp\n    timeout connect 5s\n"
         f"    timeout client {timeout}\n    timeout server {timeout}\n"
         f"listen primary\n    bind 127.0.0.1:{port}\n"
         f"    server primary unix@{given['host']}/.s.PGSQL.{given.get('port', 5432)}\n"
     )
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [str(program), "-f", str(settings), "-db"], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            env=os.environ | PROGRAM.environment(), cwd="/",
-        )  # fmt: skip
-    try:
-        pooler = Pooler(port, log)
-        await_pooler(process, pooler, dsn)
+    with running(PROGRAM, [str(program), "-f", str(settings), "-db"], port, folder / "log", dsn) as pooler:
         yield pooler
-    finally:
-        process.terminate()
-        process.wait(STOP_SECONDS_MAX)

@@ -83,22 +83,28 @@ def pgbouncer(
         # As PostgreSQL's server, it refuses to work as root; but the program is in root's own cache.
         + (f"user = {account.name}\n" if account else "")
     )
-    log = folder / "log"
+    with running(PROGRAM, [str(program), str(settings)], port, folder / "log", dsn) as pooler:
+        yield pooler
+
+
+@contextmanager
+def running(program: DebianProgram, command: list[str], port: int, log: Path, dsn: str) -> Iterator[Pooler]:
+    """Run a program that listens on the port before the server of the dsn, once sessions come through it."""
     with log.open("w") as out:
         process = subprocess.Popen(
-            [str(program), str(settings)], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            env=os.environ | PROGRAM.environment(), cwd="/",
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            env=os.environ | program.environment(), cwd="/",
         )  # fmt: skip
     try:
         pooler = Pooler(port, log)
-        await_pooler(process, pooler, dsn)
+        _await(process, pooler, dsn)
         yield pooler
     finally:
         process.terminate()
         process.wait(STOP_SECONDS_MAX)
 
 
-def await_pooler(process: subprocess.Popen[bytes], pooler: Pooler, dsn: str) -> None:
+def _await(process: subprocess.Popen[bytes], pooler: Pooler, dsn: str) -> None:
     """Wait until a session comes to the server."""
     deadline = time.monotonic() + START_SECONDS_MAX
     while True:

@@ -28,8 +28,9 @@ from restore.targets.target import Connections, Target, TargetUnfitError
 UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
 # pg_dump writes what its own version reads.
 OWN_VERSION = (
-    "a syntax error is of a pg_dump that is newer than the target: name programs of the servers' own version in the"
-    " source's fleet.toml, [tools] postgresql, and take a new full snapshot; or restore into a newer PostgreSQL"
+    "a syntax error usually means that the snapshot's pg_dump is newer than the target: in the source's fleet.toml set"
+    " [tools] postgresql to programs of the servers' own version and take a new full snapshot, or restore into a newer"
+    " PostgreSQL"
 )
 FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
 WITHOUT = "or restore without them: --allow-refused-ddl"

@@ -112,7 +112,7 @@ def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[s
 
 
 def statement_lines(found: list[dict[str, Any]]) -> list[str]:
-    """A script for psql, with a comment before what is of each server and each database."""
+    """A script for psql; a comment begins the statements of each server and each database."""
     lines: list[str] = []
     for one in found:
         node = shortened(one["node"])

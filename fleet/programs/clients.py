@@ -1,4 +1,6 @@
-"""Which pg_dump and pg_restore to use for a node: the wheel's, or others of the machine.
+"""Which pg_dump and pg_restore to use for a node: those of its server's version, else the wheel's or newer ones.
+
+A newer pg_dump may describe an older server's DDL in a form that only newer servers read.
 
 The wheel's programs are built without TLS. A pg_dump that can't use TLS would read the DDL in plaintext from a server
 with which all other sessions use TLS, or would not connect at all. pg_restore connects to no server.
@@ -51,13 +53,13 @@ class ClientPrograms:
 def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPrograms:
     """The programs to dump the node's DDL with, as protected as the session `connection` is.
 
-    Those that fleet.toml names; else the wheel's; else, if these can't, the newest of the machine. None is older than
-    the server, and each can use TLS if the session does. Raises ProgramsUnfitError.
+    Those that fleet.toml names; else, of the wheel's and the machine's, those whose version is nearest to the server's.
+    None is older than the server, and each can use TLS if the session does. Raises ProgramsUnfitError.
     """
     server, needs_tls = connection.info.server_version // 10000, bool(connection.pgconn.ssl_in_use)
-    for one in _find_programs(node):
-        if one.version >= server and (one.has_tls or not needs_tls):
-            return one
+    fit = [one for one in _find_programs(node) if one.version >= server and (one.has_tls or not needs_tls)]
+    if fit:
+        return min(fit, key=lambda one: one.version)
     what = f"pg_dump {server} or newer" + (" that can use TLS" if needs_tls else "")
     where = f"in {node.programs}" if node.programs is not None else "on this machine"
     raise ProgramsUnfitError(

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from snapshots.ddl.dump_faults import DumpFaults, OtherType, UnquotedName, quote_names, write_identity
+from snapshots.ddl.dump_faults import (
+    DumpFaults,
+    InheritedNotNull,
+    OtherType,
+    UnquotedName,
+    quote_names,
+    set_not_null,
+    write_identity,
+)
 from tests.unit.made_archives import MadeEntry, made_archive
 
 # As pg_dump 18.4 writes it, with --quote-all-identifiers.
@@ -53,6 +61,22 @@ def test_what_looks_like_such_a_name_across_two_columns_stays_unchanged() -> Non
     assert quote_names(default, [UnquotedName("Ab", "c")]) == default
 
 
+@pytest.mark.parametrize(("written", "corrected"), [
+    ('    NOT NULL "a",\n    "b" integer NOT NULL', '    "b" integer NOT NULL'),
+    ('    "b" integer NOT NULL,\n    NOT NULL "a"', '    "b" integer NOT NULL'),
+    ('    NOT NULL "a"', ""),
+    ('    "\n    NOT NULL ""a"",\n" integer,\n    NOT NULL "a"', '    "\n    NOT NULL ""a"",\n" integer'),
+])  # fmt: skip
+def test_an_inherited_column_of_an_older_server_is_set_not_null_after_its_table(written: str, corrected: str) -> None:
+    """pg_dump 18 writes the first, pg_dump 15 to 17 the second."""
+    inherited = [InheritedNotNull("s", 't"t', "a")]
+    text = 'CREATE TABLE "s"."t""t" (\n{}\n)\nINHERITS ("public"."p");\n'
+    after = '\nALTER TABLE ONLY "s"."t""t" ALTER COLUMN "a" SET NOT NULL;\n'
+    whole = text.format(corrected) if corrected else text.replace("{}\n", "")
+    assert set_not_null(text.format(written), inherited) == whole + after
+    assert set_not_null(whole + after, inherited) == whole + after
+
+
 @pytest.mark.parametrize("name", ["it's", 'say "so', "E'\"\\"])
 def test_a_quote_in_a_comment_begins_no_string(name: str) -> None:
     """pg_restore writes the object's name into a comment before the statement."""
@@ -98,7 +122,13 @@ def test_the_sequence_of_an_identity_column_gets_its_type_before_bounds_that_nee
 def test_only_the_entries_of_the_relations_are_corrected() -> None:
     given = [("TABLE", 7), ("TABLE", 9), ("TABLE DATA", 7), ("SEQUENCE", 8), ("COMMENT", 8)]
     body, contents = made_archive([MadeEntry(kind, oid=oid, statements=HEIR.format("na me")) for kind, oid in given])
-    faults = DumpFaults({7: [UnquotedName("na me", "B c")], 8: [UnquotedName("na me", "B c")]}, {8: OTHER, 9: OTHER})
-    assert faults.correct(body, contents) == {1: HEIR.format('"na me"'), 4: write_identity(OTHER)}
+    names = {7: [UnquotedName("na me", "B c")], 8: [UnquotedName("na me", "B c")]}
+    faults = DumpFaults(names, {9: [InheritedNotNull("public", "q", "a")]}, {8: OTHER, 9: OTHER})
+    strict = HEIR.format("na me").replace('    NOT NULL "a",\n', "")
+    assert faults.correct(body, contents) == {
+        1: HEIR.format('"na me"'),
+        2: f'{strict}\nALTER TABLE ONLY "public"."q" ALTER COLUMN "a" SET NOT NULL;\n',
+        4: write_identity(OTHER),
+    }
     other = [MadeEntry("TABLE", oid=7, catalog=1255, statements=HEIR.format("na me"))]
     assert faults.correct(*made_archive(other)) == {}

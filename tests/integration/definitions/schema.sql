@@ -131,6 +131,8 @@ CREATE TABLE ancestor (id int PRIMARY KEY, v text DEFAULT 'old', CHECK (id > 0))
 CREATE TABLE uncle (w text, v text);
 ALTER TABLE uncle REPLICA IDENTITY FULL;
 CREATE TABLE heir (PRIMARY KEY (id), v text DEFAULT 'young', more int) INHERITS (ancestor, uncle);
+CREATE TABLE strict () INHERITS (uncle);
+ALTER TABLE strict ALTER w SET NOT NULL, ALTER v SET NOT NULL;
 
 -- Sequences
 CREATE SEQUENCE never_used START 500;
@@ -216,6 +218,8 @@ CREATE FOREIGN DATA WRAPPER nothing OPTIONS (debug 'true');
 CREATE SERVER elsewhere TYPE 'odd' VERSION '1' FOREIGN DATA WRAPPER nothing OPTIONS (host 'x; y');
 CREATE USER MAPPING FOR defs_reader SERVER elsewhere OPTIONS (user 'u', password 'p');
 CREATE FOREIGN TABLE remote (id int OPTIONS (key 'true') NOT NULL, v text) SERVER elsewhere OPTIONS (tab 'x');
+CREATE FOREIGN TABLE remote_strict (own int) INHERITS (uncle) SERVER elsewhere;
+ALTER FOREIGN TABLE remote_strict ALTER v SET NOT NULL;
 CREATE PUBLICATION theirs FOR TABLE plain (id, v) WHERE (id > 5), TABLE booking WITH (publish = 'insert, update');
 CREATE PUBLICATION of_schema FOR TABLES IN SCHEMA "Odd ""X"" Schema";
 CREATE PUBLICATION of_all FOR ALL TABLES WITH (publish = 'truncate');

@@ -17,7 +17,7 @@ from embedded.fleet import EmbeddedFleet
 from embedded.server import EmbeddedNode
 from fleet.config import Fleet, Node
 from fleet.nodes.sessions import in_parallel
-from fleet.programs.wheel import run_tool
+from fleet.programs.wheel import run_tool, wheel_bin_directory
 from storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.matrix.shop import CHANGES, LATER, SCHEMA
@@ -79,7 +79,7 @@ class Matrix:
 
     def fleet(self, shards: Mapping[int, Node], store: str, programs: int | None = None) -> Fleet:
         """The fleet of these nodes; its programs are the wheel's, or those of a major version."""
-        folder = require_server(programs).programs if programs else None
+        folder = require_server(programs).programs if programs else wheel_bin_directory()
         nodes = tuple(replace(node, programs=folder) for node in shards.values())
         return replace(self.template, nodes=nodes, store=StoreLocation(f"file://{self.folder}/{store}"))
 

@@ -11,7 +11,10 @@ import psycopg
 import pytest
 
 from embedded.bank import read_invariants
+from fleet.programs import clients
 from fleet.programs.clients import ProgramsUnfitError
+from fleet.programs.clients import programs_for as programs_for_node
+from fleet.programs.wheel import wheel_bin_directory
 from fleet.progress import Silent
 from restore.obstacles.obstacles import ObstaclesError
 from restore.parts.scope import RestoreScope
@@ -26,7 +29,7 @@ from tests.integration.matrix.chains import CROSSED_MIN, DATABASE, TARGET, TOGET
 from tests.run.soak import SOAK_SECONDS
 from tests.servers.fleets import fleet_of
 from tests.servers.hosts import WAYS, Way
-from tests.servers.installed import MAJORS
+from tests.servers.installed import MAJORS, require_server
 
 # The first test waits for the chains.
 pytestmark = pytest.mark.timeout(900)
@@ -123,6 +126,22 @@ def test_programs_that_are_too_old_are_refused_by_name(matrix: Matrix, programs:
     target = matrix.fleet({programs: matrix.node(programs, programs, TARGET, "socket")}, "unused", programs)
     with pytest.raises(ProgramsUnfitError, match=f"there is no pg_restore {NEWEST} or newer in "):
         matrix.chains[TOGETHER].restore(TOGETHER, target, scope=RestoreScope(nodes=(target.nodes[0].id,)))
+
+
+@pytest.mark.parametrize("server", MAJORS)
+def test_the_programs_of_the_servers_own_version_come_first(
+    matrix: Matrix, server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next newer ones, and those that Cutline brings only where the machine has none that are older."""
+    folders = {version: require_server(version).programs for version in MAJORS}
+    node = matrix.node(server, server, DATABASE, "socket")
+    with psycopg.connect(node.dsn) as connection:
+        for missing in (None, server):
+            there = [folder for version, folder in folders.items() if version not in (missing, NEWEST)]
+            monkeypatch.setattr(clients, "installed_folders", there.copy)
+            expected = server if missing is None else min(server + 1, NEWEST)
+            found = programs_for_node(node, connection)
+            assert (found.version, found.folder) == (expected, (folders | {NEWEST: wheel_bin_directory()})[expected])
 
 
 def test_a_server_that_is_built_without_xml_and_lz4_is_refused_at_once(matrix: Matrix, tmp_path: Path) -> None:

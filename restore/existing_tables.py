@@ -40,7 +40,7 @@ from restore.run import RestoreRun
 from restore.targets.database_records import Phase
 from restore.targets.target import Connections, Target, databases, suffix_of
 from restore.targets.target_checks import check_xml, find_xml_columns
-from snapshots.ddl.search_path import read_search_path, search_path_of
+from snapshots.ddl.search_path import having_path, read_search_path
 from snapshots.records.commit import Sequence
 
 IN_RECOVERY = "SELECT pg_is_in_recovery()"
@@ -223,9 +223,13 @@ def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[s
         session.execute("COMMIT")
         if not run.plan.request.scope.analyze:
             return []
-        path = search_path_of(read_search_path(session))
-        session.execute("SELECT set_config('search_path', %s, false)", (path,))
-        return analyze(target.node, session, session.execute, database.groups.values())
+        path = read_search_path(session)
+
+        def run_one(statement: bytes) -> None:
+            with having_path(session, path):
+                session.execute(statement)
+
+        return analyze(target.node, session, run_one, database.groups.values())
 
 
 def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:

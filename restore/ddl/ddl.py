@@ -142,7 +142,7 @@ def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> list[str]:
     if not ddl.views:
         return problems
     with raising_unreachable(node), connect(node, client_encoding=RAW) as connection, ending(watch, connection):
-        query = "SELECT set_config('search_path', convert_from(%s, 'UTF8'), false)"
+        query = "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), false)"
         # Before PostgreSQL 17; later versions set their own while they refresh.
         connection.execute(query, (search_path_of(ddl.search_path).encode(),))
         for view in ddl.views:

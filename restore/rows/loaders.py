@@ -112,7 +112,8 @@ class Loader:
 
     def _set_path(self, path: str) -> None:
         if path and path != self._path:
-            query = "SELECT set_config('search_path', convert_from(%s, 'UTF8'), true)"
+            # The session has the path of the group before: of functions that others made none may be a better match.
+            query = "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), true)"
             self._connection.execute(query, (path.encode(),))
             self._path = path
 
@@ -136,13 +137,14 @@ class Loader:
         if now - self._said >= SAY_SECONDS:
             self._said = now
             name = f"{LOADING}{sum(self._rows.values())}"
-            self._connection.execute("SELECT set_config('application_name', %s, false)", (name,))
+            self._connection.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (name,))
 
     def finish(self) -> None:
         """Enter the numbers of rows sent into the ledger."""
         if self._said:
             # Rows that the ledger has must not be counted twice.
-            self._connection.execute("SELECT set_config('application_name', %s, false)", (LOADED,))
+            self._connection.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (LOADED,))
+        # With several arguments it is pg_catalog's, whatever the search_path; with a schema it takes only one.
         entries = f"INSERT INTO {self._target.ledger} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
         self._connection.execute(entries.encode(), (self._task, list(self._rows), list(self._rows.values())))
 

@@ -44,7 +44,8 @@ def having_path(connection: psycopg.Connection[Any], path: str | None) -> Iterat
     The block's own queries name nothing without a schema but what pg_catalog has with exactly their types.
     """
     connection.execute(
-        "SELECT set_config('search_path', convert_from(%s, 'UTF8'), false)", (search_path_of(path).encode(),)
+        "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), false)",
+        (search_path_of(path).encode(),),
     )
     try:
         yield

@@ -190,6 +190,28 @@ def test_statistics_that_are_asked_for_stay(place: Place, filled: Node) -> None:
     assert_filled(place)
 
 
+def test_functions_that_others_planted_are_not_called(place: Place, filled: Node) -> None:
+    """They would match better than those of pg_catalog, and run as the role that restores."""
+    planted = [
+        "CREATE FUNCTION {} LANGUAGE plpgsql AS $$BEGIN RAISE 'a planted function ran'; END$$".format(one)
+        for one in (
+            "convert_from(bytea, text) RETURNS text",
+            "format(text, name, name) RETURNS text",
+            "unnest(int[], bigint[]) RETURNS TABLE (a int, b bigint)",
+            "set_config(text, varchar, boolean) RETURNS text",
+        )
+    ]
+    # Its function has no search_path of its own, so the table is loaded with another path than the rest.
+    checked = "CREATE FUNCTION ours(text) RETURNS bool LANGUAGE sql AS 'SELECT true'"
+    for dsn in place.dsns():
+        execute(dsn, *planted, checked, "ALTER TABLE log ADD CHECK (ours(what))")
+    load(place, request=replace(REQUEST, scope=structs.replace(REQUEST.scope, analyze=True)))
+    with psycopg.connect(filled.dsn) as connection:
+        query = "SELECT count(*) FROM pg_stats WHERE schemaname = 'public' AND tablename = 'log'"
+        assert connection.execute(query).fetchone() == (1,)
+    assert_filled(place)
+
+
 def test_rows_in_a_schema_that_took_the_name_of_another_are_noticed(place: Place, filled: Node) -> None:
     """A schema can be renamed whatever locks there are on its tables."""
     copies = "; ".join(

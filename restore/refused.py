@@ -7,8 +7,7 @@ the same. The operator decides what becomes of it: mend what refuses and resume,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 
 from fleet.some_names import join_some
 from restore.build import FinishedDatabase
@@ -34,6 +33,10 @@ class DdlRefusedError(SnapshotError):
 
     exit_code = 10
 
+    def __init__(self, message: str, refused: Iterable[RefusedStatement]) -> None:
+        self.refused = tuple(refused)
+        super().__init__(message, details={"refused": [one.document() for one in self.refused]})
+
 
 def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase]) -> None:
     """Note in the report what was refused; raise DdlRefusedError unless the restore is to do without it."""
@@ -51,6 +54,5 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
     if not causes or run.allows_refused:
         return
     raise DdlRefusedError(
-        f"all rows are loaded, but statements were refused: {join_some(causes, NAMED_MAX)}",
-        details={"refused": [asdict(one) for one in run.report.refused]},
+        f"all rows are loaded, but statements were refused: {join_some(causes, NAMED_MAX)}", run.report.refused
     )

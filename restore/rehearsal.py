@@ -8,7 +8,6 @@ the rows, and come up only when these are loaded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import psycopg
@@ -128,7 +127,7 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> N
         problems.append(
             f"node {target.node.id}: {who}: {join_some([one.text() for one in forbidden or causes], NAMED_MAX)}"
         )
-        refused += [asdict(one) for one in describe_refusals(target, refusals)]
+        refused += [one.document() for one in describe_refusals(target, refusals)]
     if not problems:
         return
     what, details = f"{'; '.join(problems)}; no row was loaded", dict[str, object](refused=refused)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from typing import Any
 
 from fleet.record import Time
 from fleet.tables.left_out import LeftOut
 from restore.copies.stored import Damage
-from restore.ddl.ddl import Refusal, show_name
+from restore.ddl.ddl import Refusal, show_name, without_options
 from restore.parts.scope import WHOLE, RestoreScope
 from restore.targets.databases import OwnerChange
 from restore.targets.target import Target
@@ -39,7 +40,10 @@ class BorrowedRows:
 
 @dataclass(frozen=True, slots=True)
 class RefusedStatement:
-    """A statement that a target refused, for reports; `needs` names the refused object that it depends on."""
+    """A statement that a target refused, for reports; `needs` names the refused object that it depends on.
+
+    `statement` is for people; `script` has passwords that may be in it, and is only for the file of such statements.
+    """
 
     node: str
     database: str
@@ -48,6 +52,11 @@ class RefusedStatement:
     reason: str = ""
     statement: str = ""
     needs: str = ""
+    script: str = field(default="", repr=False)
+
+    def document(self) -> dict[str, Any]:
+        """The refusal for JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "script"}
 
     def text(self) -> str:
         """The refusal on one line."""
@@ -119,15 +128,10 @@ class RestoreReport:
 
 def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[RefusedStatement]:
     """The refusals of one target, for reports."""
-    return [
-        RefusedStatement(
-            target.node.id,
-            target.database,
-            one.label,
-            one.section,
-            one.reason,
-            show_name(one.statement or one.entry.statements).strip(),
-            one.needs,
-        )
-        for one in refusals
-    ]
+    described: list[RefusedStatement] = []
+    for one in refusals:
+        script = show_name(one.statement or one.entry.statements).strip()
+        shown = without_options(one.entry.kind, script)
+        names = (target.node.id, target.database, one.label)
+        described.append(RefusedStatement(*names, one.section, one.reason, shown, one.needs, script))
+    return described

@@ -70,7 +70,7 @@ from restore.parts.scope import RestoreScope
 from restore.plan import RestorePlan, plan_restore
 from restore.preview import preview_restore, preview_resumed
 from restore.refused import DdlRefusedError
-from restore.report import RefusedStatement, RestoreReport
+from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
 from snapshots.listing.name_templates import newest_name
@@ -190,8 +190,7 @@ def run_restore(
         if report is None:
             raise
     except DdlRefusedError as error:
-        refused = [RefusedStatement(**one) for one in error.details["refused"]]  # type: ignore[attr-defined]
-        path, line = write_refused(str(error.details["unfinished"]), refused, Path.cwd())
+        path, line = write_refused(str(error.details["unfinished"]), error.refused, Path.cwd())
         error.details["file"] = path
         error.hint = f"{line}\n{error.hint}"
         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from msgspec import UNSET
@@ -31,7 +30,7 @@ def drill_document(report: DrillReport) -> dict[str, Any]:
         "bytes": restored.bytes,
         "nodes": [{"node": n.node, "rows": n.rows, "seconds": round(n.seconds, 3)} for n in restored.nodes],
         "left_out": restored.left_out,
-        "refused": [asdict(one) for one in restored.refused],
+        "refused": [one.document() for one in restored.refused],
         "assertions": [_assertion_document(one) for one in report.assertions],
         **borrowed_document(restored),
     }

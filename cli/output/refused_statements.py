@@ -10,6 +10,9 @@ from cli.folders.whole_file import replaced_file
 from restore.report import RefusedStatement
 from storage.errors import UsageError
 
+# The options of a user mapping may be a password.
+FILE_MODE = 0o600
+
 
 def write_refused(operation: str, refused: Iterable[RefusedStatement], folder: Path) -> tuple[str | None, str]:
     """Write the statements to a file in `folder`; return its path, None if it can't be written, and a line about it."""
@@ -19,9 +22,9 @@ def write_refused(operation: str, refused: Iterable[RefusedStatement], folder: P
         lines += [f"-- node {_comment(node)}, database {_comment(database)}", ""]
         for one in statements:
             reason = one.reason or "refused by an earlier process of the restore, which has the statement"
-            lines += [f"-- {_comment(one.object)}: {_comment(reason)}", one.statement, ""]
+            lines += [f"-- {_comment(one.object)}: {_comment(reason)}", one.script, ""]
     try:
-        with replaced_file(path) as write:
+        with replaced_file(path, FILE_MODE) as write:
             write("\n".join(lines))
     except UsageError as error:
         return None, f"the refused statements can't be written to a file: {error.message}"

@@ -60,7 +60,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "routes": [one._asdict() for one in report.routes],
         "remarks": report.remarks,
         "scope": to_builtins(report.scope),
-        "refused": [asdict(one) for one in report.refused],
+        "refused": [one.document() for one in report.refused],
         "role_differences": report.role_differences,
     }
 
@@ -133,7 +133,7 @@ def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, An
         "roles_missing": _missing_roles(plan, preview),
         "ddl_not_tried": preview.untried,
         "role_differences": preview.role_differences,
-        "refused": [asdict(one) for one in preview.refused],
+        "refused": [one.document() for one in preview.refused],
         "replaces": preview.replaces,
         "warnings": [*plan.report().warnings, *preview.warnings],
         "plan": plan_document(plan, preview),

@@ -36,6 +36,9 @@ SELECT setval(format('%%I.%%I', s.space, s.name)::regclass, s.value, s.is_called
 """
 SEQUENCES_AT_ONCE = 500
 STATEMENT_SHOWN_MAX = 200
+# Kinds of entries whose options may be passwords; the servers mark none of them.
+WITH_SECRETS = frozenset(("USER MAPPING", "SERVER", "FOREIGN DATA WRAPPER"))
+OPTIONS = " OPTIONS ("
 
 
 class SchemaLoadError(RefusedError):
@@ -122,7 +125,14 @@ class Refusal:
 
     def text(self) -> str:
         """The refusal on one line."""
-        return f"{self.label}: {self.reason}" + (f" ({shorten_statement(self.statement)})" if self.statement else "")
+        shown = without_options(self.entry.kind, self.statement)
+        return f"{self.label}: {self.reason}" + (f" ({shorten_statement(shown)})" if shown else "")
+
+
+def without_options(kind: str, statement: str) -> str:
+    """The statement for people: without its options if an entry of this kind may have passwords there."""
+    before, found, _ = statement.partition(OPTIONS)
+    return f"{before}{OPTIONS}…);" if kind in WITH_SECRETS and found else statement
 
 
 def shorten_statement(statement: str) -> str:

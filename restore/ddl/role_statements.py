@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fleet.tables.names import quote_identifier
-from restore.ddl.ddl import shorten_statement, show_name
+from restore.ddl.ddl import shorten_statement, show_name, without_options
 from restore.ddl.statements import statements_of
 from restore.parts.role_changes import RoleChanges
 from snapshots.ddl.archive import PRIVILEGES, ArchiveEntry
@@ -187,7 +187,7 @@ def _without_owner(entry: ArchiveEntry) -> ArchiveEntry:
 def _unmappable(entry: ArchiveEntry, statement: str) -> RoleUnmappableError:
     return RoleUnmappableError(
         f"the roles of {entry.kind} {show_name(entry.name)} can't be changed with certainty:"
-        f" {shorten_statement(show_name(statement))}",
+        f" {shorten_statement(show_name(without_options(entry.kind, statement)))}",
         hint="restore without --no-owner and --role-map, and change the roles afterwards",
         details={"object": show_name(entry.name)},
     )

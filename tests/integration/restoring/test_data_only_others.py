@@ -193,7 +193,7 @@ def test_statistics_that_are_asked_for_stay(place: Place, filled: Node) -> None:
 def test_functions_that_others_planted_are_not_called(place: Place, filled: Node) -> None:
     """They would match better than those of pg_catalog, and run as the role that restores."""
     planted = [
-        "CREATE FUNCTION {} LANGUAGE plpgsql AS $$BEGIN RAISE 'a planted function ran'; END$$".format(one)
+        f"CREATE FUNCTION {one} LANGUAGE plpgsql AS $$BEGIN RAISE 'a planted function ran'; END$$"
         for one in (
             "convert_from(bytea, text) RETURNS text",
             "format(text, name, name) RETURNS text",

@@ -1,0 +1,54 @@
+"""Refused statements: no password that may be in one is shown, and the file of them has each as it was."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+from cli.output.refused_statements import write_refused
+from fleet.config import Node
+from restore.ddl.ddl import POST_DATA, PRE_DATA, DdlEntry, Refusal
+from restore.refused import DdlRefusedError
+from restore.report import describe_refusals
+from restore.targets.target import target_of
+from storage.errors import remember_secret
+
+SECRET, WORD = "hunter2", "forgotten"
+SERVER = f"""CREATE SERVER "far" FOREIGN DATA WRAPPER "w" OPTIONS (\n    "token" '{SECRET}'\n);"""
+MAPPING = f"""CREATE USER MAPPING FOR "bob" SERVER "far" OPTIONS (\n    "password" '{SECRET}',\n    "user" 'bob'\n);"""
+LONG = f"CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$SELECT '{WORD}{'x' * 30_000}'$$;"
+NODE = Node("s1", "dbname=shop")
+
+
+def refusals() -> list[Refusal]:
+    entries = [
+        DdlEntry(1, "SERVER", "", "far", SERVER),
+        DdlEntry(2, "USER MAPPING", "", "bob SERVER far", MAPPING, (1,)),
+        DdlEntry(3, "FUNCTION", "public", "f()", LONG),
+    ]
+    return [
+        Refusal(entries[0], PRE_DATA, "no such wrapper", SERVER),
+        Refusal(entries[1], PRE_DATA, "it needs SERVER far", "", needs="SERVER far"),
+        Refusal(entries[2], POST_DATA, "no", LONG),
+    ]
+
+
+def test_no_password_of_a_refused_statement_is_shown() -> None:
+    found = describe_refusals(target_of("s1", NODE, (), "0" * 32), refusals())
+    error = DdlRefusedError("refused", found)
+    shown = [one.text() for one in refusals()] + [one.text() for one in found]
+    for text in (*shown, repr(found), json.dumps([one.document() for one in found]), json.dumps(error.details)):
+        assert SECRET not in text
+    assert shown[0] == 'SERVER far: no such wrapper (CREATE SERVER "far" FOREIGN DATA WRAPPER "w" OPTIONS (…);)'
+
+
+def test_the_file_of_refused_statements_can_be_run(tmp_path: Path) -> None:
+    """It is for its user alone, and neither cut off nor redacted as an error's details are."""
+    remember_secret(WORD)
+    error = DdlRefusedError("refused", describe_refusals(target_of("s1", NODE, (), "0" * 32), refusals()))
+    path, _ = write_refused("operation", error.refused, tmp_path)
+    assert path is not None
+    written = Path(path).read_text()
+    assert all(one in written for one in (SERVER, MAPPING, LONG))
+    assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600

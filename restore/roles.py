@@ -17,12 +17,15 @@ from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.server_messages import shorten_message
 from restore.ddl.server_roles import (
     RoleStatement,
+    attributes_statement,
     comment_statement,
     creating_statement,
-    is_powerful,
+    loads_library,
+    may_be_granted,
     membership_statement,
     memberships_of_created,
-    settings_of,
+    role_setting_statement,
+    role_settings,
     withheld_attributes,
 )
 from restore.estimates.volumes import database_properties
@@ -39,7 +42,6 @@ KNOWN_QUERY = "SELECT namesend(rolname) FROM pg_roles"
 BYTES_QUERY = """
 SELECT convert(name, 'UTF8', %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS given (name, n) ORDER BY n
 """
-SUPERUSERS_QUERY = "SELECT rolname FROM pg_roles WHERE rolsuper"
 RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
 
 
@@ -168,7 +170,7 @@ def create_roles(
         with connection.transaction():
             created = _create_missing(target, connection, roles, superusers, found, notes)
             if found and created:
-                notes += _give_what_they_had(connection, found, created)
+                notes += _give_what_they_had(connection, found, created, roles)
         return [f"{target.node.id}: {role}" for role in created], [f"node {target.node.id}: {note}" for note in notes]
 
 
@@ -216,20 +218,28 @@ def _create_missing(
 
 
 def _give_what_they_had(
-    connection: psycopg.Connection[Any], found: ServerGlobals, created: Container[str]
+    connection: psycopg.Connection[Any], found: ServerGlobals, created: Container[str], missing: Container[str]
 ) -> Iterator[str]:
-    """Give the roles their settings, comments and memberships; yield what they do not get, with the statement."""
-    superusers = [name for (name,) in connection.execute(SUPERUSERS_QUERY)]
+    """Give the roles their settings, comments and memberships; yield what they do not get, with the statement.
+
+    `missing` are all roles that the server lacked: the target of another shard there may have created some of them.
+    """
     for role in found.roles:
         if role.name not in created:
             continue
         if withheld := withheld_attributes(role):
-            yield f"role {role.name} is created without what makes it master of the server; to give it that: {withheld}"
-        comments = [comment_statement(role)] if role.comment is not None else []
-        for statement in (*comments, *settings_of(found, role.name)):
-            yield from _refused(connection, statement)
+            statement = attributes_statement(role, withheld)
+            yield f"role {role.name} was created without {', '.join(withheld)}; to grant them: {statement}"
+        if role.comment is not None:
+            yield from _refused(connection, comment_statement(role))
+        for setting in role_settings(found, role.name):
+            statement = role_setting_statement(setting)
+            if loads_library(setting):
+                yield f"role {role.name} is without {setting.name}; if the server has its libraries: {statement}"
+            else:
+                yield from _refused(connection, statement)
     for one in memberships_of_created(found, created):
-        if is_powerful(one, found, superusers):
+        if not may_be_granted(one, found, missing):
             yield f"role {one.member} is not made a member of {one.role}; to do it: {membership_statement(one)}"
         elif problems := list(_refused(connection, membership_statement(one))):
             # Its grantor may not grant it here, or is not here.

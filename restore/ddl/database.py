@@ -195,7 +195,7 @@ def _elements(value: str) -> list[str]:
 
 
 def _loads(setting: DatabaseSetting) -> Iterator[str]:
-    if (folder := PRELOADED.get(setting.name)) is not None:
+    if (folder := PRELOADED.get(setting.name.lower())) is not None:
         yield from (f"LOAD {literal(folder + library)};" for library in _elements(setting.value) if library)
 
 

@@ -1,7 +1,8 @@
 """Roles of a server as a snapshot has them: what creates them, and how the target's differ.
 
-Roles that exist are never changed. Those that a restore creates get what they had, but nothing that makes them master
-of the server: a store that is not encrypted can be changed, and who changes it must not gain the target by that.
+Roles that exist keep what they have; at most they become members of roles that a restore creates. These get what they
+had, but neither attributes nor memberships that give power over the server, nor over what others own there: a store
+that is not encrypted can be changed, and who changes it must not gain the target by that.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fleet.nodes.privileges import quote
-from restore.ddl.database import setting_statement
+from restore.ddl.database import PRELOADED, setting_statement
 from restore.ddl.statements import literal
-from snapshots.records.database_facts import NO_LIMIT
+from snapshots.records.database_facts import NO_LIMIT, DatabaseSetting
 from snapshots.records.server_globals import RoleMembership, ServerGlobals, ServerRole, ServerTablespace
 
-# By field: what a role has, and what it has not.
+# By field, for a role that has the attribute and for one that has not.
 ATTRIBUTES = {
     "superuser": ("SUPERUSER", "NOSUPERUSER"),
     "inherit": ("INHERIT", "NOINHERIT"),
@@ -27,10 +28,11 @@ ATTRIBUTES = {
 }  # fmt: skip
 # With these a role may do more than the privileges that it was granted.
 POWERS = ("superuser", "createrole", "replication", "bypassrls")
-# Roles of PostgreSQL with which a role can come to the server's files and programs, or write everything.
-POWERFUL = frozenset((
-    "pg_execute_server_program", "pg_read_server_files", "pg_write_server_files", "pg_write_all_data",
-    "pg_create_subscription", "pg_maintain",
+# Of PostgreSQL's own roles those whose members see how the server fares, and no more. With others a role can come to
+# the server's files and programs, or to the rows of every database.
+HARMLESS = frozenset((
+    "pg_monitor", "pg_read_all_settings", "pg_read_all_stats", "pg_stat_scan_tables", "pg_checkpoint",
+    "pg_use_reserved_connections",
 ))  # fmt: skip
 PER_ROLE = ("connection_limit", "valid_until")
 
@@ -60,10 +62,14 @@ def creating_statement(role: ServerRole, *, powers: bool, verifier: bool) -> Rol
     return RoleStatement(secret, secret if verifier else f"{begin};")
 
 
-def withheld_attributes(role: ServerRole) -> str:
-    """The statement that gives a role the attributes that a restore does not give it, "" if it had none of them."""
-    words = [ATTRIBUTES[name][0] for name in POWERS if getattr(role, name)]
-    return f"ALTER ROLE {quote(role.name)} {' '.join(words)};" if words else ""
+def withheld_attributes(role: ServerRole) -> list[str]:
+    """The attributes that the role had and that a restore does not give it."""
+    return [ATTRIBUTES[name][0] for name in POWERS if getattr(role, name)]
+
+
+def attributes_statement(role: ServerRole, attributes: Iterable[str]) -> str:
+    """ALTER ROLE that gives a role the attributes."""
+    return f"ALTER ROLE {quote(role.name)} {' '.join(attributes)};"
 
 
 def membership_statement(one: RoleMembership, *, grantor: bool = True) -> str:
@@ -92,15 +98,28 @@ def memberships_of_created(found: ServerGlobals, created: Container[str]) -> lis
     return granted
 
 
-def is_powerful(one: RoleMembership, found: ServerGlobals, superusers: Collection[str]) -> bool:
-    """Whether the membership gives more than privileges on objects: it is shown, not granted."""
-    powers = {role.name for role in found.roles if any(getattr(role, name) for name in POWERS)}
-    return one.role in POWERFUL or one.role in powers or one.role in superusers
+def may_be_granted(one: RoleMembership, found: ServerGlobals, created: Container[str]) -> bool:
+    """Whether a restore that `created` these roles grants the membership; else it is shown.
+
+    What a role that existed before owns and may do on the target, the snapshot does not know.
+    """
+    powers = {role.name for role in found.roles if withheld_attributes(role)}
+    return one.role in HARMLESS or (one.role in created and one.role not in powers)
 
 
-def settings_of(found: ServerGlobals, role: str) -> list[str]:
-    """The statements of a role's settings in all databases."""
-    return [setting_statement(f"ROLE {quote(role)}", one.name, one.value) for one in found.settings if one.role == role]
+def loads_library(setting: DatabaseSetting) -> bool:
+    """Whether it makes each session load a library; nobody could log in if the server lacks it."""
+    return setting.name.lower() in PRELOADED
+
+
+def role_settings(found: ServerGlobals, role: str) -> list[DatabaseSetting]:
+    """The role's settings in all databases."""
+    return [one for one in found.settings if one.role == role]
+
+
+def role_setting_statement(one: DatabaseSetting) -> str:
+    """ALTER ROLE … SET."""
+    return setting_statement(f"ROLE {quote(one.role)}", one.name, one.value)
 
 
 def all_statements_of(found: ServerGlobals, *, verifiers: bool) -> Iterator[str]:
@@ -112,7 +131,7 @@ def all_statements_of(found: ServerGlobals, *, verifiers: bool) -> Iterator[str]
     for one in memberships_of_created(found, {role.name for role in found.roles}):
         yield membership_statement(one)
     for role in found.roles:
-        yield from settings_of(found, role.name)
+        yield from map(role_setting_statement, role_settings(found, role.name))
     for tablespace in found.tablespaces:
         yield from _tablespace_statements(tablespace)
 

@@ -33,7 +33,7 @@ GLOBALS_BYTES_MAX, WINDOW_BYTES_MAX = 256 << 20, 128 << 20
 ROLES_QUERY = """
 SELECT r.rolname, r.rolsuper, r.rolinherit, r.rolcreaterole, r.rolcreatedb, r.rolcanlogin, r.rolreplication,
        r.rolbypassrls, r.rolconnlimit,
-       CASE WHEN r.rolvaliduntil IS NULL THEN '' WHEN NOT isfinite(r.rolvaliduntil) THEN 'infinity'
+       CASE WHEN r.rolvaliduntil IS NULL THEN '' WHEN NOT isfinite(r.rolvaliduntil) THEN r.rolvaliduntil::text
             ELSE (r.rolvaliduntil AT TIME ZONE 'UTC')::text || '+00' END,
        shobj_description(r.oid, 'pg_authid')
   FROM pg_roles r WHERE r.rolname !~ '^pg_' ORDER BY 1

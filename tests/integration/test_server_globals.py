@@ -19,8 +19,12 @@ from psycopg.conninfo import make_conninfo
 from cli.output.restore_report import lines_of
 from fleet.config import Fleet, FleetFileError, load_fleet
 from fleet.nodes.connections import connect, with_database
+from restore.roles import create_roles
+from restore.targets.target import target_of
 from snapshots.globals.server_globals_object import read_globals, read_stored_globals
 from snapshots.records.chains import read_chain
+from snapshots.records.database_facts import DatabaseSetting
+from snapshots.records.server_globals import RoleMembership, ServerGlobals, ServerRole
 from snapshots.records.stored_object import GLOBALS
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
@@ -45,6 +49,7 @@ ROLES = (
     "GRANT app_rw TO lead WITH ADMIN OPTION",
     "SET ROLE lead; GRANT app_rw TO app; RESET ROLE",
     "GRANT pg_monitor TO app",
+    "CREATE ROLE gone LOGIN VALID UNTIL '-infinity' PASSWORD 'hidden'",
     # Masters of the server.
     "CREATE ROLE boss SUPERUSER LOGIN",
     "CREATE ROLE maker CREATEROLE REPLICATION BYPASSRLS LOGIN",
@@ -132,6 +137,47 @@ def test_missing_roles_are_created_as_they_were(place: Place) -> None:
         assert len(warnings) == 1 + len(withheld)
     verifier = dict(one[0:7:6] for one in ask(runs.fleet.primaries[0].dsn, ROLES_QUERY))["o'hara"]
     assert verifier not in "\n".join([*lines_of(report), *report.warnings])
+
+
+def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -> None:
+    """A store that is not encrypted can be changed by somebody; the roles there are known to the target, or new."""
+    (dsn,) = (one.dsn for one in place.target.primaries[:1])
+    names = ("ops", "owner", "dba", "evil", "group", "user")
+    execute(dsn, "CREATE ROLE ops CREATEROLE", "CREATE ROLE owner", "CREATE ROLE dba SUPERUSER", 'CREATE ROLE "user"')
+    powers = ("ops", "owner", "dba", "pg_read_all_data", "pg_signal_backend")
+    found = ServerGlobals(
+        roles=tuple(ServerRole(name=name, login=True) for name in names),
+        memberships=(
+            *(RoleMembership(role=role, member="evil", grantor="") for role in (*powers, "group", "pg_monitor")),
+            RoleMembership(role="group", member="user", grantor=""),
+        ),
+        settings=(
+            DatabaseSetting("work_mem", "1MB", "evil"),
+            DatabaseSetting("Session_Preload_Libraries", "/tmp/evil", "evil"),
+        ),
+        tablespaces=(),
+        with_verifiers=False,
+    )
+    target = target_of("s1", place.target.primaries[0], (), "0" * 32)
+    target = replace(target, loading=target.database)
+    try:
+        created, notes = create_roles(target, ["evil", "group"], None, found)
+        assert created == ["s1: evil", "s1: group"]
+        query = (
+            "SELECT roleid::regrole::text, member::regrole::text FROM pg_auth_members"
+            " WHERE member IN ('evil'::regrole, '\"user\"'::regrole) ORDER BY 1, 2"
+        )
+        assert ask(dsn, query) == [('"group"', '"user"'), ('"group"', "evil"), ("pg_monitor", "evil")]
+        assert ask(dsn, "SELECT setconfig FROM pg_db_role_setting WHERE setrole = 'evil'::regrole") == [
+            (["work_mem=1MB"],)
+        ]
+        for role in powers:
+            statement = f'GRANT "{role}" TO "evil";'
+            assert f"node s1: role evil is not made a member of {role}; to do it: {statement}" in notes
+        assert [one for one in notes if 'ALTER ROLE "evil" SET "Session_Preload_Libraries" TO \'/tmp/evil\';' in one]
+        assert len(notes) == len(powers) + 1
+    finally:
+        execute(dsn, *(f'DROP ROLE IF EXISTS "{name}"' for name in names))
 
 
 def test_roles_that_exist_are_listed_where_they_differ_and_stay_as_they_are(place: Place) -> None:

@@ -53,6 +53,7 @@ from snapshots.ddl.archive import PRIVILEGES
 
 OBJECTS_AT_ONCE, TEXT_MAX = 200, 1 << 20
 JOBS = 4
+INDEX = "INDEX"
 # 128 MB for each of JOBS; more if the server gives more.
 SETTINGS_QUERY = b"""
 SELECT pg_catalog.set_config('synchronous_commit', 'off', false),
@@ -326,6 +327,7 @@ class _Queue:
     """
 
     waiting: list[DdlEntry]
+    unfinished: set[int]
     locks: dict[int, frozenset[int]]
     running: dict[int, DdlEntry]
     refused: list[DdlEntry]
@@ -344,6 +346,7 @@ class _Queue:
 
         # Of one size in the order of the archive.
         self.waiting = sorted(entries, key=lambda entry: -size(entry))
+        self.unfinished = set(by_number)
         self.running, self.refused, self.is_stopped = {}, [], False
         self.changed = threading.Condition()
 
@@ -354,29 +357,30 @@ class _Queue:
     def _take(self) -> DdlEntry | None:
         with self.changed:
             while self.waiting and not self.is_stopped:
-                entry = next(filter(self._is_due, self.waiting), None)
-                if entry is not None:
-                    self.waiting.remove(entry)
+                if (place := self._find_due()) is not None:
+                    entry = self.waiting.pop(place)
                     self.running[entry.number] = entry
                     return entry
                 self.changed.wait()
             return None
 
-    def _is_due(self, entry: DdlEntry) -> bool:
-        unfinished = {one.number for one in (*self.waiting, *self.running.values())}
-        if not unfinished.isdisjoint(entry.dependencies):
-            return False
+    def _find_due(self) -> int | None:
+        """The place of the first entry that may begin. There may be thousands: for each only sets are looked at."""
+        locked = {table for number in self.running for table in self.locks[number]}
         # CREATE INDEX locks its table in a mode that allows others of its kind.
-        return not any(
-            self.locks[entry.number] & self.locks[number]
-            for number, other in self.running.items()
-            if not (entry.kind == other.kind == "INDEX")
-        )
+        others = (number for number, entry in self.running.items() if entry.kind != INDEX)
+        locked_for_indexes = {table for number in others for table in self.locks[number]}
+        for place, entry in enumerate(self.waiting):
+            taken = locked_for_indexes if entry.kind == INDEX else locked
+            if taken.isdisjoint(self.locks[entry.number]) and self.unfinished.isdisjoint(entry.dependencies):
+                return place
+        return None
 
     def end(self, entry: DdlEntry, *, is_refused: bool) -> None:
         """Give back an entry. If it was refused, those that need it are tried with it, after all others."""
         with self.changed:
             del self.running[entry.number]
+            self.unfinished.remove(entry.number)
             if is_refused:
                 self.refused.append(entry)
             self.changed.notify_all()

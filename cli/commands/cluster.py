@@ -11,8 +11,6 @@ from cli.output.format import size_text
 from cli.output.results import emit, progress
 
 SCHEMA = "cutline/cluster-pack/1"
-# The folder that Spark unpacks the archive into, in the working directory of every executor.
-UNPACKED = "cutline"
 
 cluster_app = typer.Typer(help="Bring Cutline to the executors of a Spark cluster.")
 
@@ -35,13 +33,12 @@ def pack(
     from storage.errors import UsageError
 
     if not file.name.endswith(ENDS):
-        raise UsageError(f"Spark does not unpack {file.name}", hint=f"name a file that ends with {ENDS}")
+        raise UsageError(f"the archive is a {ENDS}, and {file.name} is not", hint=f"name a file that ends with {ENDS}")
     with progress(context) as shown:
         shown.step("pack")
         packed = pack_to(file)
     settings = {
-        "archives": f"{packed.file}#{UNPACKED}",
-        "executorEnv.PYTHONPATH": UNPACKED,
+        "cutline.archive": str(packed.file),
         "pyspark.python": f"python{packed.python}",
     }
     document = {

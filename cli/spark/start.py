@@ -30,6 +30,7 @@ from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import find_java
 from cli.spark.private_settings import in_private_file, with_private_options
 from cli.spark.protection import check_protection
+from cli.spark.served_archive import ARCHIVE, HOST, ServedArchive
 from cli.spark.settings import (
     LOOPBACK,
     drop_foreign_variables,
@@ -118,6 +119,7 @@ class SparkStart:
         self._session: SparkSession | None = None
         self._error: BaseException | None = None
         self._work: Path | None = None
+        self._archive: ServedArchive | None = None
         self._is_unwanted = threading.Event()
         # Up to Python 3.12 an interrupted join marks the thread as ended, so don't join it.
         self._is_over = threading.Event()
@@ -149,6 +151,9 @@ class SparkStart:
             self._end_jvm(self._gateway.proc, graceful=graceful, archive_seconds_max=archive_seconds_max)
             _forget_session()
             self._gateway = None
+        if self._archive is not None:
+            self._archive.close()
+            self._archive = None
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -190,6 +195,11 @@ class SparkStart:
             self._gateway = launch_gateway(None, output)  # type: ignore[no-untyped-call]  # pyspark's own
         if self._is_unwanted.is_set():
             return
+        if settings.get(ARCHIVE) and has_executors(self._master):
+            spark = self._gateway.jvm.org.apache.spark
+            host = spark.SparkConf().get(HOST, spark.util.Utils.localCanonicalHostName())
+            self._archive = ServedArchive(settings, host)
+            settings |= self._archive.settings
         if is_unnamed_user():
             # Hadoop asks the system for the name of whoever runs it, unless it is told one.
             users = self._gateway.jvm.org.apache.hadoop.security.UserGroupInformation

@@ -13,7 +13,8 @@ def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
     """Look at this executor: host, process, versions, time; `lacks` names a module that can't be imported.
 
     If its build is `build`, it is asked for what the job `needs` (ExecutorNeeds, pickled): `problem` is an ErrorReport
-    or None, and `key` the object that it has stored, "" if none.
+    or None, and `key` the object that it has stored, "" if none. `archive` says why it can't use the one that
+    `snapshot cluster pack` has made, "" if it can or there is none.
     """
     import os
     import pickle
@@ -24,6 +25,7 @@ def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
     # All workers of an executor are children of one process.
     found: dict[str, Any] = {"host": socket.gethostname(), "process": os.getppid(), "time": time.time()}
     found |= {"python": platform.python_version(), "lacks": "", "build": "", "problem": None, "key": ""}
+    found["archive"] = os.environ.get("CUTLINE_ARCHIVE_PROBLEM", "")
     try:
         import pyarrow
         import pyspark

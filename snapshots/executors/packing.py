@@ -1,4 +1,4 @@
-"""Pack Cutline's code and what it needs of installed packages into an archive that Spark unpacks for every executor.
+"""Pack Cutline's code and what it needs of installed packages into an archive that executors unpack.
 
 The executors' Python then needs neither: only the same version, on the same platform.
 """
@@ -27,7 +27,6 @@ REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?[^;]*(?:;(.*))?"
 EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 # Large, and of no use at work.
 LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests|include)(/|$)|\.pyi$")
-# Spark unpacks files by their names.
 ENDS = ".tar.gz"
 COMPRESSION = 1
 

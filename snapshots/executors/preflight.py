@@ -41,6 +41,10 @@ WAIT_SETTING = "cutline.wait.seconds"
 NAMED_SECONDS = 30.0
 # S3 refuses requests that are signed a quarter of an hour earlier or later.
 CLOCK_SECONDS_MAX = 300.0
+ARCHIVE_HINT = (
+    "let executors reach this command at driver.host and cutline.archive.port of [spark], and their user have a cache"
+    " folder with room for 1 GB: docs/cluster.md"
+)
 
 
 class NoExecutorError(UnreachableError):
@@ -191,6 +195,8 @@ def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
     import pyspark
 
     found = answer.found
+    if found["archive"]:
+        return ExecutorUnfitError(f"it has no archive of Cutline: {found['archive']}", hint=ARCHIVE_HINT)
     if found["lacks"]:
         return ExecutorUnfitError(f"its Python {found['python']} has no module {found['lacks']}", hint=INSTALL)
     if found["build"] != build_digest():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -52,7 +53,8 @@ def test_a_packed_build_runs_on_executors_that_have_nothing(
     shared_fleet: EmbeddedFleet, packed: dict[str, object], tmp_path: Path
 ) -> None:
     (tmp_path / "store").mkdir()
-    bare = Worker("bare", {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"})
+    caches = tmp_path / "caches"
+    bare = Worker("bare", {"PYTHONPATH": "", "PYTHONSAFEPATH": "1", "XDG_CACHE_HOME": str(caches)})
     with standalone_workers(tmp_path / "cluster", GIVEN, [bare]) as master:
         fleet = fleet_on(master, shared_fleet, tmp_path)
         file = tmp_path / "fleet.toml"
@@ -66,9 +68,15 @@ def test_a_packed_build_runs_on_executors_that_have_nothing(
         settings = "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in lines.items())
         file.write_text(before.replace("[spark]\n", f"[spark]\n{settings}"))
         with dropping_slots(fleet):
-            for words in (("create", "packed"), ("check", "packed")):
-                code, found = run_command(tmp_path, *words)
-                assert code == 0, found
+            code, found = run_command(tmp_path, "create", "packed")
+            assert code == 0, found
+            (unpacked,) = (caches / "cutline" / "archives").iterdir()
+            assert unpacked.name == hashlib.sha256(Path(str(packed["file"])).read_bytes()).hexdigest()
+            before = unpacked.stat().st_ino
+            code, found = run_command(tmp_path, "check", "packed")
+            assert code == 0, found
+            # The second command has fetched and unpacked nothing.
+            assert [(one, one.stat().st_ino) for one in unpacked.parent.iterdir()] == [(unpacked, before)]
 
 
 def test_the_archive_has_this_build_and_what_it_needs_and_nothing_else(

@@ -99,10 +99,10 @@ def test_the_page_makes_a_cluster_on_which_a_command_runs(shared_fleet: Embedded
         for line in block_with("master.Master")
     )
     assert worker.split()[-1] == f"spark://{MASTER_HOST}:{port}"
-    fleet_lines = [line for line in block_with("master = ") if not line.startswith('"archives"')]
+    fleet_lines = [line for line in block_with("master = ") if not line.startswith('"cutline.archive"')]
     fleet_toml = "\n".join(fleet_lines).replace("spark://m1:7077", f"spark://{MASTER_HOST}:{port}")
     # It is installed there, in the driver's own environment.
-    fleet_toml = fleet_toml.replace('"executorEnv.PYTHONPATH" = "cutline"', "").replace("python3.11", sys.executable)
+    fleet_toml = fleet_toml.replace("python3.11", sys.executable)
     quick = f'"driver.extraJavaOptions" = "{QUICK}"\n"executor.extraJavaOptions" = "{QUICK}"\n"executor.cores" = "1"\n'
     fleet = configure_fleet(
         shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=f"{fleet_toml}\n{quick}"

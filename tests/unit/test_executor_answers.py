@@ -22,6 +22,7 @@ from storage.location import StoreLocation
 LOST = "Lost task 0.3 in stage 0.0 (TID 7) (10.0.0.2 executor 1): "
 RIGHT: dict[str, Any] = {
     "host": "w2", "process": 7, "python": "3.11.7", "lacks": "", "build": build_digest(), "problem": None, "key": "",
+    "archive": "",
     "pyarrow": pyarrow.__version__, "pyspark": pyspark.__version__,
 }  # fmt: skip
 
@@ -31,6 +32,10 @@ RIGHT: dict[str, Any] = {
     [
         ({}, None),
         ({"lacks": "pyarrow"}, "its Python 3.11.7 has no module pyarrow"),
+        (
+            {"archive": "http://m1:7/ab: timed out", "lacks": "pyarrow"},
+            "it has no archive of Cutline: http://m1:7/ab: timed out",
+        ),
         ({"build": "another"}, "it has another build of Cutline"),
         ({"pyarrow": "1.0"}, f"its pyarrow is 1.0, here it is {pyarrow.__version__}"),
         ({"pyspark": "3.5"}, f"its pyspark is 3.5, here it is {pyspark.__version__}"),

@@ -1,0 +1,145 @@
+"""The process from which an executor forks its Python workers, where `snapshot cluster pack` has packed Cutline for it.
+
+This file travels to executors by itself, before they have anything of Cutline: it needs Python's own modules alone.
+
+The archive is unpacked once for each user of a machine, into the user's cache folder, under its digest; from then on
+nothing is fetched. Whoever looks there, unpacks or removes holds an flock on the folder of all archives, and whoever
+uses an archive a shared one on the archive's own. A folder is named by the digest only when it is whole and on the
+disk: what a killed executor leaves has another name, and the next one removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+# Variables of an executor: the SHA-256 of the archive, where the driver serves it, and why it can't be used.
+DIGEST, URL, PROBLEM = "CUTLINE_ARCHIVE", "CUTLINE_ARCHIVE_URL", "CUTLINE_ARCHIVE_PROBLEM"
+SILENT_SECONDS_MAX = 60
+# Another version, or another fleet, may use the same machine.
+UNUSED_SECONDS_MAX = 30 * 24 * 3600
+PIECE_BYTES = 1 << 20
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def archives_folder() -> Path:
+    """The folder of all archives of this user.
+
+    If the user has no home, or others could change what is there, it is in the executor's own folder.
+    """
+    with suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().resolve() / "cutline" / "archives"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_safe(folder) and os.access(folder, os.W_OK):
+            return folder
+    folder = Path("archives").resolve()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def unpack_archive(digest: str, url: str, archives: Path) -> Path:
+    """The folder below `archives` with what is in the archive; it is fetched from `url` unless it is there.
+
+    Until this process and all its children end, nobody removes it. Raises OSError.
+    """
+    folder = archives / digest
+    everything = os.open(archives, FOLDER_FLAGS)
+    try:
+        # Another executor may be unpacking it.
+        fcntl.flock(everything, fcntl.LOCK_EX)
+        _remove_others(archives, folder)
+        if not folder.is_dir():
+            _fetch(digest, url, folder)
+        os.utime(folder)
+        fcntl.flock(os.open(folder, FOLDER_FLAGS), fcntl.LOCK_SH)
+    finally:
+        os.close(everything)
+    return folder
+
+
+def _fetch(digest: str, url: str, folder: Path) -> None:
+    partial = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        file, found = partial / "archive", hashlib.sha256()
+        # The variables of proxies are about other hosts than the driver.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=SILENT_SECONDS_MAX) as body, file.open("wb") as out:
+            while piece := body.read(PIECE_BYTES):
+                found.update(piece)
+                out.write(piece)
+        if found.hexdigest() != digest:
+            raise OSError("it was cut off, or changed on the way")
+        unpacked = partial / "unpacked"
+        unpacked.mkdir(0o700)
+        with tarfile.open(file) as archive:
+            # Python 3.11.3 and older have no filters; the digest says anyway that it is the driver's.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(unpacked)
+        os.sync()
+        unpacked.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_others(archives: Path, kept: Path) -> None:
+    """Remove what a killed process has left, and archives that nobody has used for UNUSED_SECONDS_MAX."""
+    for folder in archives.iterdir():
+        if folder == kept or (re.fullmatch("[0-9a-f]{64}", folder.name) and _is_wanted(folder)):
+            continue
+        # Renamed first: half of it is not to be taken for the whole.
+        removed = archives / f"removed-{folder.name}"
+        with suppress(OSError):
+            folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def _is_wanted(folder: Path) -> bool:
+    descriptor = os.open(folder, FOLDER_FLAGS)
+    try:
+        if time.time() - os.fstat(descriptor).st_mtime < UNUSED_SECONDS_MAX:
+            return True
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_safe(folder: Path) -> bool:
+    """Whether nobody else can change what is in `folder`, or put another in its place; as fleet.ownership has it."""
+    trusted = {0, os.geteuid(), Path("/").stat().st_uid}
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return False
+    above = [parent.lstat() for parent in folder.parents]
+    return all(
+        one.st_uid in trusted and (not one.st_mode & stat.S_IWOTH or one.st_mode & stat.S_ISVTX) for one in above
+    )
+
+
+def use_archive() -> None:
+    """Let this process and its children import what is in the archive; on an error, say why in PROBLEM."""
+    url = os.environ.get(URL, "")
+    try:
+        sys.path.insert(0, str(unpack_archive(os.environ[DIGEST], url, archives_folder())))
+    except Exception as error:  # noqa: BLE001  # the driver asks for it, and names this executor
+        os.environ[PROBLEM] = f"{url}: {error}"
+
+
+if __name__ == "__main__":
+    use_archive()
+    from pyspark.daemon import manager
+
+    manager()

@@ -53,6 +53,7 @@ OWN_CLOCK = {
     "storage/clock.py",
     "cli/background/detaching.py",
     "cli/spark/class_archive.py",
+    "snapshots/executors/archive_daemon.py",
     "snapshots/executors/examine.py",
     "embedded/bank_client.py",
 }

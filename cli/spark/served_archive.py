@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 from typing import IO, Any
 
 from snapshots.executors import archive_daemon
@@ -25,14 +26,14 @@ FILES, PYTHON_PATH, DAEMON = "spark.files", "spark.executorEnv.PYTHONPATH", "spa
 SILENT_SECONDS_MAX = 60
 
 
-class ArchiveError(RefusedError):
+class PackedArchiveError(RefusedError):
     """The archive can't be read, or can't be served."""
 
 
 class ServedArchive:
     """The archive, served from now on until `close`, and the `settings` by which executors find it.
 
-    `host` is the driver's for executors. Raises ArchiveError.
+    `host` is the driver's for executors. Raises PackedArchiveError.
     """
 
     def __init__(self, settings: Mapping[str, str], host: str) -> None:
@@ -42,16 +43,16 @@ class ServedArchive:
             self._body = file.open("rb")
             digest = hashlib.file_digest(self._body, "sha256").hexdigest()
         except OSError as error:
-            raise ArchiveError(
+            raise PackedArchiveError(
                 f"the archive {file} can't be read: {error.strerror or error}",
                 hint="make it: snapshot cluster pack FILE, and name it in [spark] of fleet.toml: docs/cluster.md",
             ) from error
         place = settings.get(BIND_ADDRESS) or host
         try:
-            self._server = _Server(_unbracketed(place), int(settings.get(PORT, "0")), digest, self._body)
+            self._server = _ArchiveServer(_unbracketed(place), int(settings.get(PORT, "0")), digest, self._body)
         except (OSError, ValueError, OverflowError) as error:
             self._body.close()
-            raise ArchiveError(
+            raise PackedArchiveError(
                 f"the archive {file} can't be served at {place}, port {settings.get(PORT, '0')}: {error}",
                 hint="correct driver.bindAddress or cutline.archive.port in [spark] of fleet.toml",
             ) from error
@@ -73,7 +74,7 @@ class ServedArchive:
         self._body.close()
 
 
-class _Server(ThreadingHTTPServer):
+class _ArchiveServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, host: str, port: int, digest: str, body: IO[bytes]) -> None:
@@ -81,13 +82,18 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Request)
 
+    def server_bind(self) -> None:
+        """As TCPServer does: HTTPServer would look the host's name up, which may take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: the executor that did not get it says so."""
 
 
 class _Request(BaseHTTPRequestHandler):
     timeout = SILENT_SECONDS_MAX
-    server: _Server
+    server: _ArchiveServer
 
     def do_GET(self) -> None:
         if self.path != self.server.path:

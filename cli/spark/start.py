@@ -56,6 +56,8 @@ UNNAMED_USER = "cutline"
 UNTRUSTED = "Exception while bootstrapping client"
 # What Spark logs before it ends because executors on Kubernetes ended one after the other.
 EXECUTORS_FAILED = "Max number of executor failures"
+# The same on a standalone cluster.
+APPLICATION_REMOVED = "Master removed our application: FAILED"
 CAUSED_BY = "Caused by: "
 IN_MAIN, INITIALIZER = 'Exception in thread "main" ', "java.lang.ExceptionInInitializerError"
 
@@ -295,7 +297,11 @@ def _keep_text(error: BaseException | None) -> None:
 
 def _reason(error: Exception, log: Path) -> str:
     """The line that says what happened: a Java exception's message and first cause, or the last of a dead JVM's log."""
-    lines = str(error).splitlines() or [type(error).__name__]
+    # Spark's exceptions ask the JVM for their text, which may have ended.
+    text = ""
+    with contextlib.suppress(Exception):
+        text = str(error)
+    lines = text.splitlines() or [type(error).__name__]
     reason = next((line[2:] for line in lines if line.startswith(": ")), lines[0])
     causes = [line.removeprefix(CAUSED_BY) for line in lines if line.startswith(CAUSED_BY)]
     logged = log.read_text(errors="replace").splitlines() if log.exists() else []
@@ -304,9 +310,11 @@ def _reason(error: Exception, log: Path) -> str:
             "its executors end as soon as they begin; their pods' logs say why, which"
             ' "kubernetes.executor.deleteOnTermination" = "false" in [spark] keeps'
         )
+    if any(APPLICATION_REMOVED in line for line in logged):
+        return "its executors end as soon as they begin; the logs of the cluster's workers say why"
     if any(map(says_used_up, logged)):
         return "too many open files"
-    if "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
+    if text and "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
         return f"{reason}: {causes[-1]}" if causes else reason
     if any(UNTRUSTED in line for line in logged):
         return "it and the cluster have different secrets (spark.authenticate.secret), or encrypt in different ways"

@@ -7,23 +7,32 @@ import hashlib
 import io
 import json
 import os
+import pwd
+import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from embedded.fleet import EmbeddedFleet, stop_fleet
 from snapshots.executors.build import PACKAGES, build_digest
 from snapshots.executors.packing import find_needed
-from tests.commands.snapshot_runs import dropping_slots
-from tests.integration.test_executors import GIVEN, fleet_on, run_command
+from tests.commands.snapshot_runs import configure_fleet, dropping_slots
+from tests.integration.test_executors import GIVEN, fleet_on, run_command, spark_table
+from tests.other_user import needs_root
+from tests.s3.server import S3Server
+from tests.servers.dealt import start_fleet
 from tests.spark.standalone_cluster import Worker, standalone_workers
 
-if TYPE_CHECKING:
-    from embedded.fleet import EmbeddedFleet
-
+# Hadoop's classes, which Spark's worker has, know no user without a name. No server of ours runs as this one.
+USER = "daemon"
+# One that every user of the machine can run.
+SHARED_PYTHON = Path("/usr/bin") / f"python{sys.version_info.major}.{sys.version_info.minor}"
+OTHER = pwd.getpwnam(USER).pw_uid
 BARE = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -107,3 +116,73 @@ def test_a_file_that_spark_does_not_unpack_or_that_cannot_be_written_is_refused(
 ) -> None:
     assert run_command(tmp_path, "cluster", "pack", str(tmp_path / name))[0] == code
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that others can pass through; pytest's they can't."""
+    folder = Path(tempfile.mkdtemp(prefix="worker-", dir="/tmp"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def reachable(place: Path) -> Iterator[EmbeddedFleet]:
+    """A shard whose sockets others can reach, as they reach the ports of other machines."""
+    directory = place / "fleet"
+    try:
+        started = start_fleet(directory, shards=1, backups=0, settings={"fsync": "off"})
+        for folder in (directory, *(node.folder for node in started.nodes)):
+            folder.chmod(0o711)
+        yield started
+    finally:
+        stop_fleet(directory, delete=True)
+
+
+def can_run_as_other() -> bool:
+    """Whether the other user can read pyspark's jars, and run that Python, which has nothing of Cutline."""
+    import pyspark
+
+    jars = Path(pyspark.__file__).parent / "jars"
+    return (
+        has_nothing(SHARED_PYTHON)
+        and os.geteuid() == 0
+        and not subprocess.run(
+            ["ls", jars], user=OTHER, group=OTHER, extra_groups=[], stdout=subprocess.DEVNULL, check=False
+        ).returncode
+    )
+
+
+@needs_root
+@pytest.mark.skipif(not can_run_as_other(), reason="needs a Python and pyspark's jars that other users can read")
+def test_a_worker_of_another_user_unpacks_the_archive_into_its_own_folder(
+    place: Path, reachable: EmbeddedFleet, packed: dict[str, object], s3: S3Server, tmp_path: Path
+) -> None:
+    home = place / "home"
+    home.mkdir(0o700)
+    work = place / "work"
+    work.mkdir(0o700)
+    for folder in (home, work):
+        os.chown(folder, OTHER, OTHER)
+    other = Worker(
+        "other",
+        {"PYTHONPATH": "", "HOME": str(home), "USER": "worker", "SPARK_WORKER_DIR": str(work)},
+        uid=OTHER,
+    )
+    cluster = place / "cluster"
+    with standalone_workers(cluster, GIVEN, [other]) as master:
+        lines = dict(packed["spark"]) | {"pyspark.python": str(SHARED_PYTHON)}  # type: ignore[call-overload]
+        settings = "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in lines.items())
+        s3.client.create_bucket(Bucket="worker")
+        source = configure_fleet(
+            reachable, tmp_path / "fleet.toml", "s3://worker/store", s3.options, more=f"{spark_table(master)}{settings}"
+        )
+        with dropping_slots(source):
+            # Without a standby a check has nothing to compare.
+            for expected, *words in ((0, "init"), (0, "create", "other"), (4, "check", "other")):
+                code, found = run_command(tmp_path, *words)
+                assert code == expected, found
+    (unpacked,) = (home / ".cache" / "cutline" / "archives").iterdir()
+    assert unpacked.stat().st_uid == OTHER
+    assert list(work.glob("app-*"))

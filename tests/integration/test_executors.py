@@ -95,6 +95,7 @@ def run_command(folder: Path, *words: str) -> tuple[int, dict[str, object]]:
         [sys.executable, "-c", code, "--fleet", str(folder / "fleet.toml"), "--json", *words],
         capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False, env=os.environ | CODE,
     )  # fmt: skip
+    assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
 

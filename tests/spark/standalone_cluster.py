@@ -24,8 +24,8 @@ STOP_SECONDS_MAX = 20
 class Worker:
     """A worker with an environment of its own; `hidden` folders are empty ones of its own, as on another machine.
 
-    Hiding folders takes root, as it is done by a mount namespace. `host` is its loopback address: Spark runs no task
-    twice on one host.
+    Hiding folders takes root, as it is done by a mount namespace, and so does `uid`, another user. `host` is its
+    loopback address: Spark runs no task twice on one host.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Worker:
     hidden: Sequence[Path] = ()
     cores: int = 1
     host: str = "127.0.0.1"
+    uid: int | None = None
 
 
 @contextlib.contextmanager
@@ -93,6 +94,7 @@ def _daemon(folder: Path, name: str, command: list[str], ready: str, worker: Wor
         process = subprocess.Popen(
             [*_hiding(worker), *java_command, f"org.apache.spark.deploy.{command[0]}", *command[1:]],
             stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, cwd=folder,
+            user=worker and worker.uid, group=worker and worker.uid, extra_groups=[] if worker and worker.uid else None,
         )  # fmt: skip
     try:
         deadline = time.monotonic() + START_SECONDS_MAX

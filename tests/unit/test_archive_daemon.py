@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.spark.served_archive import ARCHIVE, BIND_ADDRESS, FILES, PORT, PYTHON_PATH, ArchiveError, ServedArchive
+from cli.spark.served_archive import ARCHIVE, BIND_ADDRESS, FILES, PORT, PYTHON_PATH, PackedArchiveError, ServedArchive
 from snapshots.executors import archive_daemon
 from snapshots.executors.archive_daemon import DIGEST, PROBLEM, URL, archives_folder, unpack_archive, use_archive
 from tests.other_user import OTHER_UID, needs_root
@@ -221,5 +221,5 @@ def test_why_there_is_no_archive_is_kept_for_the_driver(tmp_path: Path, monkeypa
 )
 def test_an_archive_that_cannot_be_served_is_named(tmp_path: Path, settings: dict[str, str], said: str) -> None:
     file, _ = packed(tmp_path)
-    with pytest.raises(ArchiveError, match=said):
+    with pytest.raises(PackedArchiveError, match=said):
         ServedArchive({ARCHIVE: str(file)} | settings, "127.0.0.1")

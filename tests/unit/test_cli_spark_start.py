@@ -26,6 +26,8 @@ io.fabric8.kubernetes.client.KubernetesClientTimeoutException: Timed out waiting
 """
 
 
+REMOVED = """2026-11-26T12:17:46 ERROR Application has been killed. Reason: Master removed our application: FAILED
+"""
 DIED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
 NO_HOST = """Exception in thread "main" java.lang.ExceptionInInitializerError
 \tat org.apache.spark.deploy.SparkSubmit.main(SparkSubmit.scala)
@@ -50,6 +52,7 @@ Caused by: java.net.UnknownHostException: driver: driver: Name or service not kn
             "its executors end as soon as they begin; their pods' logs say why, which"
             ' "kubernetes.executor.deleteOnTermination" = "false" in [spark] keeps',
         ),
+        (STOPPED, REMOVED, "its executors end as soon as they begin; the logs of the cluster's workers say why"),
         (
             DIED,
             NO_HOST,
@@ -62,9 +65,21 @@ Caused by: java.net.UnknownHostException: driver: driver: Name or service not kn
             "Error: Could not create the Java Virtual Machine.",
         ),
     ],
-    ids=["wrapped", "plain", "executors", "initializer", "no exception"],
+    ids=["wrapped", "plain", "executors", "application", "initializer", "no exception"],
 )
 def test_the_reason_is_the_first_cause(text: str, logged: str, reason: str, tmp_path: Path) -> None:
     log = tmp_path / "spark.log"
     log.write_text(logged)
     assert _reason(RuntimeError(text), log) == reason
+
+
+def test_an_exception_whose_jvm_has_ended_has_no_text_and_is_told_by_the_log(tmp_path: Path) -> None:
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError("the JVM has ended")
+
+    log = tmp_path / "spark.log"
+    log.write_text("java.lang.OutOfMemoryError: Java heap space, in an Exception\n")
+    assert _reason(SilentError(), log) == "java.lang.OutOfMemoryError: Java heap space, in an Exception"
+    log.write_text("")
+    assert _reason(SilentError(), log) == "SilentError"

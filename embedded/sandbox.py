@@ -1,4 +1,4 @@
-"""Servers that run what nobody vouches for: the databases of a drill.
+"""Servers for untrusted databases: those of a drill.
 
 They are reached by a socket in a private folder and with a password that only this process knows, and their environment
 has no secret (fleet.programs.wheel.HANDED_ON). If root makes them, they run as a user that nobody else is. Where the

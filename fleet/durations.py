@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 WORD_SECONDS = {"never": 0, "hourly": 3600, "daily": 86400, "weekly": 7 * 86400, "monthly": 30 * 86400}
-UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 

@@ -17,7 +17,7 @@ RETAINED_WAL_MAX = Size(16 * 1024**3)
 # A command has up to five sessions of its own on a node, and needs one for a task.
 CONNECTIONS_MIN = 6
 GC_GRACE = Duration.parse("24h")
-ASSERTION_TIMEOUT = Duration.parse("10m")
+ASSERTION_TIMEOUT = Duration.parse("10min")
 NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
 TOML_WORDS = {
     "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 from contextlib import suppress
 
@@ -16,20 +17,28 @@ from storage.errors import SnapshotError, UnreachableError
 USED_UP = {errno.EMFILE, errno.ENFILE}
 # Libraries pass it on as text, and so do executors.
 TEXTS = tuple(os.strerror(number).lower() for number in USED_UP)
+OF_MACHINE = os.strerror(errno.ENFILE).lower()
+# What a server says has its severity before it; that is of the server's limit.
+OF_SERVER = re.compile(r"\b[A-Z]{3,}:  ")
 # What macOS grants although it says that there is no hard limit.
 GRANTED_ANYWAY = 10_240
 FILES_PER_CONNECTION = 3
 HINT = (
-    "raise the limit and repeat the command; it needs about 5 for each node, and 100, and Spark's process 500:"
-    " ulimit -n 4096 (systemd: LimitNOFILE=4096; the hard limit of a user is in /etc/security/limits.conf)"
+    "raise the hard limit and repeat the command; it needs about 5 for each node, and 100, and Spark's process 500."
+    " For a systemd unit: LimitNOFILE=4096; for a user, in a new session: `USER hard nofile 4096` in"
+    " /etc/security/limits.conf"
 )
+HINT_OF_MACHINE = "raise it with sysctl fs.file-max, or see which processes have so many files open"
 
 
 class OpenFilesError(UnreachableError):
     """The process may open no more files and connections."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{limit_text()}: {reason}", hint=HINT, details={"limit": open_files_limit()})
+        is_machine = OF_MACHINE in reason.lower()
+        limit = "the machine's limit on open files (fs.file-max) is used up" if is_machine else limit_text()
+        hint = HINT_OF_MACHINE if is_machine else HINT
+        super().__init__(f"{limit}: {reason}", hint=hint, details={"limit": open_files_limit()})
 
 
 def open_files_limit() -> int:
@@ -68,8 +77,8 @@ def are_few_left() -> bool:
 
 
 def says_used_up(text: str) -> bool:
-    """Whether a library's message is that no more files can be opened."""
-    return any(one in text.lower() for one in TEXTS)
+    """Whether a library's message is that no more files can be opened; of a server's message it is another's limit."""
+    return any(one in text.lower() for one in TEXTS) and not OF_SERVER.search(text)
 
 
 def is_used_up(error: BaseException) -> bool:
@@ -81,7 +90,9 @@ def is_used_up(error: BaseException) -> bool:
         if isinstance(link, OSError) and link.errno in USED_UP:
             return True
         text = link.message if isinstance(link, SnapshotError) else str(link)
-        if says_used_up(text):
+        # A server's errors have an SQLSTATE, those of its client library none; the first cause says whose text it is.
+        is_server = any(getattr(one, "sqlstate", None) for one in (link, link.__cause__))
+        if says_used_up(text) and not is_server:
             return True
-        link = link.__cause__ or link.__context__
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return False

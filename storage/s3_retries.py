@@ -6,9 +6,9 @@ The pause doubles and is random from zero up ("full jitter"), so that clients st
 together.
 
 Whatever all requests of a process share is its `Pace`: how many may begin in a second once the store has asked for
-fewer, and since when none has worked. An outage is one for the process: what is asked after it has been waited for is
-not waited for again. storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog,
-"Exponential Backoff And Jitter"; Amazon S3 User Guide, "Best practices design patterns".
+fewer, and since when none has worked. Once one request has waited out an outage in vain, later ones fail at once.
+storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog, "Exponential Backoff And
+Jitter"; Amazon S3 User Guide, "Best practices design patterns".
 """
 
 from __future__ import annotations
@@ -90,8 +90,11 @@ class Pace:
     async def turn(self) -> None:
         """Wait until a request may begin, in the order of the calls."""
         if self.rate < math.inf or self.free_at > time.monotonic():
+            began = time.monotonic()
             async with self._turn:
                 while (left := self.free_at - time.monotonic()) > 0 and hurried_seconds() is None:
+                    if self.told_at is None and time.monotonic() - began >= TELL_SECONDS:
+                        tell(f"{self.store} has asked for fewer requests: they begin more slowly")
                     await asyncio.sleep(min(left, LOOK_SECONDS))
                 self.free_at = max(self.free_at, time.monotonic()) + 1 / self.rate
         now = time.monotonic()
@@ -146,12 +149,12 @@ class Tries:
         self.failed_at = now if self.failed_at is None else self.failed_at
         left = self._seconds_left(error, min(self.pace.failed(error), self.failed_at))
         pause = self.retries.pause_after(self.attempt, error)
-        if is_too_fast(error):
-            self.pace.slow_down(min(pause, self.retries.seconds_max))
         if self.attempt >= self.retries.attempts_max or left <= 0 or retry_after_seconds(error) > left:
             # Whoever asked reports it.
             self.pace.told_at = None
             return False
+        if is_too_fast(error):
+            self.pace.slow_down(min(pause, left))
         self.attempt += 1
         until = now + min(pause, left)
         while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Waits for a store that does not answer as it should: who is told of them, and what ends them early.
+"""Report waits for a store that does not answer as it should to the operator, and end them early.
 
 A request is repeated for minutes (storage/s3_retries.py), in whatever thread it is made. The driver tells its operator.
 A task's process has nobody to tell: it writes to the file that the driver named in its environment and reads
@@ -29,7 +29,7 @@ LOGGER = logging.getLogger(__name__)
 
 _listeners: list[Listener] = []
 _told: dict[str, float] = {}
-_lock = threading.Lock()
+_lock, _reading = threading.Lock(), threading.Lock()
 _hurried_at: list[float] = []
 _read_bytes: dict[str, int] = {}
 
@@ -48,7 +48,9 @@ def tell(text: str) -> None:
     """Tell the operator, unless the same was told in the last SAME_SECONDS."""
     now = time.monotonic()
     with _lock:
-        if now - _told.get(text, -SAME_SECONDS) < SAME_SECONDS:
+        for old in [one for one, at in _told.items() if now - at >= SAME_SECONDS]:
+            del _told[old]
+        if text in _told:
             return
         _told[text] = now
         listeners = list(_listeners)
@@ -68,7 +70,7 @@ def pass_on() -> None:
     file = os.environ.get(VARIABLE)
     if not file or not _listeners:
         return
-    with suppress(OSError), Path(file).open("rb") as lines:
+    with _reading, suppress(OSError), Path(file).open("rb") as lines:
         lines.seek(_read_bytes.get(file, 0))
         for line in lines:
             if line.endswith(b"\n"):

@@ -18,6 +18,11 @@ from fleet.sizes import size_text as size_text
 INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 # Of the invisible characters, those that letters and emoji are written with: a joiner, its opposite, a look.
 JOINERS = "\u200c\u200d\ufe0e\ufe0f"
+# Whose letters a joiner, or its opposite, changes (The Unicode Standard, 23.2).
+JOINING_SCRIPTS = (
+    "ARABIC ", "BENGALI ", "DEVANAGARI ", "GUJARATI ", "GURMUKHI ", "KANNADA ", "KHMER ", "MALAYALAM ", "MONGOLIAN ",
+    "MYANMAR ", "NKO ", "ORIYA ", "SINHALA ", "SYRIAC ", "TAMIL ", "TELUGU ", "TIBETAN ",
+)  # fmt: skip
 # A command in a text, and what precedes it: a line that begins with it is of a hint. `demo` has fleets of its own; help
 # needs none.
 LEADS = r": |; |\(| {3}|then |or |as "
@@ -104,8 +109,8 @@ def printable(text: str, *, keep: str = "") -> str:
     """The text with each control or invisible character, except those of `keep`, as its escape sequence in Python.
 
     Names, comments and messages come from databases, whose owners could otherwise move a terminal's cursor, hide text
-    (also by marks that change its direction), begin lines of their own, or have two names look the same. Joiners after
-    a character beyond ASCII are of its script, or of an emoji.
+    (also by marks that change its direction), begin lines of their own, or have two names look the same. Joiners stay
+    in scripts that join letters, and in emoji.
     """
     if text.isprintable() and not INVISIBLE.search(text):
         return text
@@ -115,7 +120,9 @@ def printable(text: str, *, keep: str = "") -> str:
 
 def _is_visible(character: str, before: str) -> bool:
     if character in JOINERS:
-        return not (before.isascii() or before in "\u200c\u200d")
+        # Emoji are other symbols (So) or modifiers (Sk); a look may come before a joiner.
+        is_symbol = unicodedata.category(before) in ("So", "Sk") or before in "\ufe0e\ufe0f"
+        return is_symbol or unicodedata.name(before, "").startswith(JOINING_SCRIPTS)
     category = unicodedata.category(character)
     return category not in ("Cc", "Cf", "Cn", "Cs", "Zl", "Zp") and not INVISIBLE.match(character)
 

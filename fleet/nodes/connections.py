@@ -179,11 +179,14 @@ def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
     session = _begin(node, asked, psycopg.ClientCursor)
     try:
         session.execute("IDENTIFY_SYSTEM")
-    except psycopg.errors.SyntaxError:
+    except BaseException as error:
         session.close()
-        raise unfit_error(node, "drops what asks for replication commands, which every create needs") from None
-    except psycopg.OperationalError as error:
-        raise unreachable_error(node, error) from error
+        if isinstance(error, psycopg.errors.SyntaxError):
+            what = "drops what asks for replication commands, which every create needs"
+            raise unfit_error(node, what) from None
+        if isinstance(error, psycopg.OperationalError):
+            raise unreachable_error(node, error) from error
+        raise
     return session
 
 

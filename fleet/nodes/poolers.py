@@ -47,6 +47,8 @@ class SessionUnfitError(RefusedError):
 
 
 _checked: dict[str, str] = {}
+# One for each of these: a pooler that does not answer holds up no other node.
+_locks: dict[str, threading.Lock] = {}
 _checking = threading.Lock()
 
 
@@ -68,6 +70,8 @@ def check_keeps(node: Node, open_session: Open) -> None:
     """
     key = _key(node)
     with _checking:
+        own = _locks.setdefault(key, threading.Lock())
+    with own:
         if key not in _checked:
             _checked[key] = _find_fault(open_session)
         fault = _checked[key]

@@ -1,4 +1,4 @@
-"""The kinds of session that a command opens on a node, each opened once: what can't pass is found before a create.
+"""Open one session of each kind that commands use on a node, so that `init` finds a pooler that drops one.
 
 The session that reads a slot is of its own kind, too, and is given from outside (wal/drain/peek.py).
 """

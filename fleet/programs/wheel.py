@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -154,35 +153,6 @@ def run_tool(
     if completed.returncode:
         raise _program_error(name, completed)
     return completed
-
-
-def run_group(
-    command: list[str],
-    environment: Mapping[str, str],
-    ended_by: Callable[[Callable[[], None]], AbstractContextManager[None]],
-) -> subprocess.CompletedProcess[str]:
-    """Run a program that starts more processes; its output is English. Never raises for its exit code.
-
-    `ended_by` is given a function that kills all of them, and returns a context that may call it meanwhile.
-    """
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | dict(environment) | {"LC_ALL": "C"}, process_group=0,
-    ) as process:  # fmt: skip
-
-        def kill() -> None:
-            # Once it was waited for, its id may be another's.
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-        try:
-            with ended_by(kill):
-                output, errors = process.communicate()
-        except BaseException:
-            kill()
-            raise
-    texts = output.decode(errors="replace"), errors.decode(errors="replace")
-    return subprocess.CompletedProcess(command, process.returncode, *texts)
 
 
 def wheel_bin_directory() -> Path:

@@ -54,6 +54,11 @@ class _Trigger(NamedTuple):
     function: str
     bare: str
 
+    def last_called(self, context: str) -> int:
+        """Where an error's context, which servers translate, names the function last; -1 if it does not."""
+        names = "|".join(map(re.escape, (self.function, self.bare)))
+        return max((found.start() for found in re.finditer(rf'(?<![\w$.")])(?:{names})', context)), default=-1)
+
 
 def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> None:
     """Run a DDL statement, which calls nothing and qualifies what it names; raise EventTriggerError, psycopg.Error.
@@ -85,10 +90,10 @@ def naming_event_triggers(
     except psycopg.Error as error:
         context = error.diag.context or ""
         # The function that was called first comes last.
-        called = sorted((one for one in triggers if one.bare in context), key=lambda one: context.rindex(one.bare))
+        called = sorted((at, one) for one in triggers if (at := one.last_called(context)) >= 0)
         if not called:
             raise
-        raise _event_trigger_error(connection, called[-1], what, instead, error) from error
+        raise _event_trigger_error(connection, called[-1][1], what, instead, error) from error
 
 
 def _event_trigger_error(

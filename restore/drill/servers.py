@@ -1,4 +1,4 @@
-"""The servers of a drill: one for each shard, in a temporary folder, for what nobody vouches for (embedded/sandbox.py).
+"""The servers of a drill: one for each shard, in a temporary folder, for untrusted databases (embedded/sandbox.py).
 
 The databases are restored by a role without privileges, in which alone code of the source runs; a superuser makes that
 role, the snapshot's roles and its extensions, and enters no database of the source. However the block ends, the servers

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fleet.record import Record
 from snapshots.records.database_facts import NO_LIMIT, DatabaseSetting
+from storage.errors import remember_secret
 
 GLOBALS_FORMAT = "cutline/globals/1"
 
@@ -26,6 +27,11 @@ class ServerRole(Record, frozen=True, kw_only=True, omit_defaults=True):
     valid_until: str = ""
     comment: str | None = None
     verifier: str | None = None
+
+    def __post_init__(self) -> None:
+        """Let no error show the verifier: servers quote the statement that they refuse."""
+        if self.verifier:
+            remember_secret(self.verifier)
 
 
 class RoleMembership(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -19,6 +21,7 @@ from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.records.chains import read_chain
+from storage.errors import SnapshotError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, slots_of
 from tests.servers.dealt import start_fleet
 from wal.slots.replay import ReplayLagError
@@ -31,7 +34,7 @@ WAIT_SECONDS = 3.0
 # A note is due after two seconds; a poll and this machine take their time.
 NOTE_SECONDS_MAX = 3.5
 REPLAY_SECONDS_MAX = 30.0
-STATEMENT = re.compile(r"(?m)^on node (\S+): (.*;)$")
+STATEMENTS = re.compile(r"(?m)^-- on node ([^\s,]+),.*\n((?:[A-Z].*;\n?)+)")
 
 
 @dataclass
@@ -165,11 +168,51 @@ def test_an_increment_says_which_standby_is_behind_by_how_much_and_why(
         error = refused(create_increment, runs, CHAIN, why)
         if held_up in (paused, delayed):
             # The hint works as it is typed.
-            for node, statement in STATEMENT.findall(error.hint):
-                execute(runs.fleet.node(node), statement)
+            ((node, statements),) = STATEMENTS.findall(error.hint)
+            execute(runs.fleet.node(node), *statements.splitlines())
             last = runs.increment(CHAIN).increment
     await_replay(runs)
     assert runs.increment(CHAIN).increment == last + 1
+
+
+def test_a_standby_that_takes_no_more_sessions_costs_its_primary_one(runs: Runs) -> None:
+    """While its slot is made, it is asked again and again how far it is."""
+    primary, standby = runs.fleet.node("s1"), runs.fleet.node("s1-b1")
+    with psycopg.connect(standby.dsn) as connection:
+        (rules,) = connection.execute("SHOW hba_file").fetchone() or ("",)
+    path = Path(rules)
+    before = path.read_text()
+    reload = "SELECT pg_reload_conf()"
+    with psycopg.connect(standby.dsn, autocommit=True) as inside, paused(runs):
+        progress, most = Notes(), 0
+        failed: list[BaseException] = []
+
+        def create() -> None:
+            try:
+                create_full(runs.fleet, CreateRequest("no_more", wait_seconds=WAIT_SECONDS), runs.spark, progress)
+            except BaseException as error:  # noqa: BLE001  # it is looked at below
+                failed.append(error)
+
+        thread = threading.Thread(target=create)
+        thread.start()
+        try:
+            query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query ^@ 'CREATE_REPLICATION_SLOT')"
+            await_state(standby, query)
+            path.write_text("local all all reject\nhost all all all reject\n")
+            inside.execute(reload)
+            with psycopg.connect(primary.dsn, autocommit=True) as counting:
+                while thread.is_alive():
+                    count = "SELECT count(*)::int FROM pg_stat_activity WHERE application_name ^@ 'cutline'"
+                    (found,) = counting.execute(count).fetchone() or (0,)
+                    most = max(most, found)
+                    time.sleep(0.1)
+        finally:
+            path.write_text(before)
+            inside.execute(reload)
+            thread.join()
+    assert isinstance(failed[0], SnapshotError), failed
+    # The command's own, those of its watch, of the primary's slot and of the wait for the standby's.
+    assert most <= 5
 
 
 def test_a_full_snapshot_says_it_too_and_leaves_no_slot(runs: Runs) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,14 @@ import pytest
 
 from embedded.fleet import EmbeddedFleet
 from fleet.lsn import Lsn
-from fleet.nodes.connections import connect
+from fleet.nodes.connections import connect, connect_replication
+from fleet.nodes.encodings import RAW
 from tests.integration.refusing import execute
 from tests.integration.test_decoding import confirmed_on_its_node
 from tests.integration.test_global_ids import NAME, pair
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, create_one_table, groups_of, place
+from wal.drain.message_stream import stream_messages
 from wal.drain.rolled_back import XIDS, find_undecodable, is_rolled_back
 
 if TYPE_CHECKING:
@@ -189,3 +192,20 @@ def test_a_readable_slot_has_no_transaction_to_skip(place: Place) -> None:
     for finish in (middle, place.write_finish()):
         assert find_undecodable(task.node, task.slot, task.publications, Lsn(finish)) is None
     assert confirmed_on_its_node(follower) == task.base
+
+
+def test_a_slot_is_read_for_longer_than_the_server_waits_for_a_sign_of_life(place: Place) -> None:
+    groups = create_one_table(place)
+    follower = place.follow(groups)
+    rows = 60_000
+    place.connection.execute(f"INSERT INTO t SELECT n, 'v' FROM generate_series(1, {rows}) AS n".encode())
+    finish, task = place.write_finish(), follower.task
+    with closing(connect_replication(task.node, client_encoding=RAW)) as connection:
+        connection.execute("SET wal_sender_timeout = '400ms'")
+        began, inserts = time.monotonic(), 0
+        for message in stream_messages(connection.pgconn, task.slot, task.publications, finish):
+            inserts += message[:1] == b"I"
+            if inserts % 100 == 0:
+                time.sleep(0.002)
+        assert time.monotonic() - began > 2 * 0.4
+    assert inserts == rows

@@ -41,7 +41,6 @@ def test_the_limit_is_raised_to_the_hard_one(soft: int, hard: int) -> None:
     "error",
     [
         USED_UP,
-        OSError(errno.ENFILE, os.strerror(errno.ENFILE)),
         caused(RuntimeError("no loop"), USED_UP),
         caused(StoreUnreachableError(url="file:///s", reason="it"), USED_UP),
         caused(WritingRefusedError(url="file:///s", reason="it"), USED_UP),
@@ -56,8 +55,15 @@ def test_it_is_named_whatever_was_taken_for_the_reason(error: Exception) -> None
     assert (failure.code, failure.slug) == (6, "open-files")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert failure.message.startswith(f"the limit of {limit} open files and connections (ulimit -n) is used up: ")
-    assert "ulimit -n 4096" in failure.hint
+    assert "LimitNOFILE=4096" in failure.hint
     assert failure.details["limit"] == limit
+
+
+def test_the_limit_of_the_machine_is_told_apart() -> None:
+    failure = failure_of(OSError(errno.ENFILE, os.strerror(errno.ENFILE)))
+    assert (failure.code, failure.slug) == (6, "open-files")
+    assert failure.message.startswith("the machine's limit on open files (fs.file-max) is used up: ")
+    assert "sysctl fs.file-max" in failure.hint
 
 
 def test_an_error_that_says_what_has_happened_keeps_its_code() -> None:
@@ -66,10 +72,25 @@ def test_an_error_that_says_what_has_happened_keeps_its_code() -> None:
     failure = failure_of(error)
     assert (failure.code, failure.slug, failure.message) == (5, "answer-lost", error.message)
     assert failure.hint.startswith(error.hint)
-    assert failure.hint.endswith("limits.conf)")
+    assert failure.hint.endswith("limits.conf")
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space left"), SnapshotError("too many"), ValueError()])
+OF_SERVER = psycopg.errors.InsufficientResources('could not open file "base/5/1259": Too many open files')
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "no space left"),
+        SnapshotError("too many"),
+        ValueError(),
+        # A server's own limit: while it answers, and while it refuses a connection.
+        OF_SERVER,
+        caused(SnapshotError(f"node s1: {OF_SERVER}"), OF_SERVER),
+        psycopg.OperationalError('connection failed: FATAL:  could not open file "base/5": Too many open files'),
+    ],
+    ids=repr,
+)
 def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
     assert not is_used_up(error)
 

@@ -231,8 +231,21 @@ def test_the_time_that_its_bytes_take_does_not_count_against_a_request(clock: Ca
 
 
 def test_a_store_that_demands_too_long_a_pause_is_given_up_at_once(clock: Callable[[], float]) -> None:
-    assert count_attempts(Tries(Retries(), Pace()), client_error(503, "SlowDown", retry_after="3600")) == 1
+    pace = Pace()
+    assert count_attempts(Tries(Retries(), pace), client_error(503, "SlowDown", retry_after="3600")) == 1
     assert clock() == 0
+    # Nothing that is asked of it afterwards waits for that.
+    drive(pace.turn())
+    assert clock() == 0
+
+
+def test_requests_that_wait_for_their_turn_are_told(clock: Callable[[], float]) -> None:
+    pace, told = Pace(store="s3://b"), []
+    pace.slow_down(30)
+    with listening(told.append):
+        drive(pace.turn())
+    assert clock() >= 30
+    assert told == ["s3://b has asked for fewer requests: they begin more slowly"]
 
 
 def test_an_outage_that_was_waited_for_is_not_waited_for_again(clock: Callable[[], float]) -> None:

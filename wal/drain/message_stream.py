@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,9 +12,12 @@ from psycopg.pq import DiagnosticField, ExecStatus
 
 from fleet.lsn import ORIGIN, Lsn
 
-# A walsender sends a keepalive at least this often: every half wal_sender_timeout, which is a minute by default.
+# A walsender sends a keepalive at least this often: every half wal_sender_timeout, which is a minute by default. Unless
+# it is answered, the server ends the session after that time.
 SILENCE_SECONDS_MAX = 60.0
 STREAM_SECONDS_MAX = 900.0
+# The answer, with no position: nothing was received that the slot could be advanced to.
+STATUS = b"r" + bytes(33)
 
 
 def stream_messages(
@@ -52,7 +55,7 @@ def stream_messages(
                 refused(state, text)
             return
         if count == 0:
-            if not select.select([pgconn.socket], [], [], SILENCE_SECONDS_MAX)[0]:
+            if not await_input(pgconn, SILENCE_SECONDS_MAX):
                 return
             try:
                 pgconn.consume_input()
@@ -60,8 +63,20 @@ def stream_messages(
                 return
             continue
         message = bytes(data)
-        # 'w': start, end and time, then the plugin's message. 'k' (keepalive): the server's position.
+        # 'w': start, end and time, then the plugin's message. 'k' (keepalive): the server's position and time, and
+        # whether it asks for an answer.
         if int.from_bytes(message[1:9], "big") >= finish:
             return
         if message[:1] == b"w":
             yield message[25:]
+        elif message[:1] == b"k" and message[17]:
+            pgconn.put_copy_data(STATUS)
+            pgconn.flush()
+
+
+def await_input(pgconn: Any, seconds_max: float) -> bool:
+    """Wait until the server has sent something; whether it did, in this time."""
+    # select() refuses descriptors above 1,023.
+    with selectors.DefaultSelector() as selector:
+        selector.register(pgconn.socket, selectors.EVENT_READ)
+        return bool(selector.select(seconds_max))

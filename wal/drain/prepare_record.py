@@ -8,7 +8,6 @@ for logical replication may ask for it, too.
 
 from __future__ import annotations
 
-import select
 import struct
 from contextlib import closing
 from typing import Any
@@ -20,6 +19,7 @@ from fleet.config import Node
 from fleet.lsn import Lsn
 from fleet.nodes.connections import connect_replication
 from storage.errors import SnapshotError
+from wal.drain.message_stream import await_input
 
 SILENCE_SECONDS_MAX = 10.0
 # A message with WAL begins with 'w' and three numbers.
@@ -82,7 +82,7 @@ def _read(pgconn: Any, lsn: Lsn, block_bytes: int, segment_bytes: int) -> bytes:
         if count < 0:
             break
         if count == 0:
-            if not select.select([pgconn.socket], [], [], SILENCE_SECONDS_MAX)[0]:
+            if not await_input(pgconn, SILENCE_SECONDS_MAX):
                 break
             pgconn.consume_input()
         elif bytes(message[:1]) == b"w":

@@ -17,6 +17,7 @@ import psycopg
 from fleet.config import Node
 from fleet.lsn import Lsn
 from fleet.nodes.connections import connect, raising_unreachable
+from fleet.nodes.problems import comment
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
 from fleet.sizes import size_text
@@ -36,6 +37,8 @@ SELECT pg_is_in_recovery(),
        coalesce((SELECT concat_ws(' ', wait_event_type, wait_event) FROM pg_stat_activity
                   WHERE backend_type = 'startup'), '')
 """
+# It replays nothing more.
+PROMOTED = "promoted"
 DELAYED = "Timeout RecoveryApplyDelay"
 # What the process that replays waits for if sessions are in its way.
 CONFLICTS = "IPC RecoveryConflict", "BufferPin", "Lock"
@@ -85,24 +88,24 @@ class ReplayState:
     @property
     def remedies(self) -> list[str]:
         """What ends it, as lines of a hint."""
-        on = f"on node {self.node}:"
+        on = f"on node {self.node}"
         lines = {
-            "promoted": ["correct its backup_of in fleet.toml"],
+            PROMOTED: ["correct its backup_of in fleet.toml"],
             "paused": [
-                "if its log does not say that the server paused it because of a setting, resume it:",
-                f"{on} SELECT pg_wal_replay_resume();",
+                comment(f"{on}, if its log does not say that the server paused it because of a setting:"),
+                "SELECT pg_wal_replay_resume();",
             ],
             "delayed": [
-                "if it need not be late, let it catch up:",
-                f"{on} ALTER SYSTEM SET recovery_min_apply_delay = 0;",
-                f"{on} SELECT pg_reload_conf();",
+                comment(f"{on}, if it need not be late:"),
+                "ALTER SYSTEM SET recovery_min_apply_delay = 0;",
+                "SELECT pg_reload_conf();",
             ],
             "conflict": [
-                "see which sessions, and end them with pg_terminate_backend(pid):",
-                f"{on} SELECT pid, usename, xact_start, query FROM pg_stat_activity WHERE xact_start IS NOT NULL;",
+                comment(f"{on}, to see which sessions; pg_terminate_backend(pid) ends one:"),
+                "SELECT pid, usename, xact_start, query FROM pg_stat_activity WHERE xact_start IS NOT NULL;",
             ],
-            "not receiving": ["see its log, and whether primary_conninfo leads to its primary:", f"{on} {CONNINFO}"],
-        }.get(self.why, ["see how far it gets:", f"{on} {RECEIVER}"])
+            "not receiving": [comment(f"{on}, to see whether it leads to its primary; see its log, too:"), CONNINFO],
+        }.get(self.why, [comment(f"{on}, to see how far it gets:"), RECEIVER])
         return [*lines, WITHOUT_STANDBYS]
 
 
@@ -116,7 +119,7 @@ def read_replay(node: str, connection: psycopg.Connection[Any], needed: Lsn) -> 
     if replayed >= needed:
         return None
     if not recovers:
-        why = "promoted"
+        why = PROMOTED
     elif is_paused:
         why = "paused"
     elif waits_for == DELAYED:
@@ -169,13 +172,14 @@ def await_standbys(
     Raises ReplayLagError, and NodeUnreachableError. `what` names what waits.
     """
     is_over = threading.Event()
+    began = time.monotonic()
 
     def wait(node: Node) -> None:
-        notes = ReplayNotes(what, seconds_max, progress)
+        notes = ReplayNotes(what, seconds_max, progress, began)
         with raising_unreachable(node), connect(node) as connection:
             while state := read_replay(node.id, connection, needed[node.shard]):
-                waited = time.monotonic() - notes.began
-                if waited > seconds_max:
+                waited = time.monotonic() - began
+                if waited > seconds_max or state.why == PROMOTED:
                     raise replay_error(state, what, waited)
                 notes.report(state)
                 if is_over.wait(REPLAY_POLL_SECONDS):

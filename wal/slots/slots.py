@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,26 +183,38 @@ class _SlotWait:
                 raise self._problem
 
     def _run(self) -> None:
-        with ExitStack() as stack:
-            primary: psycopg.Connection[Any] | None = None
-            standby: psycopg.Connection[Any] | None = None
+        sessions: dict[str, psycopg.Connection[Any]] = {}
+        try:
             while not self._done.wait(WATCH_SECONDS):
                 if self.notes.waited_seconds > self._seconds_max or self._abandoned.is_set() or self._problem:
                     # Repeatedly: a cancel request that arrives before the command is lost.
                     with suppress(psycopg.Error):
                         self._connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
                     continue
-                try:
-                    primary = primary or stack.enter_context(closing(connect(self._primary)))
-                    self._look(primary)
-                    if self._needed is not None:
-                        standby = standby or stack.enter_context(closing(connect(self._node)))
-                        self._look_at_replay(standby, self._needed)
-                except (psycopg.OperationalError, SnapshotError):
-                    # The primary is unreachable: reconnect. Errors of the slot's own session are raised there.
-                    primary = standby = None
-                except psycopg.Error as error:
-                    self._problem = error
+                self._visit(sessions, self._primary, self._look)
+                if self._needed is not None:
+                    self._visit(sessions, self._node, self._look_at_replay)
+        finally:
+            for session in sessions.values():
+                session.close()
+
+    def _visit(
+        self,
+        sessions: dict[str, psycopg.Connection[Any]],
+        node: Node,
+        look: Callable[[psycopg.Connection[Any]], None],
+    ) -> None:
+        """Look at a node in its one session; connect anew the next time if that fails."""
+        try:
+            if node.id not in sessions:
+                sessions[node.id] = connect(node)
+            look(sessions[node.id])
+        except (psycopg.OperationalError, SnapshotError):
+            # Errors of the slot's own session are raised there.
+            if (failed := sessions.pop(node.id, None)) is not None:
+                failed.close()
+        except psycopg.Error as error:
+            self._problem = error
 
     def _look(self, primary: psycopg.Connection[Any]) -> None:
         if self._node.backup_of is not None:
@@ -222,8 +234,8 @@ class _SlotWait:
         if self.behind is None:
             self.notes.report(self.awaited)
 
-    def _look_at_replay(self, standby: psycopg.Connection[Any], needed: Lsn) -> None:
-        self.behind = read_replay(self._node.id, standby, needed)
+    def _look_at_replay(self, standby: psycopg.Connection[Any]) -> None:
+        self.behind = read_replay(self._node.id, standby, self._needed) if self._needed is not None else None
         if self.behind is not None:
             self._replay_notes.report(self.behind)
 

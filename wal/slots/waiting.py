@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from fleet.nodes.encodings import readable
+from fleet.nodes.problems import comment
 from fleet.progress import Progress
 from fleet.some_names import join_some
 from storage.errors import RefusedError
@@ -82,17 +83,19 @@ class Awaited:
         application = f", application {self.application}" if self.application else ""
         return f"node {self.node}: process {self.name} ({self.state}{application}), {where}"
 
-    def remedy(self) -> str:
-        """The statement that ends the transaction, and where to run it.
+    def remedy(self) -> list[str]:
+        """The statement that ends the transaction, after a comment that says where to run it.
 
         Of most prepared ones nobody knows here whether another node has committed its part; both statements are given.
         """
-        if self.kind == "prepared":
-            commit, rollback = (f"{word} PREPARED {_literal(self.name)};" for word in ("COMMIT", "ROLLBACK"))
-            either = f"{commit} if another node has committed it, otherwise {rollback}"
-            statement = commit if self.is_committed_elsewhere else either
-            return f"on node {self.node} in database {self.database}: {statement}"
-        return f"on node {self.node}: SELECT pg_terminate_backend({self.name});"
+        if self.kind != "prepared":
+            return [comment(f"on node {self.node}:"), f"SELECT pg_terminate_backend({self.name});"]
+        commit, rollback = (f"{word} PREPARED {_literal(self.name)};" for word in ("COMMIT", "ROLLBACK"))
+        where = f"on node {self.node} in database {self.database}"
+        if self.is_committed_elsewhere:
+            return [comment(f"{where}:"), commit]
+        either = [comment(f"{where}, if another node has committed it:"), commit]
+        return [*either, comment("otherwise:"), rollback]
 
     def details(self) -> dict[str, object]:
         """The fields of the transaction, for error details."""
@@ -146,7 +149,7 @@ def describe_waits(awaited: list[Awaited]) -> str:
 
 def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | None = None) -> SlotWaitError:
     """The error for a wait that is given up; its hint has the statements that end the transactions."""
-    remedies = [one.remedy() for one in awaited[:NAMED_MAX]]
+    remedies = [line for one in awaited[:NAMED_MAX] for line in one.remedy()]
     end = "wait until these transactions end, or wait longer: --wait SECONDS; or end them"
     if awaited and all(one.is_committed_elsewhere for one in awaited):
         end = "another node has committed these transactions: commit them here, too; or wait longer: --wait SECONDS"

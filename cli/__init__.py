@@ -2,5 +2,5 @@
 
 A command's module is imported only once that command is to run.
 
-Imports `cli.background`, `cli.folders`, `cli.output` and `storage`.
+Imports `cli.background`, `cli.folders`, `cli.output`, `columns` and `storage`.
 """

@@ -37,6 +37,7 @@ from cli.output.format import printable
 from cli.output.results import write_document
 from cli.output.stopping import begin_stopping
 from cli.output.streams import secure_streams, unwritten
+from columns.allocator import choose_allocator
 from storage.errors import UsageError
 from storage.open_files import raise_limit
 from storage.waits import listening
@@ -264,6 +265,7 @@ def main() -> None:
     """Run `snapshot` and exit. SIGTERM unwinds the stack as Ctrl-C does, so that cleanup runs."""
     secure_streams()
     raise_limit()
+    choose_allocator()
     signal.signal(signal.SIGTERM, _unwind)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Else it is ignored, as whoever started this process wants it.

@@ -97,7 +97,8 @@ def from_arrow(array: pa.Array[Any]) -> BytesColumn:
 def column_of(values: pa.Array | pa.ChunkedArray) -> BytesColumn:
     """Convert an Arrow binary array or chunked array to one column."""
     if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
+        # Combining copies, a single chunk too.
+        values = values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
         if isinstance(values, pa.ChunkedArray) and values.num_chunks > 1:
             # More than 2 GiB.
             values = values.cast(pa.large_binary()).combine_chunks()
@@ -155,26 +156,31 @@ def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
 
     With the hashes of another column as `seeds` it equals Spark's xxhash64() of both columns.
     """
-    lengths = column.lengths
-    starts = column.offsets[:-1]
-    padded = np.concatenate([column.data, np.zeros(8, np.uint8)])
     if seeds is None:
-        seeds = np.full(len(lengths), HASH_SEED, np.uint64)
-    result = np.empty(len(lengths), np.uint64)
-    short = lengths <= HASHED_BY_COLUMN_BYTES_MAX
+        seeds = np.full(len(column), HASH_SEED, np.uint64)
+    is_short = column.lengths <= HASHED_BY_COLUMN_BYTES_MAX
+    if is_short.all():
+        return _hash_short(column, seeds)
+    result = np.empty(len(column), np.uint64)
+    short = np.flatnonzero(is_short)
+    # Copying long values would take their memory once more.
+    result[short] = _hash_short(gather(column.data, column.offsets[short], column.lengths[short]), seeds[short])
+    for row in np.flatnonzero(~is_short):  # bounded by the bytes of such long values
+        value = column.data[column.offsets[row] : column.offsets[row + 1]]
+        result[row] = xxh64_intdigest(value.data, int(seeds[row]))
+    return result
+
+
+def _hash_short(column: BytesColumn, seeds: Hashes) -> Hashes:
+    """XXH64 of values of at most HASHED_BY_COLUMN_BYTES_MAX."""
+    low, high = int(column.offsets[0]), int(column.offsets[-1])
+    padded = np.concatenate([column.data[low:high], np.zeros(8, np.uint8)])
+    starts, lengths = column.offsets[:-1] - low, column.lengths
+    result = np.empty(len(column), np.uint64)
     with np.errstate(over="ignore"):
-        if short.all():
-            for first in range(0, len(lengths), HASH_BLOCK_ROWS):
-                block = slice(first, first + HASH_BLOCK_ROWS)
-                result[block] = _hash(padded, starts[block], lengths[block], seeds[block])
-            return result
-        rows = np.flatnonzero(short)
-        for first in range(0, len(rows), HASH_BLOCK_ROWS):
-            block_rows = rows[first : first + HASH_BLOCK_ROWS]
-            result[block_rows] = _hash(padded, starts[block_rows], lengths[block_rows], seeds[block_rows])
-        for row in np.flatnonzero(~short):  # bounded by the bytes of such long values
-            value = column.data[starts[row] : starts[row] + lengths[row]]
-            result[row] = xxh64_intdigest(value.data, int(seeds[row]))
+        for first in range(0, len(column), HASH_BLOCK_ROWS):
+            block = slice(first, first + HASH_BLOCK_ROWS)
+            result[block] = _hash(padded, starts[block], lengths[block], seeds[block])
     return result
 
 

@@ -22,6 +22,8 @@ UNCHANGED_MARK = b"\\u"
 # Appended to a source buffer, so that a line's separators and marks are gathered like its values.
 CONSTANTS = NULL_MARK + UNCHANGED_MARK + b"\t\n"
 _NULL, _UNCHANGED, _TAB, _NEWLINE = 0, 2, 4, 5
+# Followed by some padding.
+_END = np.frombuffer(CONSTANTS + bytes(8), np.uint8)
 
 # The characters that COPY escapes with a backslash, and the letters that it writes for them.
 ESCAPES = {8: b"b", 9: b"t", 10: b"n", 11: b"v", 12: b"f", 13: b"r", 92: b"\\"}
@@ -59,7 +61,7 @@ class Values:
 
 def with_constants(data: Bytes) -> Bytes:
     """Append the separators, the marks and some padding to `data`, for `lines_of`."""
-    return np.concatenate([data, np.frombuffer(CONSTANTS, np.uint8), np.zeros(8, np.uint8)])
+    return np.concatenate([data, _END])
 
 
 def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
@@ -75,14 +77,13 @@ def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -
     # A row may have 1 GB: release it as early as possible.
     del lines
     values = gather(source, _interleave([c.starts for c in columns]), _interleave([_text_lengths(c) for c in columns]))
-    escaped = escape(values)
+    escaped, offsets = _escape(values, BLOCK_BYTES)
     del values
-    width = len(columns)
+    width, lengths = len(columns), np.diff(offsets)
     escaped_columns = [
-        Values(column.kinds, escaped.offsets[number:-1:width], escaped.lengths[number::width])
-        for number, column in enumerate(columns)
+        Values(column.kinds, offsets[number:-1:width], lengths[number::width]) for number, column in enumerate(columns)
     ]
-    return _join(with_constants(escaped.data), len(escaped.data), escaped_columns, rows)
+    return _join(escaped, int(offsets[-1]), escaped_columns, rows)
 
 
 def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColumn:
@@ -92,11 +93,12 @@ def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColum
     starts = lines.offsets[:-1]
     if key_width == column_count:
         return gather(lines.data, starts, lines.lengths - 1)
-    tabs = _find_byte(lines.data, TAB).reshape(len(lines), column_count - 1)
+    tabs = find_byte(lines.data, TAB).reshape(len(lines), column_count - 1)
     return gather(lines.data, starts, tabs[:, key_width - 1] - starts)
 
 
-def _find_byte(data: Bytes, byte: int) -> Ints:
+def find_byte(data: Bytes, byte: int) -> Ints:
+    """The offsets of the byte in the data."""
     blocks = range(0, len(data), BLOCK_BYTES)
     return np.concatenate(
         [np.empty(0, np.int64), *(low + np.flatnonzero(data[low : low + BLOCK_BYTES] == byte) for low in blocks)]
@@ -114,10 +116,18 @@ def escape(values: BytesColumn, block_bytes: int = BLOCK_BYTES) -> BytesColumn:
 
     Works in blocks, so that the extra memory does not grow with the values.
     """
+    escaped, offsets = _escape(values, block_bytes)
+    return BytesColumn(escaped[: int(offsets[-1])], offsets)
+
+
+def _escape(values: BytesColumn, block_bytes: int) -> tuple[Bytes, Ints]:
+    """The escaped values, followed by the constants, which would cost another copy later; and their offsets."""
     count = len(values.data)
-    out = np.empty(count + _count_special(values.data), np.uint8)
+    size = count + _count_special(values.data)
+    out = np.empty(size + len(_END), np.uint8)
+    out[size:] = _END
     offsets = np.empty_like(values.offsets)
-    offsets[values.offsets == count] = len(out)
+    offsets[values.offsets == count] = size
     escapes = 0
     for low in range(0, count, block_bytes):
         block = values.data[low : low + block_bytes]
@@ -130,7 +140,7 @@ def escape(values: BytesColumn, block_bytes: int = BLOCK_BYTES) -> BytesColumn:
         here = values.offsets[first:last]
         offsets[first:last] = here + escapes + added[here - low]
         escapes += int(added[-1])
-    return BytesColumn(out, offsets)
+    return out, offsets
 
 
 def _count_special(data: Bytes) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cli.spark.java import Java
 from cli.spark.protection import protection_settings
+from columns import allocator
 from fleet.spark_masters import has_executors, runs_on_this_machine
 
 DAEMON_MODULE = "cli.spark.python_daemon"
@@ -97,6 +98,7 @@ def session_settings(
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_ARROW_BATCH_MAX),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(BYTES_PER_ARROW_BATCH_MAX),
         "spark.python.worker.reuse": "true",
+        f"spark.executorEnv.{allocator.VARIABLE}": allocator.SYSTEM,
         "spark.driver.memory": f"{driver_memory_bytes() // 1024**2}m",
         "spark.pyspark.driver.python": sys.executable,
     }

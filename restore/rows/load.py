@@ -134,8 +134,11 @@ def _load_segment(task: SegmentLoadTask) -> LoadReport:
     with loading({source.number: task.feed}, source.key) as loaders:
         for table in read_at_cut(task.store.open(), task.segment, SEGMENT_SCHEMA):
             effective = filter_effective(table, task.segment).select(["group", "row", "key"])
-            chosen = effective.filter(to_mask(unpack_flags(task.chosen, seen, len(effective))))
+            flags = unpack_flags(task.chosen, seen, len(effective))
             seen += len(effective)
+            # A row may have 1 GB: it is not copied, and not held while the next one is read.
+            chosen = effective if flags.all() else effective.filter(to_mask(flags))
+            del table, effective
             for batch in chosen.to_batches():
                 loaders.add(source.number, batch)
     return LoadReport(loaders.placed)

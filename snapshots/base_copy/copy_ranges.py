@@ -215,36 +215,51 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
         if result.error_field(libpq.DiagnosticField.SQLSTATE) == LOCK_NOT_AVAILABLE:
             raise locked_error(node, f"copying {part.group.name}", [qualify(part.group)])
         raise _copy_error(node, part, result)
-    length, rows = 1, 0
-    while length > 0:
-        data = bytearray()
-        lengths: list[int] = []
-        for _ in range(CHUNK_ROWS):
-            try:
-                length, line = raw.get_copy_data(0)
-            except psycopg.OperationalError as error:
-                # A session that is terminated while it sends says no more.
-                raise _stopped(node, part, str(error).encode()) from error
-            if length <= 0:
-                break
-            # Appended at once: holding libpq's own buffers takes six times the memory (measured).
-            data += line
-            del line
-            lengths.append(length)
-            if len(data) > CHUNK_BYTES:
-                break
-        rows += len(lengths)
-        if lengths:
-            yield BytesColumn(np.frombuffer(data, np.uint8), offsets_of(np.array(lengths, np.int64)))
+    rows = 0
+    for lines in _read_lines(raw, node, part):
+        rows += len(lines)
+        yield lines
+        # A line may have 1 GB: release it before the next one is read.
+        del lines
     ended = raw.get_result()
     # The session is used again, or closed in order.
     while ended is not None and raw.get_result() is not None:
         pass
     if ended is None:
         raise _stopped(node, part, raw.error_message)
-    if length < -1 or ended.status != libpq.ExecStatus.COMMAND_OK:
+    if ended.status != libpq.ExecStatus.COMMAND_OK:
         # The server sends what it has printed before the error.
         raise _copy_error(node, part, ended, rows)
+
+
+def _read_lines(raw: Any, node: Node, part: PageRange) -> Iterator[BytesColumn]:
+    """Yield the lines of a COPY that has begun; one above CHUNK_BYTES alone and as libpq gave it, others together."""
+    length = 1
+    while length > 0:
+        data = bytearray()
+        lengths: list[int] = []
+        while len(lengths) < CHUNK_ROWS and len(data) <= CHUNK_BYTES:
+            try:
+                length, line = raw.get_copy_data(0)
+            except psycopg.OperationalError as error:
+                # A session that is terminated while it sends says no more.
+                raise _stopped(node, part, str(error).encode()) from error
+            if length <= 0 or length > CHUNK_BYTES:
+                break
+            # Appended at once: holding libpq's own buffers takes six times the memory (measured).
+            data += line
+            lengths.append(length)
+        if lengths:
+            yield _column(data, lengths)
+        if length > CHUNK_BYTES:
+            lines = _column(line, [length])
+            del data, line
+            yield lines
+            del lines
+
+
+def _column(data: bytes | bytearray | memoryview, lengths: list[int]) -> BytesColumn:
+    return BytesColumn(np.frombuffer(data, np.uint8), offsets_of(np.array(lengths, np.int64)))
 
 
 def _copy_error(node: Node, part: PageRange, result: PGresult, rows: int | None = None) -> Exception:

@@ -60,8 +60,10 @@ class ObjectWriter:
             return
         self._writer.close()
         body = self._sink.getvalue().to_pybytes()
+        # A row may have 1 GB: what holds as much ends before the body is encrypted and stored.
+        self._sink = self._writer = None
         # The random part distinguishes the attempts of a task that Spark repeats.
         key = f"{self.beginning}-{len(self.objects):06d}-{secrets.token_hex(4)}.parquet"
         digest = create_or_find(self.store, key, body)
         self.objects.append(StoredObject(key, self.kind, self.node, len(body), digest, self._rows))
-        self._sink, self._writer, self._raw_bytes, self._rows = None, None, 0, {}
+        self._raw_bytes, self._rows = 0, {}

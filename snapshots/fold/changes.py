@@ -121,7 +121,8 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
         # Only without partial images: those may need superseded images to complete them.
         group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
         needed = last_of_every_key(group, column_of(table["key"]), lsn, seq) | is_multiset
-        table, is_multiset = table.filter(to_mask(needed)), is_multiset[needed]
+        if not needed.all():
+            table, is_multiset = table.filter(to_mask(needed)), is_multiset[needed]
     entries = None
     if form.hashed:
         is_hashed = ~is_multiset if one.source.number not in form.whole else np.zeros(len(table), np.bool_)
@@ -137,7 +138,8 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
 def _with_entries(table: pa.Table, is_hashed: Flags) -> tuple[pa.Table, pa.Array[Any]]:
     """The table without the rows that are hashed, and the column ENTRY."""
     hashes = np.zeros(len(table), np.int64)
-    chosen = table.filter(to_mask(is_hashed))
+    # A row may have 1 GB.
+    chosen = table if is_hashed.all() else table.filter(to_mask(is_hashed))
     if len(chosen):
         hashes[is_hashed] = xxhash64(column_of(chosen["row"]), xxhash64(column_of(chosen["key"]))).view(np.int64)
     row = table.column_names.index("row")

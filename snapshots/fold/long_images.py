@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from columns.bytes_column import Bytes, BytesColumn, offsets_of
-from columns.lines import TAB, UNCHANGED_MARK
+from columns.lines import TAB, UNCHANGED_MARK, find_byte
 from columns.row_batches import BATCH_BYTES
 from snapshots.fold.base_sources import BaseSources
 from snapshots.fold.long_lines import ROW_BITS, LongLines
@@ -81,8 +81,11 @@ class LongImageReader:
                 pending, size = [], 0
             pending.append((one, line))
             size += len(line)
-            # A line may have 100 MB: release it before reading the next one.
+            # A line may have 1 GB: release it before reading the next one.
             del line
+            if size > BATCH_BYTES:
+                yield _batch(pending)
+                pending, size = [], 0
         if pending:
             yield _batch(pending)
 
@@ -127,7 +130,7 @@ def _fields(line: Bytes, column_count: int) -> list[Bytes]:
     """Split a line, which ends with a newline, into its values."""
     if column_count == 0:
         return []
-    tabs = np.flatnonzero(line == TAB)
+    tabs = find_byte(line, TAB)
     ends = [*tabs.tolist(), len(line) - 1]
     return [line[start:end] for start, end in zip([0, *(tabs + 1).tolist()], ends, strict=True)]
 

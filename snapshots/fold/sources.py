@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from wal.segments.damage import ObjectDamagedError, read_listed
 from wal.segments.parquet_objects import expand_global_ids, open_parquet
 from wal.segments.segment_schema import CHANGES, SEGMENT_SCHEMA, TRUNCATE, check_rows
 
+# Row groups above this size, which have a large row, are expanded one at a time in a process.
+LARGE_BYTES = 64 << 20
+_expanding = Lock()
 # The group of rows that report errors of a task: an exception raised in an executor would lose its class.
 PROBLEM = -1
 
@@ -137,7 +141,9 @@ def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
 
 def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:
     """Read one row group of an object from `open_object`; raise ObjectDamagedError."""
-    with _reading(source):
+    # While a row is expanded it takes twice its size and more. Threads of a driver read side by side.
+    is_large = file.metadata.row_group(number).total_byte_size > LARGE_BYTES
+    with _reading(source), _expanding if is_large else nullcontext():
         return expand_global_ids(file.read_row_group(number, use_threads=False)).cast(schema)
 
 

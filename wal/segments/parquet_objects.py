@@ -33,6 +33,8 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
         "use_dictionary": sorted(names & REPEATED),
         "column_encoding": dict.fromkeys(sorted(names & INCREASING), "DELTA_BINARY_PACKED"),
         "write_statistics": False,
+        # Of a page of version 1 Arrow makes one more copy before it compresses it.
+        "data_page_version": "2.0",
         "store_schema": False,
     }
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -108,8 +107,8 @@ def create_segment(
 
 def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table) -> bytes:
     """Build the Parquet file of a segment: row groups of changes, then row groups of events; with its seal."""
-    # Unlike Arrow's own sink, BytesIO returns its bytes without copying them.
-    sink = BytesIO()
+    # To any other sink Arrow passes a copy of each page, which may have 1 GB.
+    sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, SEGMENT_SCHEMA, **parquet_options(SEGMENT_SCHEMA)) as writer:
         # Metadata of the Arrow schema would be lost, because store_schema is off.
         writer.add_key_value_metadata({METADATA_KEY: json.dumps(fields_of(metadata)).encode()})
@@ -118,10 +117,11 @@ def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table
                 average = max(table.nbytes // len(table), 1)
                 rows = min(max(ROW_GROUP_BYTES // average, 1), ROWS_PER_ROW_GROUP)
                 writer.write_table(table.cast(SEGMENT_SCHEMA), row_group_size=rows)
-    with sink.getbuffer() as body:
+    written = sink.getvalue()
+    with memoryview(written).cast("B") as body:
         offset = _seal_offset(body, NO_SEAL)
         body[offset : offset + len(NO_SEAL)] = hashlib.sha256(body).hexdigest().encode()
-    return sink.getvalue()
+    return bytes(written.to_pybytes())
 
 
 def _seal_offset(body: memoryview, seal: str) -> int:

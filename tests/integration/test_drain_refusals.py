@@ -7,15 +7,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pytest
 
+import wal.decoding.undecodable
 import wal.drain.drain
 from columns.bytes_column import from_list
 from fleet.config import Node
 from fleet.lsn import Lsn
+from fleet.nodes.connections import connect
 from tests.integration.wal_follower import Follower
-from tests.integration.wal_place import Place, create_one_table, place
+from tests.integration.wal_place import Place, create_one_table, groups_of, place
+from tests.run.soak import SOAK_SECONDS
 from tests.wal import pgoutput_messages as pgoutput
+from wal.decoding.undecodable import LINE_BYTES_MAX
 
 __all__ = ["place"]  # the fixture
 
@@ -122,3 +127,62 @@ def test_a_row_that_cannot_be_printed_is_named(place: Place, *, is_update: bool)
     assert "table public.refused: PostgreSQL can't print a row that was written" in problem["message"]
     assert problem["message"].endswith("(a = 00000000-0000-0000-0000-00000000002a, b = 7)")
     assert "snapshot create NAME" in str(problem["hint"])
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_row_whose_line_copy_could_not_read_is_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, has_key: bool
+) -> None:
+    place.connection.execute("CREATE TABLE escaped (v text, b int, a uuid)")
+    place.connection.execute(
+        "ALTER TABLE escaped ADD PRIMARY KEY (b, a)" if has_key else "ALTER TABLE escaped REPLICA IDENTITY FULL"
+    )
+    follower = place.follow(groups_of(place))
+    key = "00000000-0000-0000-0000-00000000002a"
+    # 7, its uuid, two separators, and 60 newlines of two characters each; a newline ends the line.
+    fits = 1 + 36 + 3 + 2 * 60
+    monkeypatch.setattr(wal.decoding.undecodable, "LINE_BYTES_MAX", fits)
+    place.connection.execute("INSERT INTO escaped VALUES (repeat(E'\n', 60), 7, %s)", (key,))
+    follower.drain_fully(place.write_finish())
+    place.connection.execute("INSERT INTO escaped VALUES (repeat(E'\n', 61), 8, %s)", (key,))
+    problem = follower.drain(place.write_finish()).problem
+    assert problem is not None
+    assert problem["slug"] == "row-undecodable"
+    row = f"(b = 8, a = {key})" if has_key else "(the table has no key)"
+    assert f"table public.escaped: a row was written that has {fits + 2} bytes as COPY prints it" in problem["message"]
+    assert problem["message"].endswith(row)
+    assert "snapshot create NAME" in str(problem["hint"])
+
+
+@pytest.mark.skipif(not SOAK_SECONDS, reason="the long form: CUTLINE_SOAK=1")
+@pytest.mark.timeout(1800)
+def test_the_longest_line_that_copy_can_read_is_the_longest_that_is_taken(place: Place) -> None:
+    follower = place.follow(create_one_table(place, "ALTER TABLE t ALTER v SET STORAGE EXTERNAL"))
+    # A key of one digit, two separators, and escaped newlines, with one character more if the number is odd.
+    escaped, odd = divmod(LINE_BYTES_MAX - 3, 2)
+    longest = f"repeat(E'\\n', {escaped}) || repeat('x', {odd})"
+    place.connection.execute(f"INSERT INTO t SELECT 1, {longest}".encode())
+    follower.drain_fully(place.write_finish())
+    # PostgreSQL reads what it prints.
+    with connect(place.primary) as reader, connect(place.primary) as writer:
+        writer.execute("CREATE TABLE again (LIKE t)")
+        with (
+            reader.cursor().copy(b"COPY t TO STDOUT") as lines,
+            writer.cursor().copy(b"COPY again FROM STDIN") as again,
+        ):
+            for line in lines:
+                assert len(line) == LINE_BYTES_MAX
+                for start in range(0, len(line), 1 << 20):
+                    again.write(line[start : start + (1 << 20)])
+    place.connection.execute(f"UPDATE t SET v = {longest} || 'x' WHERE id = 1".encode())
+    with (
+        pytest.raises(psycopg.Error),
+        connect(place.primary) as reader,
+        reader.cursor().copy(b"COPY t TO STDOUT") as lines,
+    ):
+        list(lines)
+    problem = follower.drain(place.write_finish()).problem
+    assert problem is not None
+    assert problem["slug"] == "row-undecodable"
+    assert "table public.t: " in problem["message"]
+    assert problem["message"].endswith("(id = 1)")

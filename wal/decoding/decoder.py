@@ -30,6 +30,7 @@ from wal.decoding.message_forms import check_forms, truncated_tables
 from wal.decoding.nesting import BEGINS, ENDS, check_nesting, check_order
 from wal.decoding.pgoutput import DecodingError, Messages, messages_of, read_relation
 from wal.decoding.transactions import ROW_KINDS, OpenTransactionHead, Transactions
+from wal.decoding.undecodable import refuse_long_lines
 from wal.segments.definitions import Definition
 from wal.segments.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE
 
@@ -67,7 +68,7 @@ class Decoder:
         self._known = KnownDefinitions(self.definitions)
 
     def feed(self, column: BytesColumn) -> Decoded:
-        """Decode the next messages. Raises SchemaMovedError, DecodingError."""
+        """Decode the next messages. Raises SchemaMovedError, DecodingError, RowUndecodableError."""
         return self.decode(self.view(column))
 
     def view(self, column: BytesColumn) -> Messages:
@@ -78,7 +79,7 @@ class Decoder:
             raise self._locate(error, column) from error
 
     def decode(self, messages: Messages) -> Decoded:
-        """Decode the next messages. Raises SchemaMovedError, DecodingError."""
+        """Decode the next messages. Raises SchemaMovedError, DecodingError, RowUndecodableError."""
         if len(messages) == 0:
             empty = pa.Table.from_batches([], SEGMENT_SCHEMA)
             return Decoded(empty, empty, ORIGIN, self.open, 0)
@@ -121,7 +122,7 @@ class Decoder:
         moved: dict[int, TableDescription] = {}
         for description, numbers in self._by_description(messages):
             if description.group is not None:
-                tables += _change_tables(messages, numbers, description.group, transactions)
+                tables += self._change_tables(messages, numbers, description.group, transactions)
                 continue
             ignored += len(numbers)
             lsns = transactions.lsn[transactions.of_message[numbers]]
@@ -130,6 +131,18 @@ class Decoder:
         if moved:
             raise SchemaMovedError(node=self.node, moved=moved.values())
         return pa.concat_tables(tables) if tables else pa.Table.from_batches([], SEGMENT_SCHEMA), ignored
+
+    def _change_tables(
+        self, messages: Messages, numbers: Ints, group: Group, transactions: Transactions
+    ) -> Iterator[pa.Table]:
+        if messages.kinds[numbers[0]] == pgoutput.TRUNCATED:
+            empty = BytesColumn(np.empty(0, np.uint8), np.zeros(len(numbers) + 1, np.int64))
+            part = ChangeColumns(numbers, np.zeros(len(numbers), np.int64), TRUNCATE, empty, empty)
+            yield _change_table(part, group, transactions)
+            return
+        for part in changes_of_relation(messages, numbers, group):
+            refuse_long_lines(self.node, group, part)
+            yield _change_table(part, group, transactions)
 
     def _by_description(self, messages: Messages) -> Iterator[tuple[TableDescription, Ints]]:
         """The message numbers of changes, with the description of the table under which they were made.
@@ -176,16 +189,6 @@ class Decoder:
         # begins.
         others = messages.u64(messages.starts[messages.kinds == pgoutput.MESSAGE] + 2)
         return events, Lsn(max(to_numpy(events["end_lsn"]).max(initial=0), others.max(initial=0)))
-
-
-def _change_tables(messages: Messages, numbers: Ints, group: Group, transactions: Transactions) -> Iterator[pa.Table]:
-    if messages.kinds[numbers[0]] == pgoutput.TRUNCATED:
-        empty = BytesColumn(np.empty(0, np.uint8), np.zeros(len(numbers) + 1, np.int64))
-        part = ChangeColumns(numbers, np.zeros(len(numbers), np.int64), TRUNCATE, empty, empty)
-        yield _change_table(part, group, transactions)
-        return
-    for part in changes_of_relation(messages, numbers, group):
-        yield _change_table(part, group, transactions)
 
 
 def _change_table(part: ChangeColumns, group: Group, transactions: Transactions) -> pa.Table:

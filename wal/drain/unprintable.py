@@ -14,12 +14,12 @@ import psycopg
 from psycopg.pq import Format
 
 from fleet.config import Node
-from fleet.hints import NEW_CHAIN
 from fleet.lsn import Lsn
 from fleet.nodes.connections import connect, connect_replication
 from fleet.nodes.encodings import RAW
-from fleet.nodes.row_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint
-from storage.errors import ChainEnd, RefusedError, SnapshotError
+from fleet.nodes.row_errors import KEY_CHARACTERS_MAX, is_row_error
+from storage.errors import SnapshotError
+from wal.decoding.undecodable import RowUndecodableError
 from wal.drain.message_stream import stream_messages
 
 # Printing a value of another type may run somebody's code.
@@ -27,10 +27,6 @@ BUILTIN_OID_MAX = 16383
 OUT_OF_MEMORY = "53200"
 
 _Found: TypeAlias = tuple[str, str]
-
-
-class RowUndecodableError(RefusedError):
-    """A node can't print a row that was written, so that its WAL can't be decoded any further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +62,8 @@ def find_unprintable(node: Node, slot: str, publications: tuple[str, ...], finis
     if found is None:
         return None
     table, row = found
-    return RowUndecodableError(
-        f"node {node.id}: table {table}: PostgreSQL can't print a row that was written, so WAL can't be decoded:"
-        f" {text}{row}",
-        hint=f"{NEW_CHAIN}; the chain can't go on beyond this row. Before that: {row_hint(sqlstate)}",
-        ends_chain=ChainEnd.FOR_GOOD,
-        details={"node": node.id, "slot": slot, "group": table, "row": row.strip(" ()")},
-    )
+    what = f"PostgreSQL can't print a row that was written, so WAL can't be decoded: {text}"
+    return RowUndecodableError(node=node.id, table=table, what=what, row=row, sqlstate=sqlstate, slot=slot)
 
 
 def _find_row(node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, number: int) -> _Found | None:
@@ -103,7 +94,7 @@ def _relation(message: bytes) -> _Relation:
 
 
 def _key_text(node: Node, table: _Relation, message: bytes) -> str:
-    """The key of the row in the message: ` (id = 7)`; "" if it is not known. A changed key comes before the row."""
+    """The key of the row in the message: `id = 7`; "" if it is not known. A changed key comes before the row."""
     at, parts = 8, []
     try:
         with connect(node) as connection:
@@ -116,7 +107,7 @@ def _key_text(node: Node, table: _Relation, message: bytes) -> str:
                 at += 5 + size
     except (SnapshotError, psycopg.Error):
         return ""
-    return f" ({', '.join(parts)[:KEY_CHARACTERS_MAX]})" if parts else ""
+    return ", ".join(parts)[:KEY_CHARACTERS_MAX]
 
 
 def _print(connection: psycopg.Connection[Any], oid: int, kind: bytes, value: bytes) -> str:

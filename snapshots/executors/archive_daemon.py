@@ -95,12 +95,14 @@ def _fetch(digest: str, url: str, folder: Path) -> None:
 def _remove_others(archives: Path, kept: Path) -> None:
     """Remove what a killed process has left, and archives that nobody has used for UNUSED_SECONDS_MAX."""
     for folder in archives.iterdir():
-        if folder == kept or (re.fullmatch("[0-9a-f]{64}", folder.name) and _is_wanted(folder)):
-            continue
-        # Renamed first: half of it is not to be taken for the whole.
-        removed = archives / f"removed-{folder.name}"
-        with suppress(OSError):
-            folder.rename(removed)
+        removed = folder
+        if re.fullmatch("[0-9a-f]{64}", folder.name):
+            if folder == kept or _is_wanted(folder):
+                continue
+            # Renamed first: half of it is not to be taken for the whole.
+            removed = archives / f"removed-{folder.name}"
+            with suppress(OSError):
+                folder.rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
 
 

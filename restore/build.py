@@ -19,7 +19,16 @@ from fleet.nodes.encodings import RAW, raw_text
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.watch import Watch
 from fleet.tables.groups import Group, qualify
-from restore.ddl.ddl import Ddl, DdlEntry, Refusal, ending, refresh_views, set_sequences, show_name
+from restore.ddl.ddl import (
+    Ddl,
+    DdlEntry,
+    Refusal,
+    ending,
+    find_settable,
+    refresh_views,
+    set_sequences,
+    show_name,
+)
 from restore.ddl.function_paths import run_with_paths
 from restore.ddl.moved_tables import move_statements
 from restore.ddl.running import DdlRun
@@ -128,9 +137,12 @@ def finish_database(
             return done
         # Before the grants: an owner may have revoked privileges on a sequence from itself.
         refused = {(show_name(one.entry.schema), show_name(one.entry.name)) for one in run.refusals.values()}
-        set_sequences(connection, (one for one in sequences if (one.schema, one.name) not in refused))
+        wanted = [one for one in sequences if (one.schema, one.name) not in refused]
+        some_lack = bool(run.refusals) or ddl.has_extensions
+        settable, lines = find_settable(connection, wanted, some_lack=some_lack)
+        set_sequences(connection, settable)
     run.after_rows(target.ledger)
-    done.problems = refresh_views(target.node, ddl, watch)
+    done.problems = [*(f"node {target.node.id}: {line}" for line in lines), *refresh_views(target.node, ddl, watch)]
     if analyzes:
         # Before the event triggers exist: one on logins would run in the session.
         with connect(target.node, client_encoding=RAW) as connection, ending(watch, connection):

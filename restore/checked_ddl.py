@@ -72,7 +72,10 @@ def read_all_ddl(
         facts = newest_facts(plan.chain, target.source)
         superusers = plan.superusers
         rules = (superusers.extensions, superusers.install or INSTALL) if superusers else ()
-        check_extensions(target.node, connection, stored.entries, facts, obstacles, *rules)
+        allows = plan.request.allow_refused_ddl
+        without = check_extensions(
+            target.node, connection, stored.entries, facts, obstacles, *rules, allows_refused=allows
+        )
         check_compression(target.node, connection, facts, obstacles)
         planned = plan_database(plan, target, connection)
         checked.left_out.extend(planned.left_out)
@@ -99,7 +102,7 @@ def read_all_ddl(
         chosen, grants = chosen.without_system_grants()
         checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
         if superusers:
-            chosen, done = take_superusers_part(chosen, superusers.role)
+            chosen, done = take_superusers_part(chosen, superusers.role, without if allows else None)
             checked.left_out.extend(f"{name} on {shard}: {why}" for name, why in done.left_out.items())
             written = with_beforehand(chosen.for_target(target.node, folder), done)
         else:

@@ -159,7 +159,7 @@ def make_databases(
         create_database(target, run.connections[target.shard], source, chosen.tablespace)
         run.enter(target, Phase.CREATED, **_ending_of(chosen))
         if superusers is not None:
-            superusers.run_beforehand(target, chosen)
+            superusers.run_beforehand(target, chosen, allows_refused=run.allows_refused)
 
     def try_first(target: Target) -> list[Refusal]:
         return rehearse(target, ddl[target.shard], run.watch)

@@ -21,8 +21,10 @@ from fleet.some_names import join_some, list_some
 from restore.ddl.ddl import DATABASE, Ddl, Refusal, SchemaLoadError, show_name
 from restore.ddl.running import NOT_GRANTED, DdlRun
 from restore.ddl.unprivileged import PUBLIC_OWNER
+from restore.obstacles.server import WITHOUT
 from restore.report import describe_refusals
 from restore.targets.target import Connections, Target, TargetUnfitError
+from snapshots.ddl.archive import EXTENSION
 
 UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
 # pg_dump writes what its own version reads.
@@ -32,7 +34,11 @@ OWN_VERSION = (
     " PostgreSQL"
 )
 FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
-WITHOUT = "or restore without them: --allow-refused-ddl"
+# They refuse every other, also one that gets its name at the end.
+IN_ONE_DATABASE = (
+    "an extension that its server allows in one database alone, such as pg_cron, can be created only once that has its"
+    " name: restore without it, then run the statements that are left"
+)
 SET_QUERY = "pg_has_role(oid, 'SET')"
 MEMBERS_QUERY = """
 SELECT namesend(rolname), rolsuper, pg_has_role(oid, 'USAGE') AND {set}, pg_has_role(oid, 'MEMBER') FROM pg_roles
@@ -121,7 +127,9 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> N
             continue
         is_forbidden |= bool(forbidden)
         if any(one.sqlstate == UNKNOWN_SYNTAX for one in causes):
-            instead = [OWN_VERSION]
+            instead.append(OWN_VERSION)
+        if any(one.entry.kind == EXTENSION for one in causes):
+            instead.append(IN_ONE_DATABASE)
         role = read_role(target.node, connections[target.shard]).name
         who = f"role {role} may not restore this DDL" if forbidden else "the DDL was refused"
         problems.append(
@@ -142,6 +150,10 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> N
         )
     raise SchemaLoadError(
         what,
-        hint=["create what the statements need on the target, then repeat the command", *instead, *without],
+        hint=[
+            "create what the statements need on the target, then repeat the command",
+            *dict.fromkeys(instead),
+            *without,
+        ],
         details=details,
     )

@@ -24,6 +24,7 @@ from fleet.nodes.encodings import ADAPTERS, UTF8
 from fleet.nodes.pinned import (
     LATER_SETTINGS,
     SessionState,
+    option,
     read_state,
     set_query,
     startup_options,
@@ -171,6 +172,12 @@ def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
     LoginTriggerError; and OtherServerError if another server answers than the one that the command has found there.
     """
     return _begin(node, conninfo(node.dsn, **more), psycopg.Cursor)
+
+
+def connect_with_path(node: Node, path: str, **more: str) -> psycopg.Connection[Any]:
+    """As `connect`, but the session begins with this search_path: what a script finds as the session's default."""
+    options = conninfo_to_dict(conninfo(node.dsn))["options"]
+    return connect(node, options=f"{options} {option('search_path', path)}", **more)
 
 
 def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:

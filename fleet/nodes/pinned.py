@@ -76,11 +76,12 @@ class SessionState(NamedTuple):
 
 def startup_options(given: str) -> str:
     """The startup parameter `options` with the pinned settings; of the `given` options only the role counts more."""
-    pinned = " ".join(_option(name, value) for name, value in (PINNED_SETTINGS | KEEPALIVES).items())
-    return " ".join(part for part in (_option("role", ROLE["role"]), given.strip(), pinned) if part)
+    pinned = " ".join(option(name, value) for name, value in (PINNED_SETTINGS | KEEPALIVES).items())
+    return " ".join(part for part in (option("role", ROLE["role"]), given.strip(), pinned) if part)
 
 
-def _option(name: str, value: str) -> str:
+def option(name: str, value: str) -> str:
+    """A setting as the startup parameter `options` has it; of several of one name the last counts."""
     escaped = re.sub(r"([\\\s])", r"\\\1", value)
     return f"-c {name}={escaped}"
 

@@ -9,7 +9,7 @@ tables or of schemas, and privileges of what belongs to extensions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fleet.tables.names import quote_identifier
@@ -18,11 +18,12 @@ from restore.ddl.ddl import Ddl, DdlEntry, SchemaLoadError, show_name
 from restore.ddl.pg_restore import REMARKS, is_of_event_trigger
 from restore.ddl.statements import statements_of
 from restore.ddl.unprivileged import NAME, unquote
-from snapshots.ddl.archive import PRIVILEGES, ArchiveEntry, statements_of_entry
+from snapshots.ddl.archive import EXTENSION, PRIVILEGES, ArchiveEntry, statements_of_entry
 from snapshots.ddl.dump import DROP
 
-EXTENSION, EVENT_TRIGGER, SCHEMA, PUBLICATION = "EXTENSION", "EVENT TRIGGER", "SCHEMA", "PUBLICATION"
+EVENT_TRIGGER, SCHEMA, PUBLICATION = "EVENT TRIGGER", "SCHEMA", "PUBLICATION"
 SCHEMA_PUBLICATION = "PUBLICATION TABLES IN SCHEMA"
+CREATES = "CREATE EXTENSION "
 CREATES_EXTENSION = re.compile(rf"CREATE EXTENSION IF NOT EXISTS (?P<name>{NAME})(?: WITH SCHEMA (?P<schema>{NAME}))?;")
 PUBLISHES_ALL = re.compile(rf"CREATE PUBLICATION {NAME} FOR ALL TABLES\b.*", re.DOTALL)
 CREATES_SCHEMA = "CREATE SCHEMA "
@@ -43,21 +44,26 @@ class Beforehand:
     left_out: Mapping[str, str]
 
 
-def take_superusers_part(ddl: ArchiveDdl, role: str) -> tuple[ArchiveDdl, Beforehand]:
+def take_superusers_part(
+    ddl: ArchiveDdl, role: str, refused: Collection[str] | None = None
+) -> tuple[ArchiveDdl, Beforehand]:
     """Divide the DDL into what the `role` can run, and what a superuser does for it; schemas belong to the role.
+
+    With `refused`, the restore does without these extensions and without others that can't be created. The role meets
+    all extensions then, too: those that exist it passes over, and each of the others is a statement that is refused.
 
     Raises SchemaLoadError if an extension is created by a statement of an unknown form.
     """
     own = {entry.name for entry in ddl.entries if entry.kind == SCHEMA}
     statements, schemas = list[str](), dict[str, None]()
     for entry in ddl.entries:
-        if entry.kind == EXTENSION:
+        if entry.kind == EXTENSION and entry.name not in (refused or ()):
             name, schema = _parse_extension(statements_of_entry(ddl.body, entry))
             if schema in own and schema not in schemas:
                 schemas[schema] = None
                 statements.append(f"CREATE SCHEMA {quote_identifier(schema)} AUTHORIZATION {quote_identifier(role)};")
             where = f" SCHEMA {quote_identifier(schema)}" if schema else ""
-            statements.append(f"CREATE EXTENSION {quote_identifier(name)}{where};")
+            statements.append(f"{CREATES}{quote_identifier(name)}{where};")
     if statements:
         statements.append(LETS_USE)
     # Last: the statement before is in this language.
@@ -65,7 +71,12 @@ def take_superusers_part(ddl: ArchiveDdl, role: str) -> tuple[ArchiveDdl, Before
         statements.append('DROP EXTENSION "plpgsql";')
     left_out = dict(_left_out(ddl))
     kept = ddl.without(entry for entry in ddl.entries if _publishes_all(ddl, entry))
-    entries = tuple(entry for entry in kept.entries if not _is_superusers(entry) and entry.number not in left_out)
+    entries = tuple(
+        entry
+        for entry in kept.entries
+        if entry.number not in left_out
+        and (not _is_superusers(entry) or (refused is not None and entry.kind == EXTENSION))
+    )
     named = {what: why for what, why in left_out.values() if what}
     return replace(kept, entries=entries), Beforehand(tuple(statements), frozenset(schemas), named)
 

@@ -20,8 +20,10 @@ from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.shut_down import shut_down
 from fleet.nodes.watch import Watch
+from fleet.tables.names import table_name
 from restore.ddl.database import DatabaseDdl
 from restore.ddl.function_paths import run_with_paths
+from snapshots.ddl.archive import EXTENSION
 from snapshots.ddl.search_path import search_path_of
 from snapshots.records.commit import Sequence as StoredSequence
 from storage.errors import RefusedError
@@ -33,6 +35,15 @@ DATABASE = "database"
 SET_QUERY = """
 SELECT setval(format('%%I.%%I', s.space, s.name)::regclass, s.value, s.is_called)
   FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::boolean[]) AS s (space, name, value, is_called)
+"""
+FIND_QUERY = """
+SELECT c.oid IS NOT NULL,
+       EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass AND e.objid = c.oid AND e.deptype = 'e'),
+       has_sequence_privilege(c.oid, 'UPDATE') AND has_schema_privilege(n.oid, 'USAGE')
+  FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY AS s (space, name, number)
+  LEFT JOIN pg_namespace n ON n.nspname = s.space
+  LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = s.name AND c.relkind = 'S'
+ ORDER BY s.number
 """
 SEQUENCES_AT_ONCE = 500
 STATEMENT_SHOWN_MAX = 200
@@ -92,6 +103,11 @@ class Ddl:
     omitted: tuple[str, ...] = ()
     beforehand: tuple[str, ...] = ()
     database: DatabaseDdl | None = None
+
+    @property
+    def has_extensions(self) -> bool:
+        """Whether it creates extensions, or a superuser does that beforehand."""
+        return bool(self.beforehand) or any(entry.kind == EXTENSION for entry in self.pre_data)
 
     @property
     def tablespace(self) -> str:
@@ -170,6 +186,30 @@ def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> list[str]:
 def show_name(name: str) -> str:
     """Raw text in a printable form."""
     return raw_bytes(name).decode(errors="backslashreplace")
+
+
+def find_settable(
+    connection: psycopg.Connection[Any], sequences: Iterable[StoredSequence], *, some_lack: bool
+) -> tuple[list[StoredSequence], list[str]]:
+    """The sequences that get their stored values, and lines about those of extensions that do not.
+
+    A superuser has made the extensions, or another version or nobody has: its sequences may belong to others, or not
+    exist. `some_lack`: there are such extensions, or refused statements.
+    """
+    chosen = list(sequences)
+    names = ([one.schema for one in chosen], [one.name for one in chosen])
+    settable, lines = list[StoredSequence](), list[str]()
+    for one, (exists, is_extensions, may_set) in zip(chosen, connection.execute(FIND_QUERY, names), strict=True):
+        name = table_name(one.schema, one.name)
+        if not exists and some_lack:
+            lines.append(
+                f"sequence {name} has no value: the extension that makes it is lacking, or has another version"
+            )
+        elif is_extensions and not may_set:
+            lines.append(f"sequence {name} is as its extension makes it: the role may not set it")
+        else:
+            settable.append(one)
+    return settable, lines
 
 
 def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[StoredSequence]) -> None:

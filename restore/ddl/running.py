@@ -16,9 +16,16 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, database_name, raising_unreachable
+from fleet.nodes.connections import (
+    TRANSACTION_TIMEOUT_VERSION,
+    connect,
+    connect_with_path,
+    database_name,
+    raising_unreachable,
+)
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.nodes.free_connections import task_sessions
+from fleet.nodes.pinned import PINNED_SETTINGS
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import Watch
@@ -49,7 +56,8 @@ from restore.ddl.marks import (
 from restore.ddl.role_statements import DEFAULT_PRIVILEGES
 from restore.ddl.side_by_side import locked_tables, object_of
 from restore.ddl.statements import statements_of
-from snapshots.ddl.archive import PRIVILEGES
+from snapshots.ddl.archive import EXTENSION, PRIVILEGES
+from snapshots.ddl.search_path import DEFAULT
 
 OBJECTS_AT_ONCE, TEXT_MAX = 200, 1 << 20
 JOBS = 4
@@ -61,6 +69,9 @@ SELECT pg_catalog.set_config('synchronous_commit', 'off', false),
   FROM pg_catalog.pg_settings WHERE name = 'maintenance_work_mem'
 """
 EMPTY = "''"
+PINNED_PATH = PINNED_SETTINGS["search_path"]
+# Such a script may set another one for the session: postgis_topology does.
+AFTER_EXTENSION = "SELECT pg_catalog.set_config('search_path', '', false);\n"
 # Entries of archives have lower numbers.
 DATABASE_NUMBER = 1 << 40
 # pg_dump 18 writes this for servers of every version.
@@ -89,9 +100,16 @@ class DdlRun:
 
         This and the next two raise NodeUnreachableError if a session is lost.
         """
-        with self._session() as connection:
-            for chunk in chunks_of(self.ddl.pre_data):
-                self._run_chunk(connection, PRE_DATA, chunk)
+        numbers = [number for number, entry in enumerate(self.ddl.pre_data, 1) if entry.kind == EXTENSION]
+        first = max(numbers, default=0)
+        # Scripts of extensions ask for the search_path with which their session began, and add to it.
+        for entries, path in ((self.ddl.pre_data[:first], DEFAULT), (self.ddl.pre_data[first:], PINNED_PATH)):
+            if entries:
+                with self._session(path) as connection:
+                    for chunk in chunks_of(entries):
+                        self._run_chunk(connection, PRE_DATA, chunk)
+                    if any(entry.kind == EXTENSION for entry in entries):
+                        reset_settings(connection, self.node)
 
     def after_rows(self, ledger: str = "") -> None:
         """Create what follows the rows, but no event triggers, and refresh no views.
@@ -186,11 +204,14 @@ class DdlRun:
         return {entry.number: entry for entry in self.ddl.pre_data if entry.kind in ("TABLE", "MATERIALIZED VIEW")}
 
     @contextmanager
-    def _session(self) -> Iterator[psycopg.Connection[Any]]:
-        """A session in which statements are run. It is raw from the beginning: each message is converted as a whole."""
+    def _session(self, path: str = PINNED_PATH) -> Iterator[psycopg.Connection[Any]]:
+        """A session in which statements are run, and which began with the search_path `path`.
+
+        It is raw from the beginning: each message is converted as a whole.
+        """
         with (
             raising_unreachable(self.node),
-            connect(self.node, client_encoding=RAW) as connection,
+            connect_with_path(self.node, path, client_encoding=RAW) as connection,
             ending(self.watch, connection),
         ):
             connection.execute(SETTINGS_QUERY)
@@ -406,6 +427,12 @@ def _stored_text(connection: psycopg.Connection[Any], text: str) -> str:
     return raw_text(bytes(body))
 
 
+def reset_settings(connection: psycopg.Connection[Any], database: Node) -> None:
+    """Take back what scripts of extensions have set for the database of a raw session, as postgis_topology does."""
+    text = f"ALTER DATABASE {quote_identifier(database_name(database.dsn))} RESET ALL"
+    run_statements(connection, raw_bytes(_stored_text(connection, text)))
+
+
 def chunks_of(entries: Iterable[DdlEntry]) -> Iterator[list[DdlEntry]]:
     """Divide the entries into those of one transaction each."""
     chunk: list[DdlEntry] = []
@@ -429,6 +456,8 @@ def message_of(entries: Iterable[DdlEntry]) -> bytes:
             pieces.append(settings)
             before = settings
         pieces.append(f"{entry.statements}\n")
+        if entry.kind == EXTENSION:
+            pieces.append(AFTER_EXTENSION)
     return raw_bytes("".join(pieces))
 
 

@@ -5,7 +5,7 @@ Nothing is created to find it out. A server older than the snapshot's is an obst
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import psycopg
@@ -16,10 +16,9 @@ from fleet.nodes.connections import connect
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.some_names import list_some
 from restore.obstacles.obstacles import Obstacles, TargetLacksError
-from snapshots.ddl.archive import ArchiveEntry
+from snapshots.ddl.archive import EXTENSION, ArchiveEntry
 from snapshots.records.database_facts import DatabaseFacts, UsedCollation
 
-EXTENSION = "EXTENSION"
 EXTENSIONS_QUERY = """
 SELECT e.name, e.default_version, array_agg(v.version ORDER BY v.version),
        bool_or((v.trusted OR NOT v.superuser) AND v.version = e.default_version)
@@ -36,6 +35,7 @@ SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i' AND pg_collatio
 # A server that is built without lz4 does not offer it.
 HAS_LZ4_QUERY = "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
 NAMED_MAX = 5
+WITHOUT = "or restore without them: --allow-refused-ddl"
 INSTALL = "install their packages on the target's machine, then repeat the command"
 # A locale of the machine can be tried by any setting that takes one (PostgreSQL manual, "Locale Support").
 TRY_LOCALE = "SELECT set_config('lc_monetary', %s, true)"
@@ -47,13 +47,16 @@ def check_extensions(
     entries: Iterable[ArchiveEntry],
     facts: DatabaseFacts | None,
     obstacles: Obstacles,
-    allowed: Container[str] | None = None,
+    allowed: Collection[str] | None = None,
     install: str = INSTALL,
-) -> None:
+    *,
+    allows_refused: bool = False,
+) -> frozenset[str]:
     """Add an obstacle for the extensions that the server lacks, and warn of those that get another version.
 
     With `allowed`, one that is neither trusted nor among these is an obstacle, too: a superuser would create it.
-    `install` says what to do where some are lacking.
+    `install` says what to do where some are lacking. If it `allows_refused`, the restore does without all of these,
+    whose names are returned, and they are no obstacles.
 
     CREATE EXTENSION, as pg_dump writes it, takes the server's default version: that is no obstacle, because the DDL is
     tried before any row is loaded, but rows may look different to another version.
@@ -64,21 +67,25 @@ def check_extensions(
     versions = facts.extensions if facts else {}
     names = sorted({entry.name for entry in entries if entry.kind == EXTENSION})
     lacking = [f"{name} {versions[name]}" if name in versions else name for name in names if name not in available]
-    if lacking:
+    untrusted = [name for name in names if name in available and name not in trusted]
+    refused = [name for name in untrusted if allowed is not None and name not in allowed]
+    if lacking and not allows_refused:
         obstacles.add(
             TargetLacksError(
                 f"node {node.id} lacks extensions that the snapshot has: {', '.join(lacking)}",
-                hint=install,
+                hint=[install, WITHOUT],
                 details={"node": node.id, "extensions": lacking},
             )
         )
-    untrusted = [name for name in names if name in available and name not in trusted]
-    if allowed is not None and (refused := [name for name in untrusted if name not in allowed]):
+    if refused and not allows_refused:
         listed = ", ".join(f'"{name}"' for name in refused)
         obstacles.add(
             TargetLacksError(
                 f"node {node.id}: extensions of the snapshot are not trusted: {', '.join(refused)}",
-                hint=f"if a drill may do whatever they let any role do: [drill] extensions = [{listed}] in fleet.toml",
+                hint=[
+                    f"if a drill may do whatever they let any role do: [drill] extensions = [{listed}] in fleet.toml",
+                    WITHOUT,
+                ],
                 details={"node": node.id, "extensions": refused},
             )
         )
@@ -90,6 +97,7 @@ def check_extensions(
                 f"node {node.id}: extension {name} is created in version {default}, the server's default; the snapshot"
                 f" has {versions[name]}, which the server {has}"
             )
+    return frozenset((*(name for name in names if name not in available), *refused))
 
 
 def check_compression(

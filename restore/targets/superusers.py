@@ -15,12 +15,19 @@ import psycopg
 from psycopg import sql
 
 from fleet.config import Node
-from fleet.nodes.connections import connect, raising_unreachable, with_database
+from fleet.nodes.connections import connect_with_path, raising_unreachable, with_database
 from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
+from restore.ddl.beforehand import CREATES
 from restore.ddl.ddl import Ddl, shorten_statement
+from restore.ddl.running import reset_settings
 from restore.obstacles.obstacles import TargetLacksError
+from restore.obstacles.server import WITHOUT
 from restore.targets.target import Target
+from snapshots.ddl.search_path import DEFAULT
+
+# Scripts of extensions ask for the search_path with which their session began, and may set another one.
+SET_PATH = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"
 
 
 def mark_role(connection: psycopg.Connection[Any], role: str, mark: str) -> None:
@@ -49,20 +56,27 @@ class Superusers:
         """The database being restored, as a superuser enters it: only as long as it is empty."""
         return with_database(self.nodes[target.shard], target.loading)
 
-    def run_beforehand(self, target: Target, ddl: Ddl) -> None:
-        """Run the statements that the DDL needs in the empty database; raise TargetLacksError if one is refused."""
+    def run_beforehand(self, target: Target, ddl: Ddl, *, allows_refused: bool) -> None:
+        """Run the statements that the DDL needs in the empty database; raise TargetLacksError if one is refused.
+
+        If it `allows_refused`, an extension may be: the DDL has it, too.
+        """
         if not ddl.beforehand:
             return
         node = self.node_of(target)
-        with raising_unreachable(node), connect(node, client_encoding=RAW) as connection:
+        with raising_unreachable(node), connect_with_path(node, DEFAULT, client_encoding=RAW) as connection:
             for statement in ddl.beforehand:
                 try:
+                    connection.execute(SET_PATH)
                     connection.execute(raw_bytes(statement))
                 except psycopg.Error as error:
                     if connection.broken:
                         raise
+                    if allows_refused and statement.startswith(CREATES):
+                        continue
                     raise TargetLacksError(
                         f"node {target.node.id}: {shorten_statement(statement)} {shorten_message(error)}",
-                        hint="restore to servers that can create it",
+                        hint=["restore to servers that can create it", WITHOUT],
                         details={"node": target.node.id},
                     ) from error
+            reset_settings(connection, node)

@@ -26,7 +26,7 @@ VERSIONS = _, WITH_ALGORITHM, WITH_RELATION_KIND = (1, 14), (1, 15), (1, 16)
 DATE_PARTS = 7
 # What pg_restore reads of an archive whatever is run of it.
 SETTINGS = ("ENCODING", "STDSTRINGS", "SEARCHPATH")
-FOREIGN_KEY, PRIVILEGES = "FK CONSTRAINT", "ACL"
+FOREIGN_KEY, PRIVILEGES, EXTENSION = "FK CONSTRAINT", "ACL", "EXTENSION"
 # Sections, and that an entry has no data.
 BEFORE_ROWS, AFTER_ROWS, NO_DATA = 2, 4, 3
 

@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +52,6 @@ class DebianProgram:
         """Unpack the packages unless that is done, and return the program; raises NotInstallableError."""
         target = self.folder()
         if not (target / self.path).exists():
-            if platform.machine() != MACHINE:
-                raise NotInstallableError(f"no package is pinned for {platform.machine()}")
-            if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-                raise NotInstallableError("there is neither apt-get nor dpkg-deb on the PATH")
             with locked(target.with_name(f"{target.name}.lock")):
                 if not (target / self.path).exists():
                     self._unpack(target)
@@ -64,12 +60,20 @@ class DebianProgram:
     def _unpack(self, target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             unpacked = Path(folder) / "unpacked"
-            for package in self.packages:
-                archive = _download(package, Path(folder))
-                _run(["dpkg-deb", "-x", str(archive), str(unpacked)], Path(folder))
+            unpack_packages(self.packages, unpacked, Path(folder))
             # Another account runs the server.
             unpacked.chmod(0o755)
             unpacked.rename(target)
+
+
+def unpack_packages(packages: Iterable[DebianPackage], target: Path, folder: Path) -> None:
+    """Download the packages into the folder, and unpack them into another one; raises NotInstallableError."""
+    if platform.machine() != MACHINE:
+        raise NotInstallableError(f"no package is pinned for {platform.machine()}")
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        raise NotInstallableError("there is neither apt-get nor dpkg-deb on the PATH")
+    for package in packages:
+        _run(["dpkg-deb", "-x", str(_download(package, folder)), str(target)], folder)
 
 
 def _download(package: DebianPackage, folder: Path) -> Path:

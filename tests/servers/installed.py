@@ -137,6 +137,14 @@ def _accepts(connection: psycopg.Connection[Any], statement: str) -> bool:
             connection.execute(statement.encode())
     except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFile):
         return False
+    except (
+        psycopg.errors.ObjectNotInPrerequisiteState,
+        psycopg.errors.UndefinedObject,
+        psycopg.errors.RaiseException,
+        psycopg.errors.InvalidParameterValue,
+    ):
+        # It has to be loaded when the server starts, such as pg_cron, or lacks its script.
+        return False
     except psycopg.errors.DuplicateObject:
         # plpgsql.
         return True

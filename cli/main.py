@@ -65,7 +65,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "resume": CommandEntry("cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
     "list": CommandEntry("cli.commands.list", "list_snapshots", "List the snapshots in the store."),
     "show": CommandEntry("cli.commands.show", "show", "Show all details of one snapshot."),
-    "watch": CommandEntry("cli.commands.watch", "watch", "Take increments and the rest on a schedule, until SIGTERM."),
+    "watch": CommandEntry(
+        "cli.commands.watch", "watch", "Run increments, checks and pruning on a schedule until SIGTERM."
+    ),
     "status": CommandEntry("cli.commands.status", "status", "Show the operations that are under way, or died."),
     "cancel": CommandEntry("cli.commands.cancel", "cancel", "Stop operations, wherever their processes run."),
     "wait": CommandEntry("cli.commands.wait", "wait", "Wait until an operation ends, and exit as its command does."),

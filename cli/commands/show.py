@@ -74,7 +74,7 @@ def show(
         document["recovery_plan"] = [one.to_json() for one in nodes]
         lines += plan_lines(chain.last, nodes)
     if verifiers and not statements:
-        raise UsageError("--verifiers is of --statements", hint=f"snapshot show {name} --statements --verifiers")
+        raise UsageError("--verifiers needs --statements", hint=f"snapshot show {name} --statements --verifiers")
     if statements:
         found = statements_of(fleet, chain, verifiers=verifiers)
         document["statements"] = found

@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
-    CONFLICTS: "check found conflicts, or a drill found an assertion that does not hold",
+    CONFLICTS: "check found conflicts, or an assertion failed in a drill",
     USAGE: "usage: arguments or fleet.toml",
     REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store refused to delete objects",
     INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or nothing was there to compare or to ask",
@@ -32,7 +32,8 @@ MEANINGS: dict[int, str] = {
     BUSY: "another operation is running",
     CANCELLED: "cancelled from elsewhere, or by SIGTERM",
     INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
-    DDL_REFUSED: "restored but for statements that a target refused; published only with --allow-refused-ddl",
+    DDL_REFUSED: "restored, but the target refused some DDL statements; the databases get their names only"
+    " with --allow-refused-ddl",
     UNWRITTEN: "done, but the result could not be written",
     BUG: "a bug: traceback kept in a file whose name is printed",
     INTERRUPTED: "stopped by Ctrl-C",

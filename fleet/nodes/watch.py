@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from fleet.config import Node
 from fleet.nodes.connections import NodeUnreachableError, probe_conninfo
@@ -41,8 +42,8 @@ class SilentNodeError(NodeUnreachableError):
 class Watch:
     """Queries every node repeatedly, in a thread of its own, and notes those that don't answer."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self._nodes = tuple(nodes)
+    def __init__(self, nodes: Iterable[Node], name: str) -> None:
+        self._nodes, self._name = tuple(nodes), name
         self._silent: dict[str, float] = {}
         self._is_ended = False
         self._acts: list[Callable[[], object]] = []
@@ -120,7 +121,7 @@ class Watch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _query(self, node: Node) -> None:
-        probe = _Probe(node)
+        probe = _Probe(node, self._name)
         silence, due = 0.0, SILENCE_SECONDS_MAX
         try:
             while True:
@@ -152,6 +153,7 @@ class _Probe:
     """The watch's session on one node, and its query that is in flight."""
 
     node: Node
+    name: str
     session: psycopg.AsyncConnection[Any] | None = None
     query: asyncio.Task[bool] | None = None
     waited: float = 0.0
@@ -182,7 +184,8 @@ class _Probe:
     async def _answers(self) -> bool:
         try:
             if self.session is None:
-                self.session = await psycopg.AsyncConnection.connect(probe_conninfo(self.node.dsn), autocommit=True)
+                conninfo = make_conninfo(probe_conninfo(self.node.dsn), application_name=self.name)
+                self.session = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
             await self.session.execute("SELECT 1")
         except psycopg.Error as error:
             session, self.session = self.session, None
@@ -209,9 +212,12 @@ class _Probe:
 
 
 @contextmanager
-def watch_nodes(nodes: Iterable[Node]) -> Iterator[Watch]:
-    """Watch `nodes` while the block runs; if it fails after a node fell silent, raise SilentNodeError instead."""
-    watch = Watch(nodes)
+def watch_nodes(nodes: Iterable[Node], name: str = "cutline") -> Iterator[Watch]:
+    """Watch `nodes` while the block runs; if it fails after a node fell silent, raise SilentNodeError instead.
+
+    `name` is the application_name of the watch's sessions.
+    """
+    watch = Watch(nodes, name)
     try:
         with watch.naming_silent():
             yield watch

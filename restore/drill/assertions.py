@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from fleet.config import Node
 from fleet.fleet_file import AssertionTable, Expected, Value
-from fleet.nodes.connections import connect
+from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.shut_down import shut_down
 
@@ -95,7 +95,7 @@ def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
         if limit.is_over:
             why = f"no answer after {assertion.timeout:g} s: its session was ended"
         elif isinstance(error, psycopg.OperationalError) and error.diag.sqlstate is None:
-            raise
+            raise unreachable_error(reader.node, error) from error
         seconds, has_ended_server = time.monotonic() - began, limit.has_ended_server
         return AssertionResult(assertion, holds=False, why=why, seconds=seconds, has_ended_server=has_ended_server)
     holds = is_as_expected(assertion.expected, rows, booleans)

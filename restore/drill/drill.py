@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 
-from msgspec import structs
+from msgspec import UnsetType, structs
 
 from fleet.config import Fleet, check_drill
 from fleet.label import own_label
+from fleet.own_process import is_gone
 from fleet.progress import Progress
 from restore.drill.assertions import AssertionResult, ask
 from restore.drill.own_servers import own_servers
@@ -28,6 +29,7 @@ from snapshots.operations.operation import record_outcome
 from snapshots.records.commits import read_full
 from snapshots.records.operation_records import DRILL, FAILED
 from snapshots.records.tombstones import check_not_deleted
+from snapshots.removal.gc import RESUMABLE_SECONDS
 from snapshots.tasks.spark_jobs import SparkSource
 from storage.clock import utc_now
 from storage.errors import IndeterminateError, UnreachableError, UsageError
@@ -35,6 +37,7 @@ from storage.store import ObjectStore
 
 # Of the command, by its result: as those of a check.
 EXIT_CODES = {"holds": 0, "fails": 1, "inconclusive": 4}
+NOT_ASKED = "not asked: an earlier assertion did not end, so the server was stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,6 @@ def run_drill(
     began = time.monotonic()
     check_drill(source)
     store = source.store.open()
-    settle_dead_drills(store, utc_now())
     check_not_deleted(store, request.name)
     shards = read_full(store, request.name).primaries
     if own and (lacking := [one for one in shards if one not in {node.id for node in own.primaries}]):
@@ -88,6 +90,7 @@ def run_drill(
     plan = plan_restore(source, own or without_servers(source, shards), request)
     if plan.damage is not None:
         raise plan.damage
+    settle_dead_drills(store, utc_now())
     # Who finds its record knows that its servers are gone with it.
     plan = replace(plan, intent=structs.replace(plan.intent, by=own_label(DRILL, request.name)))
     results: list[AssertionResult] = []
@@ -118,7 +121,7 @@ def _ask_all(source: Fleet, place: DrillPlace, progress: Progress) -> Iterator[A
     readers, ended = {one.shard: place.make_reader(one) for one in place.plan.targets}, set[str]()
     for one in source.drill.assertion:
         if one.node in ended:
-            yield AssertionResult(one, holds=None, why="its server was stopped, as an assertion before did not end")
+            yield AssertionResult(one, holds=None, why=NOT_ASKED)
         elif one.node in readers:
             result = ask(one, readers[one.node])
             ended |= {one.node} if result.has_ended_server else set()
@@ -129,9 +132,15 @@ def _ask_all(source: Fleet, place: DrillPlace, progress: Progress) -> Iterator[A
 
 
 def settle_dead_drills(store: ObjectStore, now: datetime) -> None:
-    """Record the end of drills whose leases have expired: they were killed, and nobody can go on with them."""
+    """Record the end of drills that were killed: nobody can go on with them.
+
+    No node tells the time here. So a lease counts as expired only when no clock can be so wrong, or when the process
+    is gone from this machine.
+    """
     for lease in open_leases(store):
-        if lease.operation.is_drill and not lease.is_running(now):
+        process = lease.operation.process
+        has_gone = not isinstance(process, UnsetType) and is_gone(process)
+        if lease.operation.is_drill and (has_gone or not lease.is_running(now - timedelta(seconds=RESUMABLE_SECONDS))):
             # A store that accepts no writes keeps it open.
             with suppress(UnreachableError, IndeterminateError):
                 record_outcome(store, lease.operation, FAILED, "the drill was killed; its servers are gone")

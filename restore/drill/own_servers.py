@@ -9,9 +9,10 @@ killed drill has left, the next one drops: a session with the drill's name shows
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
-from fleet.nodes.connections import NodeUnreachableError, connect, with_database
+from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, with_database
 from fleet.nodes.privileges import read_role
+from fleet.nodes.server_messages import shorten_message
+from fleet.nodes.watch import watch_nodes
 from fleet.progress import Progress
 from restore.drill.assertions import Reader
 from restore.drill.place import DrillPlace, DrillUnfitError, create_login, end_session, new_password
@@ -32,7 +35,7 @@ from restore.roles import find_existing_roles
 from restore.targets.databases import drop_database
 from restore.targets.superusers import Superusers, mark_role
 from restore.targets.target import SYSTEM_QUERY, Connections, Target, suffix_of, target_of
-from storage.errors import SnapshotError
+from storage.errors import SnapshotError, UsageError
 
 # What a drill makes on a server has this name, the operation's suffix and, of a database, the number of the target.
 NAME = re.compile(r"(?P<drill>cutline_drill_[0-9a-f]{10})(_[0-9]+(_restoring_[0-9a-f]{10})?)?")
@@ -64,7 +67,7 @@ SELECT array_remove(ARRAY[CASE WHEN r.rolcreaterole AND current_setting('server_
 def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progress) -> Iterator[DrillPlace]:
     """Yield the plan into databases of new names on the servers of its targets, and drop these at the end.
 
-    Raises DrillUnfitError if a role may do more than a drill needs, NodeUnreachableError.
+    Raises DrillUnfitError if a role may do more than a drill needs, UsageError, NodeUnreachableError.
     """
     name = f"cutline_drill_{suffix_of(plan.intent.id)}"
     targets = tuple(
@@ -73,9 +76,18 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
     )
     with ExitStack() as stack:
         sessions = {one.shard: stack.enter_context(connect(one.maintenance, application_name=name)) for one in targets}
+        # A session that is never used, a proxy may end: the watch has others of this name, which it renews.
+        stack.enter_context(watch_nodes((one.maintenance for one in targets), name))
         for target in targets:
-            drop_dead(target, sessions[target.shard])
+            with raising_unreachable(target.node):
+                drop_dead(target, sessions[target.shard], progress)
         has_superusers = _check_roles(targets, sessions)
+        if has_superusers and plan.request.scope.role_map:
+            raise UsageError(
+                "--role-map is for drills by a role that is no superuser: else the drill makes one, which takes the"
+                " place of roles that the servers have",
+                hint="leave it out, or name another role in the dsn: docs/drill.md, On servers of your own",
+            )
         try:
             placed = replace(
                 plan, targets=targets, target_fleet=replace(plan.target_fleet, nodes=tuple(t.node for t in targets))
@@ -97,8 +109,9 @@ def _check_roles(targets: Iterable[Target], sessions: Connections) -> bool:
     supers = list[str]()
     targets = list(targets)
     for target in targets:
-        role = read_role(target.node, sessions[target.shard])
-        (powers,) = sessions[target.shard].execute(POWERS_QUERY).fetchone() or ([],)
+        with raising_unreachable(target.node):
+            role = read_role(target.node, sessions[target.shard])
+            (powers,) = sessions[target.shard].execute(POWERS_QUERY).fetchone() or ([],)
         if role.is_super:
             supers.append(target.node.id)
         elif powers:
@@ -122,14 +135,16 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
     nodes, folders = dict[str, Node](), dict[str, Path | None]()
     for target in plan.targets:
         connection = superusers[target.shard]
-        (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
-        if system not in made:
-            create_login(target.maintenance, name, password, "CREATEDB BYPASSRLS")
-            mark_role(connection, name, name)
-            made.add(system)
-        nodes[target.shard], folders[target.shard] = target.maintenance, find_data_directory(connection)
-        encoding = plan.chain.baseline[target.source].encoding
-        existing = find_existing_roles(target, connection, plan.roles(target), encoding)
+        with raising_unreachable(target.node):
+            (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
+            if system not in made:
+                # It asks the assertions, too: of a table that FORCEs row security no role else sees all rows.
+                create_login(target.maintenance, name, password, "CREATEDB BYPASSRLS")
+                mark_role(connection, name, name)
+                made.add(system)
+            nodes[target.shard], folders[target.shard] = target.maintenance, find_data_directory(connection)
+            encoding = plan.chain.baseline[target.source].encoding
+            existing = find_existing_roles(target, connection, plan.roles(target), encoding)
         # Predefined roles may only be given something, and what they may do is no owner's.
         taken |= {role: name for role in existing if not role.startswith("pg_")}
     targets = tuple(
@@ -168,15 +183,27 @@ def _check_login(target: Target) -> None:
         ) from error
 
 
-def drop_dead(target: Target, session: psycopg.Connection[Any]) -> None:
-    """Drop what killed drills have left on the server: those of which no session has the name."""
+def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progress) -> None:
+    """Drop what killed drills have left on the server: those of which no session has the name.
+
+    What somebody uses stays, which is noted: it keeps no other drill from its work. Raises what a lost session raises.
+    """
     living = {name for (name,) in session.execute(LIVING_QUERY)}
+    drops: list[tuple[str, Callable[[], None]]] = []
     for (database,) in session.execute(DATABASES_QUERY).fetchall():
         if (match := NAME.fullmatch(database)) and match["drill"] not in living:
-            drop_database(target, session, database)
+            drops.append((f"database {database}", partial(drop_database, target, session, database)))
     for role, mark in session.execute(ROLES_QUERY).fetchall():
         if NAME.fullmatch(mark) and mark not in living:
-            _drop_role(session, role)
+            drops.append((f"role {role}", partial(_drop_role, session, role)))
+    for what, drop in drops:
+        try:
+            drop()
+        except (SnapshotError, psycopg.Error) as error:
+            if session.broken:
+                raise
+            why = shorten_message(error) if isinstance(error, psycopg.Error) else error
+            progress.note(f"node {target.node.id}: {what} of a drill that was killed is left: {why}")
 
 
 def _drop_role(session: psycopg.Connection[Any], role: str) -> None:

@@ -20,6 +20,7 @@ from fleet.nodes.connections import (
     MAINTENANCE_DATABASE,
     NodeUnreachableError,
     connect,
+    raising_unreachable,
     refuses_database,
     unreachable_error,
     with_database,
@@ -39,9 +40,14 @@ REFUSALS = (psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege)
 # The comment on the database of a dry run.
 REHEARSAL = "a dry run of snapshot restore tries its DDL here; nobody needs this database afterwards"
 REHEARSALS_QUERY = """
-SELECT datname FROM pg_database
- WHERE shobj_description(oid, 'pg_database') = %s
-   AND datdba IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
+SELECT d.datname, d.comment IS NOT NULL
+  FROM (SELECT datname, datdba, datallowconn, shobj_description(oid, 'pg_database') AS comment FROM pg_database) AS d
+ WHERE d.datdba IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
+   AND (d.comment = %s OR d.comment IS NULL AND d.datallowconn)
+"""
+# Objects with lower numbers come with every database (transam.h, FirstNormalObjectId).
+EMPTY_QUERY = """
+SELECT NOT EXISTS (SELECT FROM pg_class WHERE oid >= 16384) AND NOT EXISTS (SELECT FROM pg_proc WHERE oid >= 16384)
 """
 DATABASE_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
 # The owner of a database that was put aside, if the one in its place belongs to another role.
@@ -112,10 +118,19 @@ def rehearsal_database(
 
 
 def drop_rehearsals(target: Target, connection: psycopg.Connection[Any]) -> None:
-    """Drop the databases that killed dry runs have left beside the target's; the caller holds the target's lock."""
-    for (name,) in connection.execute(REHEARSALS_QUERY, (REHEARSAL,)).fetchall():
-        if is_beside(name, target.database, REHEARSING):
+    """Drop the databases that killed dry runs have left beside the target's; the caller holds the target's lock.
+
+    One that was killed before its database had its comment has left an empty one.
+    """
+    for name, is_marked in connection.execute(REHEARSALS_QUERY, (REHEARSAL,)).fetchall():
+        if is_beside(name, target.database, REHEARSING) and (is_marked or is_empty(with_database(target.node, name))):
             drop_database(target, connection, name)
+
+
+def is_empty(database: Node) -> bool:
+    """Whether the database has no tables and no functions of its own; raise NodeUnreachableError."""
+    with raising_unreachable(database), connect(database) as connection:
+        return connection.execute(EMPTY_QUERY).fetchone() == (True,)
 
 
 @contextmanager

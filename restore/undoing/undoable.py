@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from fleet.config import Fleet
 from fleet.hints import restore_command
-from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.privileges import quote
 from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
@@ -16,16 +15,12 @@ from restore.plan import provisional_targets
 from restore.publishing import check_nothing_prepared, is_restored
 from restore.run import lock_target_fleet
 from restore.targets.database_records import list_databases
+from restore.targets.databases import is_empty
 from restore.targets.target import Connections, Target, ending_on_silence, lock_targets
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished
 from restore.unfinished_checks import check_readable, check_recorded, check_whole
 from storage.errors import RefusedError
 from storage.store import ObjectStore
-
-# Objects with lower numbers come with every database (transam.h, FirstNormalObjectId).
-EMPTY_QUERY = """
-SELECT NOT EXISTS (SELECT FROM pg_class WHERE oid >= 16384) AND NOT EXISTS (SELECT FROM pg_proc WHERE oid >= 16384)
-"""
 
 
 class OldDatabaseMissingError(RefusedError):
@@ -117,9 +112,7 @@ def _check_unrecorded_empty(found: UnfinishedRestore, targets: list[Target]) -> 
     for target in targets:
         if found.is_filling or target.shard in found.records or target.shard not in found.databases:
             continue
-        with raising_unreachable(target.node), connect(target.loaded) as connection:
-            is_empty = connection.execute(EMPTY_QUERY).fetchone() == (True,)
-        if not is_empty:
+        if not is_empty(target.loaded):
             raise UnfinishedRestoreError(
                 f"node {target.node.id}: database {target.loading} has the name of a restore's database, but no record"
                 " of a restore, and is not empty",

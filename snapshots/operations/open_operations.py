@@ -65,7 +65,7 @@ class OpenOperation:
         if one is None:
             return ""
         if one.kind == RESTORE and one.is_drill:
-            return "a drill that begins a quarter of an hour later settles it"
+            return "the next drill on its machine settles it, any other after a week"
         if one.kind == RESTORE:
             again = f"{restore_command(one.snapshot, one.nodes if one.only_nodes is True else ())} --resume"
             return (

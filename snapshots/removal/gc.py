@@ -92,13 +92,14 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
     progress.step("settle earlier operations")
     try:
         leases = open_leases(store)
+        is_time_known = False
         if leases:
-            # The time of the nodes, if they can be asked.
             with suppress(SnapshotError), open_sessions(fleet, fleet.primaries) as sessions:
                 note_clocks(sessions.clocks, progress)
+                is_time_known = True
         for lease in leases:
-            # Until then it can be resumed, and list names it.
-            if not lease.is_running(utc_now() - timedelta(seconds=RESUMABLE_SECONDS)):
+            # Until then it can be resumed, and list names it. The machine's time alone ends nobody's restore.
+            if is_time_known and not lease.is_running(utc_now() - timedelta(seconds=RESUMABLE_SECONDS)):
                 record_outcome(store, lease.operation, "failed", "its lease expired")
         if not any(one.operation is None or one.operation.kind == CREATE for one in read_open_operations(store)):
             return ""

@@ -6,21 +6,29 @@ import json
 import signal
 import subprocess
 import time
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fleet.config import Fleet, load_fleet
+from fleet.progress import Silent
+from snapshots.operations.leases import open_leases
 from snapshots.operations.operation import record_outcome
 from snapshots.records.keys import Kind
 from snapshots.records.store_identity import ensure_identity
+from snapshots.removal import gc
 from snapshots.removal.garbage import GarbageReason, GarbageVerdict
+from snapshots.removal.gc import collect_garbage
 from snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
 from snapshots.removal.size_total import SizeTotal
 from storage.local import LocalStore
 from tests.commands.snapshot_runs import command_line, run_command
 from tests.unit.made_garbage import StoreBuilder, needed_by
+from tests.unit.test_leases import begin_restore
 
 SECONDS_MAX = 60
 MANY = 6000
@@ -52,6 +60,20 @@ def run_gc(fleet: Fleet, *words: str) -> dict[str, Any]:
     assert code == 0, document
     assert document["schema"] == "cutline/gc/1"
     return document
+
+
+def test_an_expired_lease_ends_a_restore_only_if_a_node_has_told_the_time(
+    fleet: Fleet, builder: StoreBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of this machine may be weeks ahead, and the restore still running on another one."""
+    store = builder.store
+    restore = begin_restore(store, datetime.now(UTC) - timedelta(days=8))
+    report = collect_garbage(fleet, 0, Silent())
+    assert [one.operation for one in open_leases(store)] == [restore], report
+    monkeypatch.setattr(gc, "open_sessions", lambda *_: nullcontext(SimpleNamespace(clocks={})))
+    monkeypatch.setattr(gc, "note_clocks", lambda *_: None)
+    collect_garbage(fleet, 0, Silent())
+    assert open_leases(store) == []
 
 
 def test_a_dry_run_shows_what_the_command_then_removes(fleet: Fleet, builder: StoreBuilder) -> None:

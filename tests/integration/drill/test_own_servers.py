@@ -6,23 +6,35 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+import restore.drill.assertions
 import restore.restore
 from embedded.fleet import EmbeddedFleet
-from fleet.config import load_fleet
-from fleet.progress import Silent
+from fleet.config import Node, load_fleet
+from fleet.fleet_file import AssertionTable
+from fleet.nodes.connections import NodeUnreachableError, connect, with_database
+from fleet.nodes.shut_down import shut_down
+from fleet.nodes.watch import watch_nodes
+from fleet.progress import Noting, Silent
 from restore.crash_points import RestoreCrashPoint
+from restore.drill.assertions import Reader, ask
 from restore.drill.drill import run_drill
+from restore.drill.own_servers import _check_roles
 from restore.drill.place import DrillUnfitError
+from restore.parts.scope import RestoreScope
 from restore.request import RestoreRequest
+from restore.targets.target import target_of
 from storage.errors import UnreachableError, UsageError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
@@ -109,9 +121,80 @@ def test_roles_with_powers_and_files_without_a_shard_are_refused(
         pytest.raises(DrillUnfitError, match="could use what role driller may: pg_read_server_files"),
     ):
         run_drill(fleet, RestoreRequest(NAME), NoSpark(), Silent(), own=own)
+    request = RestoreRequest(NAME, scope=RestoreScope(role_map=(("a", "b"),)))
+    by_superuser = load_fleet(describe(tmp_path / "super.toml", shared_fleet, "postgres"))
+    with pytest.raises(UsageError, match="--role-map is for drills by a role that is no superuser"):
+        run_drill(fleet, request, NoSpark(), Silent(), own=by_superuser)
     (tmp_path / "spare.toml").write_text(own.path.read_text().rpartition("\n[[node]]")[0])
     with pytest.raises(UsageError, match="has no primary s2"):
         run_drill(fleet, RestoreRequest(NAME), NoSpark(), Silent(), own=load_fleet(own.path))
+
+
+def test_what_earlier_drills_have_left_in_use_is_noted_and_keeps_no_drill_from_its_work(
+    drilled: Drilled, shared_fleet: EmbeddedFleet, tmp_path: Path
+) -> None:
+    fleet = load_fleet(write_fleet(drilled, tmp_path, ""))
+    request = RestoreRequest(NAME, scope=RestoreScope(role_map=(("a", "b"),)))
+    own = load_fleet(describe(tmp_path / "spare.toml", shared_fleet, "postgres"))
+    maintenance, mark = shared_fleet.primaries[0].dsn("postgres"), f"cutline_drill_{'a' * 10}"
+    with database_left(maintenance, f"{mark}_1"), role_on(shared_fleet, f"CREATE ROLE {ROLE}"):
+        execute(maintenance, f"COMMENT ON ROLE {ROLE} IS '{mark}'", f"CREATE SCHEMA its AUTHORIZATION {ROLE}")
+        execute(maintenance, f"ALTER DATABASE {mark}_1 IS_TEMPLATE true")
+        noting = Noting(Silent())
+        try:
+            # It goes as far as a refusal that comes after it.
+            with pytest.raises(UsageError, match="--role-map"):
+                run_drill(fleet, request, NoSpark(), noting, own=own)
+        finally:
+            execute(maintenance, "DROP SCHEMA its")
+    left = [one for one in noting.notes if "of a drill that was killed is left" in one]
+    assert [re.sub(" of a .*", "", one) for one in left] == [f"node s1: database {mark}_1", f"node s1: role {ROLE}"]
+
+
+@contextmanager
+def database_left(maintenance: str, name: str) -> Iterator[None]:
+    execute(maintenance, f"CREATE DATABASE {name}")
+    try:
+        yield
+    finally:
+        execute(maintenance, f"ALTER DATABASE {name} IS_TEMPLATE false", f"DROP DATABASE {name}")
+
+
+def test_a_session_that_is_lost_is_a_node_that_is_away(shared_fleet: EmbeddedFleet) -> None:
+    node = Node("s1", shared_fleet.primaries[0].dsn("postgres"))
+    target = target_of("s1", with_database(node, "cutline_drill_x"), (), "0" * 32)
+    lost = connect(node)
+    execute(node.dsn, f"SELECT pg_terminate_backend({lost.info.backend_pid}, 5000)")
+    with pytest.raises(NodeUnreachableError, match="node s1"):
+        _check_roles([target], {"s1": lost})
+    lost.close()
+
+
+def test_a_server_that_goes_away_under_an_assertion_is_no_bug(
+    shared_fleet: EmbeddedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node("s1", shared_fleet.primaries[0].dsn("postgres"))
+
+    def connect_and_lose(node: Node) -> psycopg.Connection[Any]:
+        connection = connect(node)
+        threading.Timer(0.5, shut_down, (connection,)).start()
+        return connection
+
+    monkeypatch.setattr(restore.drill.assertions, "connect", connect_and_lose)
+    with pytest.raises(NodeUnreachableError, match="node s1"):
+        ask(AssertionTable("s1", "SELECT pg_sleep(60)", 1), Reader(node, lambda _: False))
+
+
+def test_a_drill_shows_that_it_lives_by_sessions_that_are_renewed(shared_fleet: EmbeddedFleet) -> None:
+    node, name = Node("s1", shared_fleet.primaries[0].dsn("postgres")), f"cutline_drill_{'b' * 10}"
+    mine = f"SELECT pid FROM pg_stat_activity WHERE application_name = '{name}'"
+    with watch_nodes([node], name), psycopg.connect(node.dsn, autocommit=True) as other:
+        for _ in range(2):
+            deadline = time.monotonic() + SECONDS_MAX
+            while not (found := other.execute(mine.encode()).fetchall()):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", found[0])
 
 
 @pytest.mark.parametrize("on_own_servers", draw([False, True]))

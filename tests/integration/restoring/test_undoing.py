@@ -278,8 +278,9 @@ def test_what_a_killed_dry_run_leaves_is_dropped_by_the_next_one_and_by_a_restor
     with old_databases(place):
         for more in (("--dry-run",), ()):
             execute(maintenance, f'CREATE DATABASE "{name}"', f"COMMENT ON DATABASE \"{name}\" IS '{REHEARSAL}'")
-            # One that another user has given such a name stays.
-            execute(maintenance, f'CREATE DATABASE "{name[:-1]}4"')
+            # Killed before it had its comment. One that another user has given such a name, and uses, stays.
+            execute(maintenance, f'CREATE DATABASE "{name[:-1]}5"', f'CREATE DATABASE "{name[:-1]}4"')
+            execute(with_database(node, f"{name[:-1]}4").dsn, "CREATE TABLE mine (id int)")
             assert run_here(place.fleet, *words, *more, spark=place.spark)[0] == 0
             with psycopg.connect(maintenance) as connection:
                 found = connection.execute("SELECT datname FROM pg_database WHERE datname ~ '_rehearsing_'").fetchall()

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from columns.arrow_numbers import to_numpy
 from columns.bytes_column import BytesColumn, Flags, Ints, gather, offsets_of
-from columns.lines import BACKSLASH, ESCAPES, NEWLINE, NULL_MARK, TAB
+from columns.lines import BACKSLASH, ESCAPES, NEWLINE, NULL_MARK, TAB, find_byte
 
 UUID_CHARACTERS, UUID_BYTES = 36, 16
 _BYTE = np.arange(256, dtype=np.uint8)
@@ -29,7 +29,7 @@ def field_of(lines: BytesColumn, width: int, field: int) -> BytesColumn:
     """
     first, last = int(lines.offsets[0]), int(lines.offsets[-1])
     data, offsets = lines.data[first:last], lines.offsets - first
-    tabs: Ints = np.flatnonzero(data == TAB)
+    tabs = find_byte(data, TAB)
     if len(tabs) != len(lines) * (width - 1):
         raise ValueError(f"rows of a table with {width} columns have another number of columns")
     tabs = tabs.reshape(len(lines), width - 1)

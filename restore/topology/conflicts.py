@@ -164,7 +164,7 @@ def _claims_of_base(
         for table in read_at_cut(store.open(), base, BASE_SCHEMA):
             for batch in row_batches(table):
                 holds = find_valid_rows(batch, base, changed.get(base.source.number, {}))
-                yield _claim(batch.filter(pa.array(holds)), base.source.number, routes)
+                yield _claim(batch if holds.all() else batch.filter(pa.array(holds)), base.source.number, routes)
     except SnapshotError as error:
         yield _problem(error)
 

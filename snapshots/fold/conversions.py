@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from columns.bytes_column import BytesColumn, Ints, gather
-from columns.lines import NULL_MARK, TAB
+from columns.lines import NULL_MARK, TAB, find_byte
 from fleet.tables.groups import Group, copy_line
 
 
@@ -97,7 +97,7 @@ def _bounds(lines: BytesColumn, conversion: Conversion) -> Ints:
     bounds[:, 0], bounds[:, -1] = offsets[:-1], offsets[1:]
     if conversion.width > 1:
         data = lines.data[int(lines.offsets[0]) : int(lines.offsets[-1])]
-        tabs = np.flatnonzero(data == TAB)
+        tabs = find_byte(data, TAB)
         if len(tabs) != len(lines) * (conversion.width - 1):
             raise ValueError(f"rows of a table with {conversion.width} columns have another number of columns")
         bounds[:, 1:-1] = tabs.reshape(len(lines), conversion.width - 1) + 1

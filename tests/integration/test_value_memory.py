@@ -43,8 +43,8 @@ VALUE_BYTES = 500_000_000 if SOAK_SECONDS else 40_000_000
 ROWS = 2
 # What does not grow with the row: what waits to be written, and an object of 64 MiB to which the row is added.
 FIXED_BYTES = 80_000_000
-# In rows.
-DRAINED_MAX, COPIED_MAX, READ_MAX = 4.5, 5.0, 3.5
+# In rows; one copy more exceeds them. Of smaller values an object has several, which are read as one.
+DRAINED_MAX, COPIED_MAX, READ_MAX = (4.8, 4.8, 3.0) if SOAK_SECONDS else (4.2, 4.8, 3.5)
 WORKER_SECONDS_MAX = 3600
 # Runs a function on tasks one after the other; prints the results, and by how much memory grew at most after the first.
 WORKER = """
@@ -97,7 +97,7 @@ def oid_of(place: Place, table: str) -> int:
 
 
 def digests(place: Place) -> list[Any]:
-    return place.connection.execute("SELECT id, length(v), md5(v::text) FROM large ORDER BY id").fetchall()
+    return place.connection.execute("SELECT id, length(v), md5(v) FROM large ORDER BY id").fetchall()
 
 
 def values_of(kind: str) -> Iterator[bytes | str]:

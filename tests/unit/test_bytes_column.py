@@ -84,7 +84,10 @@ def test_values_of_every_length_and_very_long_ones_are_hashed_correctly() -> Non
     values[50:50] = [b"x" * 5000, b"y" * 4096, b"z" * 4097, b"\xff" * 100_001]
     seeds = np.arange(len(values), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     expected = [xxhash.xxh64_intdigest(one, int(seed)) for one, seed in zip(values, seeds, strict=True)]
-    assert xxhash64(from_list(values), seeds).tolist() == expected
+    column = from_list(values)
+    assert xxhash64(column, seeds).tolist() == expected
+    # Within a larger buffer.
+    assert xxhash64(BytesColumn(column.data, column.offsets[40:-40]), seeds[40:-40]).tolist() == expected[40:-40]
     assert xxhash64(from_list([])).tolist() == []
 
 

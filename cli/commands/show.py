@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,16 @@ import typer
 from cli.commands.list import chain_bytes, entry_document
 from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Statements, Timeline, Transactions, Verifiers
 from cli.output.context import command_context
-from cli.output.format import causes_lines, count_text, minute_text, moment_text, quantity_text, seconds_text, size_text
+from cli.output.format import (
+    causes_lines,
+    count_text,
+    minute_text,
+    moment_text,
+    printable,
+    quantity_text,
+    seconds_text,
+    size_text,
+)
 from cli.output.left_out import left_out_lines
 from cli.output.results import emit
 from cli.output.tables import FittingTable, Shorter
@@ -40,6 +50,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = "cutline/show/1"
+# A name or a constant of a statement.
+QUOTED = re.compile(r"""E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*\"""", re.DOTALL)
 CUT_TITLES = (
     "increment", "cut made", "took", "cut", "changes", "transactions", "global", "in flight", "size", "positions",
 )  # fmt: skip
@@ -118,10 +130,30 @@ def statement_lines(found: list[dict[str, Any]]) -> list[str]:
         node = shortened(one["node"])
         stored = "passwords are stored: --verifiers" if one["with_passwords"] else "without passwords"
         if one["globals"]:
-            lines += [f"-- {node}: roles and tablespaces of the server ({stored})", *one["globals"]]
+            lines += [f"-- {node}: roles and tablespaces of the server ({stored})", *map(script_line, one["globals"])]
         what = f"-- {node}: database {shortened(one['database'])}"
-        lines += [what, *one["statements"]] if one["statements"] else []
+        lines += [what, *map(script_line, one["statements"])] if one["statements"] else []
     return lines or ["-- no commit says what belongs to the servers and databases themselves"]
+
+
+def script_line(statement: str) -> str:
+    """The statement on one line, in PostgreSQL's own escapes for what the output would show as an escape sequence.
+
+    Whatever may have such characters is quoted.
+    """
+    return QUOTED.sub(_escape_quoted, statement)
+
+
+def _escape_quoted(quoted: re.Match[str]) -> str:
+    text, is_name = quoted[0], quoted[0].startswith('"')
+    hidden = {ord(one) for one in text if printable(one) != one}
+    if not hidden:
+        return text
+    body = text[text.index(text[-1]) :]
+    # Only constants that begin with E have backslashes.
+    body = body.replace("\\", "\\\\") if is_name else body
+    begin, escape = ("U&", "\\+{:06x}") if is_name else ("E", "\\U{:08x}")
+    return begin + body.translate({one: escape.format(one) for one in hidden})
 
 
 def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A second fleet is the target: servers that have none of the roles.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 NAME = "globals"
 OPTIONS_VERSION = 160000
+# Characters that no terminal gets as they are.
+ODD = 'od\u200bd"" \\role'
 ROLES = (
     "CREATE ROLE app_rw NOINHERIT",
     "CREATE ROLE \"o'hara\" LOGIN CREATEDB CONNECTION LIMIT 7 VALID UNTIL '2031-05-06 07:08:09+00' PASSWORD 'hidden'",
@@ -50,6 +53,9 @@ ROLES = (
     "SET ROLE lead; GRANT app_rw TO app; RESET ROLE",
     "GRANT pg_monitor TO app",
     "CREATE ROLE gone LOGIN VALID UNTIL '-infinity' PASSWORD 'hidden'",
+    f'CREATE ROLE "{ODD}"',
+    f"COMMENT ON ROLE \"{ODD}\" IS 'it''s\nof two lines,\ta tab, a \\ and a \u200b'",
+    f'ALTER ROLE "{ODD}" SET "my.own" = \'a\nb\'',
     # Masters of the server.
     "CREATE ROLE boss SUPERUSER LOGIN",
     "CREATE ROLE maker CREATEROLE REPLICATION BYPASSRLS LOGIN",
@@ -215,14 +221,18 @@ def test_show_prints_statements_and_passwords_only_when_they_are_asked_for(place
     code, document = run_here(runs.fleet, "show", NAME, "--statements", "--verifiers")
     assert (code, len(document["statements"])) == (0, len(runs.fleet.primaries))
     assert any(f"PASSWORD '{verifier}';" in one for one in document["statements"][0]["globals"])
-    # What it prints makes the same roles.
-    for node, one in zip(place.target.primaries, document["statements"], strict=True):
-        drop_roles(node.dsn)
-        execute(node.dsn, *(each for each in one["globals"] if '"postgres"' not in each.split(" GRANTED BY ")[0]))
-    for node, other in zip(runs.fleet.primaries, place.target.primaries, strict=True):
-        assert ask(other.dsn, ROLES_QUERY) == ask(node.dsn, ROLES_QUERY)
-        assert ask(other.dsn, MEMBERSHIPS_QUERY) == ask(node.dsn, MEMBERSHIPS_QUERY)
-        drop_roles(other.dsn)
+    text = run_as_text(runs.fleet, "show", NAME, "--statements", "--verifiers")
+    # What it prints makes the same roles, as JSON and as text.
+    by_node = [one["globals"] for one in document["statements"]]
+    lines = [one.splitlines()[1:] for one in re.split(r"^(?=-- )", text, flags=re.MULTILINE) if ": roles and" in one]
+    for printed in (by_node, lines):
+        for node, other, statements in zip(runs.fleet.primaries, place.target.primaries, printed, strict=True):
+            drop_roles(other.dsn)
+            wanted = (one for one in statements if '"postgres"' not in one.split(" GRANTED BY ")[0])
+            execute(other.dsn, *wanted)
+            assert ask(other.dsn, ROLES_QUERY) == ask(node.dsn, ROLES_QUERY)
+            assert ask(other.dsn, MEMBERSHIPS_QUERY) == ask(node.dsn, MEMBERSHIPS_QUERY)
+            drop_roles(other.dsn)
 
 
 def drop_roles(dsn: str) -> None:

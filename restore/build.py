@@ -29,7 +29,7 @@ from restore.ddl.ddl import (
     set_sequences,
     show_name,
 )
-from restore.ddl.function_paths import run_with_paths
+from restore.ddl.function_paths import NeededPath, run_with_paths
 from restore.ddl.moved_tables import move_statements
 from restore.ddl.running import DdlRun
 from restore.parts.scope import TableMove
@@ -54,13 +54,13 @@ class FinishedDatabase:
     """What was done after a database's rows.
 
     `problems` are lines about views that are not populated and tables that are not analyzed, `refusals` what the server
-    refused, `helped` entries that were created only because functions got a search_path meanwhile. `is_finished`:
-    nothing is missing but the database's real name.
+    refused, `helped` entries that were created only because functions got a search_path meanwhile, with these.
+    `is_finished`: nothing is missing but the database's real name.
     """
 
     problems: list[str] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
-    helped: list[DdlEntry] = field(default_factory=list)
+    helped: list[tuple[DdlEntry, tuple[NeededPath, ...]]] = field(default_factory=list)
     is_finished: bool = True
 
 

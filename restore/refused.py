@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from fleet.some_names import join_some
 from restore.build import FinishedDatabase
+from restore.ddl.ddl import DdlEntry, show_name
+from restore.ddl.function_paths import NeededPath
 from restore.report import RefusedStatement, describe_refusals
 from restore.run import RestoreRun
 from restore.targets.target import Target
@@ -22,10 +24,6 @@ NAMED_MAX = 5
 # From this version on maintenance commands give functions no search_path.
 RESTRICTED_VERSION = 170000
 MAINTAINED = ("INDEX", "CONSTRAINT", "STATISTICS")
-UNQUALIFIED = (
-    "calls a function that names others without a schema, so this server can neither analyze nor rebuild it; to mend"
-    " that: ALTER FUNCTION … SET search_path = …"
-)
 
 
 class DdlRefusedError(SnapshotError):
@@ -38,6 +36,16 @@ class DdlRefusedError(SnapshotError):
         super().__init__(message, details={"refused": [one.document() for one in self.refused]})
 
 
+def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
+    """What becomes of an object whose functions name others without a schema, and what mends it."""
+    functions = f" ({', '.join(show_name(one.function) for one in needed)})" if needed else ""
+    statements = " ".join(show_name(one.statement) for one in needed) or "ALTER FUNCTION … SET search_path = …;"
+    return (
+        f"{entry.label} uses functions without a search_path of their own{functions}; ANALYZE and REINDEX of it fail on"
+        f" PostgreSQL 17 and newer until: {statements}"
+    )
+
+
 def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase]) -> None:
     """Note in the report what was refused; raise DdlRefusedError unless the restore is to do without it."""
     for target in run.plan.targets:
@@ -45,7 +53,9 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
             run.report.refused += describe_refusals(target, done.refusals)
             if run.connections[target.shard].info.server_version >= RESTRICTED_VERSION:
                 run.report.warnings += [
-                    f"node {target.node.id}: {one.label} {UNQUALIFIED}" for one in done.helped if one.kind in MAINTAINED
+                    f"node {target.node.id}: {_unqualified(entry, needed)}"
+                    for entry, needed in done.helped
+                    if entry.kind in MAINTAINED
                 ]
         elif record := run.records.get(target.shard):
             # What an earlier process was refused and did without.

@@ -1,6 +1,7 @@
 """The entries of a shard's archive that a restore runs: which they are, and as what each target runs them.
 
-Entries are chosen by their types and dependencies; no statement's text is looked at.
+Entries are chosen by their types and dependencies. Statements of owners, grants and extensions have one of few known
+forms, any other is refused; the text of no other statement decides what runs.
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ Nobody else ever sees it, and the names in the statement are resolved as before.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
+from fleet.nodes.encodings import raw_text
 from fleet.tables.names import quote_identifier
 from snapshots.ddl.search_path import DEFAULT
 
@@ -26,7 +27,9 @@ USER = "$user"
 FUNCTIONS_QUERY = b"""
 SELECT pg_catalog.textsend(p.oid::pg_catalog.regprocedure::pg_catalog.text),
        pg_catalog.textsend(pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(p.proowner))),
-       pg_catalog.textsend(pg_catalog.quote_ident(n.nspname))
+       pg_catalog.textsend(pg_catalog.quote_ident(n.nspname)),
+       pg_catalog.textsend(pg_catalog.concat('"', pg_catalog.replace(n.nspname, '"', '""'), '"."',
+                                             pg_catalog.replace(p.proname, '"', '""'), '"('))
   FROM pg_catalog.pg_proc p
   JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
   JOIN pg_catalog.pg_language l ON l.oid = p.prolang
@@ -61,8 +64,19 @@ def path_of_owner(path: str | None, owner: str) -> str:
     return ", ".join(["pg_catalog", *(owner if one == USER else one for one in path_elements(path))])
 
 
-def run_with_paths(connection: psycopg.Connection[Any], statement: bytes, path: str | None) -> bool:
-    """Run the statements, in a transaction or savepoint of their own; return whether functions needed a search_path.
+class NeededPath(NamedTuple):
+    """A function that is called without a search_path of its own, and the statement that gives it one; raw text."""
+
+    function: str
+    statement: str
+
+
+def run_with_paths(
+    connection: psycopg.Connection[Any], statement: bytes, path: str | None
+) -> tuple[NeededPath, ...] | None:
+    """Run the statements, in a transaction or savepoint of their own; return which functions needed a search_path.
+
+    None if none did. Functions that others call are not among them.
 
     The session is raw (fleet.nodes.encodings). They run as they stand first; if a name is not found, once more while
     every function without a search_path of its own has that of the database, for its owner, then its own schema, and
@@ -75,25 +89,32 @@ def run_with_paths(connection: psycopg.Connection[Any], statement: bytes, path: 
     except psycopg.Error as error:
         if connection.broken or not NOT_FOUND.fullmatch(error.diag.sqlstate or ""):
             raise
-        if not _run_once_more(connection, statement, path):
+        needed = _run_once_more(connection, statement, path)
+        if needed is None:
             raise
-        return True
-    return False
+        return needed
+    return None
 
 
-def _run_once_more(connection: psycopg.Connection[Any], statement: bytes, path: str | None) -> bool:
+def _run_once_more(
+    connection: psycopg.Connection[Any], statement: bytes, path: str | None
+) -> tuple[NeededPath, ...] | None:
     given = [one.encode() for one in path_elements(path)]
     elements = [bytes(name) for (name,) in connection.execute(STORED_QUERY, (given,))]
-    setting, resetting = [], []
+    setting, resetting, needed = [], [], list[NeededPath]()
     found = connection.execute(FUNCTIONS_QUERY).fetchall()
-    others = sorted({bytes(schema) for _, _, schema in found})
-    for function, owner, schema in found:
+    others = sorted({bytes(schema) for _, _, schema, _ in found})
+    for function, owner, schema, call in found:
         schemas = [bytes(owner) if one == USER.encode() else one for one in elements]
-        value = b", ".join(dict.fromkeys([b"pg_catalog", *schemas, bytes(schema), *others]))
+        own = [b"pg_catalog", *schemas, bytes(schema)]
+        value = b", ".join(dict.fromkeys([*own, *others]))
         setting.append(b"ALTER ROUTINE %s SET search_path = %s;" % (bytes(function), value))
+        if bytes(call) in statement:
+            lasting = b"ALTER FUNCTION %s SET search_path = %s;" % (bytes(function), b", ".join(dict.fromkeys(own)))
+            needed.append(NeededPath(raw_text(bytes(function)), raw_text(lasting)))
         resetting.append(b"ALTER ROUTINE %s RESET search_path;" % bytes(function))
     if not setting:
-        return False
+        return None
     try:
         with connection.transaction():
             for text in (b"".join(setting), statement, b"".join(resetting)):
@@ -101,8 +122,8 @@ def _run_once_more(connection: psycopg.Connection[Any], statement: bytes, path: 
     except psycopg.Error:
         if connection.broken:
             raise
-        return False
-    return True
+        return None
+    return tuple(needed)
 
 
 def run_statements(connection: psycopg.Connection[Any], statements: bytes) -> None:

@@ -41,7 +41,7 @@ from restore.ddl.ddl import (
     SchemaLoadError,
     ending,
 )
-from restore.ddl.function_paths import STORED_QUERY, run_statements, run_with_paths
+from restore.ddl.function_paths import STORED_QUERY, NeededPath, run_statements, run_with_paths
 from restore.ddl.marks import (
     drop_statement,
     mark,
@@ -85,7 +85,7 @@ class DdlRun:
     """The DDL of a shard as it runs in one database, that of `node`.
 
     `refusals` are by the number of the entry. `helped` are entries that were created only because functions got a
-    search_path meanwhile. `is_strict`: a grant without effect counts as refused.
+    search_path meanwhile, with those that they call. `is_strict`: a grant without effect counts as refused.
     """
 
     node: Node
@@ -93,7 +93,7 @@ class DdlRun:
     watch: Watch
     is_strict: bool = False
     refusals: dict[int, Refusal] = field(default_factory=dict)
-    helped: list[DdlEntry] = field(default_factory=list)
+    helped: list[tuple[DdlEntry, tuple[NeededPath, ...]]] = field(default_factory=list)
 
     def before_rows(self) -> None:
         """Create what the rows need.
@@ -268,8 +268,9 @@ class DdlRun:
         if self.is_strict and entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES):
             return self._find_idle_grant(connection, section, entry)
         try:
-            if run_with_paths(connection, message_of([entry]), self.ddl.search_path):
-                self.helped.append(entry)
+            needed = run_with_paths(connection, message_of([entry]), self.ddl.search_path)
+            if needed is not None:
+                self.helped.append((entry, needed))
         except psycopg.Error as error:
             if connection.broken:
                 raise

@@ -19,6 +19,7 @@ from fleet.nodes.connections import with_database
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import watch_nodes
 from restore.ddl.running import DdlRun
+from restore.refused import RESTRICTED_VERSION, _unqualified
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute
 
@@ -155,3 +156,41 @@ def index_flags(node: Node) -> list[tuple[object, ...]]:
     query = "SELECT indexrelname, indisclustered, indisreplident FROM pg_stat_user_indexes NATURAL JOIN pg_index"
     with psycopg.connect(node.dsn) as connection:
         return sorted(connection.execute(query).fetchall())
+
+
+def test_functions_that_need_a_search_path_are_named_with_the_statement_that_gives_it(
+    node: Node, tmp_path: Path
+) -> None:
+    norm = (
+        "CREATE OR REPLACE FUNCTION norm(t text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS"
+        " $$BEGIN RETURN lower({}clean(t)); END$$"
+    )
+    execute(
+        node.dsn,
+        "CREATE FUNCTION clean(t text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT btrim(t)'",
+        norm.format("public."),
+        "CREATE TABLE person (name text)",
+        "CREATE INDEX person_norm ON person (norm(name))",
+        norm.format(""),
+    )
+    again = with_database(node, f"{DATABASE}_again")
+    with watch_nodes([again]) as watch:
+        run = DdlRun(again, dumped_ddl(node, tmp_path, watch), watch)
+        run.before_rows()
+        execute(again.dsn, "INSERT INTO person VALUES (' Ann ')")
+        run.after_rows(make_ledger(again))
+    ((entry, needed),) = run.helped
+    assert (run.refusals, entry.label) == ({}, "INDEX public.person_norm")
+    assert [one.function for one in needed] == ["public.norm(text)"]
+    warning = _unqualified(entry, needed)
+    assert warning.startswith(
+        "INDEX public.person_norm uses functions without a search_path of their own (public.norm("
+    )
+    rebuild = "REINDEX INDEX public.person_norm"
+    with psycopg.connect(again.dsn, autocommit=True) as connection:
+        if connection.info.server_version >= RESTRICTED_VERSION:
+            with pytest.raises(psycopg.errors.UndefinedFunction):
+                connection.execute(rebuild)
+        connection.execute(warning.partition(" until: ")[2].encode())
+        connection.execute(rebuild)
+        connection.execute("ANALYZE person")

@@ -41,7 +41,7 @@ from cli.spark.settings import (
 )
 from fleet.spark_masters import has_executors, runs_on_this_machine
 from storage import waits
-from storage.errors import RefusedError, SnapshotError, redact
+from storage.errors import RefusedError, SnapshotError, UsageError, redact
 from storage.open_files import says_used_up
 
 if TYPE_CHECKING:
@@ -101,9 +101,14 @@ def start_spark(fleet: Fleet, name: str) -> SparkStart:
 def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> SparkStart:
     """Begin to start Spark at `master` and return at once; `settings` override the chosen ones.
 
-    Raises SparkUnprotectedError if they leave the session unprotected.
+    Raises SparkUnprotectedError if they leave the session unprotected, and UsageError if the current folder is gone,
+    without which no JVM starts.
     """
     check_protection(master, settings)
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder is gone", hint="change to one that exists, then repeat") from None
     return SparkStart(master, settings, name)
 
 

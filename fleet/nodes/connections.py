@@ -49,6 +49,7 @@ from storage.open_files import are_few_left, is_used_up
 
 # A database that every server has; others are created and renamed from there.
 MAINTENANCE_DATABASE = "postgres"
+MAKE_IT = f"CREATE DATABASE {MAINTENANCE_DATABASE};"
 CONNECT_SECONDS_MAX = 10
 # What psycopg says if libpq says nothing, as where it can open no file.
 NO_DETAILS, TOO_MANY = "no error details available", "too many open files"
@@ -403,6 +404,8 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
             "see the server's log; if it says nothing of this, something between has ended the connection, as HAProxy"
             ' does after its `timeout client`: docs/fleet-file.md, "What is between"'
         )
+    elif refuses_database(node, error) and database_name(node.dsn) == MAINTENANCE_DATABASE:
+        hint = f"a restore begins in its server's database {MAINTENANCE_DATABASE}; as a superuser: {MAKE_IT}"
     elif refuses_database(node, error):
         # It runs, and has answered.
         hint = f"check the name of the database in fleet.toml; {UNFINISHED_RESTORE}"

@@ -43,6 +43,8 @@ PINNED_SETTINGS = {
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
     "default_tablespace": "",
+    # Each commit would wait for a synchronous standby that is away.
+    "synchronous_commit": "local",
     # With "on", the planner would run functions in CHECK constraints of a table that is copied in ranges.
     "constraint_exclusion": "partition",
     # Compiling a long catalog query takes longer than running it.

@@ -38,6 +38,8 @@ from snapshots.ddl.dump import SEARCH_PATH
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
 
 VIEW_ROWS = "MATERIALIZED VIEW DATA"
+# Without these no rows can be loaded.
+WITH_ROWS = ("TABLE", "FOREIGN TABLE", "SEQUENCE", "TYPE", "DOMAIN")
 SYSTEM_SCHEMAS = ("pg_catalog", "information_schema")
 # The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
 # database is not read-only.
@@ -174,11 +176,20 @@ def _is_omitted(entry: ArchiveEntry) -> bool:
 
 
 def _with_sections(entries: Iterable[ArchiveEntry]) -> Iterator[ArchiveEntry]:
-    """Yield the entries; a remark or a privilege has no section and gets that of the entry before, as in pg_restore."""
+    """Yield the entries; a remark or a privilege has no section and gets that of the entry before, as in pg_restore.
+
+    pg_dump postpones a function whose body depends on a primary key until after that, but not what calls the function,
+    such as a default: it names the section by the kind.
+    """
     section = BEFORE_ROWS
+    late: set[int] = set()
     for entry in entries:
         section = entry.section if entry.section in (BEFORE_ROWS, AFTER_ROWS) else section
-        yield entry if entry.section == section else replace(entry, section=section)
+        is_postponed = entry.kind not in WITH_ROWS and not late.isdisjoint(entry.dependencies)
+        own = AFTER_ROWS if is_postponed else section
+        if own == AFTER_ROWS:
+            late.add(entry.number)
+        yield entry if entry.section == own else replace(entry, section=own)
 
 
 def _section_of(entry: ArchiveEntry) -> str:

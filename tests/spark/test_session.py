@@ -229,3 +229,17 @@ def path_without_java(folder: Path) -> str:
                 link.unlink(missing_ok=True)
                 link.symlink_to(program)
     return str(folder)
+
+
+def test_a_current_folder_that_is_gone_is_told_before_a_jvm_starts(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    lines = (
+        "import os, sys; os.rmdir(os.getcwd())\n"
+        "from cli.spark.start import start_spark_at\n"
+        "from storage.errors import UsageError\n"
+        "try: start_spark_at('local[1]', {}, 'x')\n"
+        "except UsageError as error: print(error.message)"
+    )
+    done = subprocess.run([sys.executable, "-c", lines], cwd=gone, capture_output=True, text=True, check=False)
+    assert done.stdout == "the current folder is gone\n", done.stderr

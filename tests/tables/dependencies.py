@@ -106,6 +106,13 @@ CREATE UNIQUE INDEX index_identity_a ON index_identity (a);
 ALTER TABLE index_identity REPLICA IDENTITY USING INDEX index_identity_a;
 INSERT INTO index_identity SELECT i, 'b' FROM generate_series(1, {own}) AS i;
 ALTER TABLE of_event REPLICA IDENTITY FULL;
+-- Its body depends on the primary key, and so does the default on that.
+CREATE TABLE ranked (id int PRIMARY KEY, v text);
+INSERT INTO ranked SELECT i, 'v' || i FROM generate_series(1, {own}) AS i;
+CREATE FUNCTION best(i int) RETURNS text LANGUAGE sql STABLE
+  BEGIN ATOMIC SELECT v FROM ranked WHERE id = i GROUP BY id; END;
+CREATE TABLE of_best (id int PRIMARY KEY, v text DEFAULT best(1));
+INSERT INTO of_best (id) SELECT i FROM generate_series(1, {own}) AS i;
 -- Last: from 17 on no materialized view can be made of a table with it.
 CREATE STATISTICS orders_norm ON id, (norm(label)) FROM orders;
 """

@@ -127,3 +127,11 @@ PL/pgSQL function f(integer) line 1 at PERFORM
 SQL function "my schema"."odd (name)" statement 1
 PL/pgSQL function "my schema"."g.h"(text, character varying) line 3 at SQL statement"""
     assert called_functions(context) == ["f(integer)", '"my schema"."g.h"(text, character varying)']
+
+
+def test_a_server_without_the_database_that_a_restore_begins_in_is_told_with_what_to_run() -> None:
+    text = 'connection failed: FATAL:  database "postgres" does not exist'
+    hint = unreachable_error(Node("a", "dbname=postgres"), psycopg.OperationalError(text)).hint
+    assert hint.endswith("as a superuser: CREATE DATABASE postgres;")
+    other = unreachable_error(Node("a", "dbname=x"), psycopg.OperationalError(text.replace("postgres", "x"))).hint
+    assert other.startswith("check the name of the database in fleet.toml")

@@ -15,7 +15,7 @@ from msgspec import structs
 from fleet.config import Fleet
 from fleet.hints import restore_command
 from fleet.nodes.connections import NodeUnreachableError
-from fleet.nodes.sessions import in_parallel
+from fleet.nodes.sessions import in_parallel, let_end
 from fleet.nodes.watch import watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
@@ -277,7 +277,7 @@ def _publish(run: RestoreRun) -> list[str]:
     if run.plan.request.scope.data_only:
         publish_rows(run)
         return []
-    aside = in_parallel(publish, run.plan.targets)
+    aside = in_parallel(publish, run.plan.targets, let_end)
     # Only when all are renamed: nobody undoes what is published.
     for target in run.plan.targets:
         run.enter(target, Phase.PUBLISHED, database=target.database)

@@ -18,7 +18,7 @@ from fleet.label import own_label
 from fleet.nodes.clocks import ClockReading, note_clocks, read_clock
 from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
 from fleet.nodes.lock import take_lock
-from fleet.nodes.sessions import in_parallel
+from fleet.nodes.sessions import in_parallel, let_end
 from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
@@ -162,7 +162,7 @@ class RestoreRun:
         try:
             created = [target for target in self.plan.targets if target.shard in self.created]
             for work in (self._mark_undoing, self._undo):
-                in_parallel(work, created)
+                in_parallel(work, created, let_end)
         except (SnapshotError, psycopg.Error) as error:
             self.progress.note(f"the restore could not be undone: {error}")
             return False

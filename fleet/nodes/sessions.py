@@ -24,12 +24,14 @@ from fleet.nodes.connections import (
 )
 from fleet.nodes.privileges import find_connect_problems
 from fleet.nodes.problems import RUN_INIT, NodeProblem, raising_unfit, refuse_unfit
+from fleet.nodes.shut_down import cancel_statements
 from fleet.nodes.watch import Watch, watch_nodes
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 # A fleet may have a thousand nodes; what is asked of each takes milliseconds, or waits for what all of them wait for.
 THREADS_MAX = 64
+CANCEL_AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ def in_parallel(
 ) -> list[Result]:
     """Do `work` on all items, up to THREADS_MAX at a time; wait for all, then raise the first error.
 
-    If this thread is interrupted while it waits, call `interrupted`, which is to end those that have begun.
+    If this thread is interrupted while it waits, call `interrupted`, which is to end those that have begun. Without it,
+    the statements that they run are cancelled.
     """
     ordered = list(items)
     if not ordered:
@@ -111,8 +114,16 @@ def in_parallel(
             threads.shutdown(wait=False, cancel_futures=True)
             if interrupted:
                 interrupted()
+                raise
+            while left := [future for future in futures if not future.done()]:
+                cancel_statements()
+                wait(left, timeout=CANCEL_AGAIN_SECONDS)
             raise
     return [future.result() for future in futures]
+
+
+def let_end() -> None:
+    """For `in_parallel`: what has begun is waited for."""
 
 
 @contextmanager

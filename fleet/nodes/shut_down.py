@@ -13,11 +13,14 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 
 from fleet.config import Node
 
 # The numbers of this process's open files, on Linux and elsewhere.
 DESCRIPTORS = Path("/dev/fd")
+
+CANCEL_SECONDS_MAX = 5.0
 
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 # The open connections of this process, and their servers; and the addresses at which servers were reached.
@@ -44,6 +47,15 @@ def shut_down(connection: AnyConnection) -> None:
         # While the connection is open, its descriptor can't belong to another file.
         if not connection.closed:
             handle.shutdown(socket.SHUT_RDWR)
+
+
+def cancel_statements() -> None:
+    """Cancel what the sessions of this process run now, from any thread; a request before its statement is lost."""
+    with _open_lock:
+        running = [one for one in _open if one.pgconn.transaction_status == TransactionStatus.ACTIVE]
+    for connection in running:
+        with suppress(psycopg.Error):
+            connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
 
 
 def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ()) -> None:

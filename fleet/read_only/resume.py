@@ -18,7 +18,7 @@ from fleet.label import own_label
 from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.lock import take_lock
 from fleet.nodes.problems import NodeUnfitError
-from fleet.nodes.sessions import Sessions, in_parallel
+from fleet.nodes.sessions import Sessions, in_parallel, let_end
 from fleet.nodes.shut_down import shut_down_after
 from fleet.progress import Progress
 from fleet.read_only.freezable import check_freezable
@@ -79,7 +79,7 @@ def undo_freeze(nodes: Iterable[Node], operation: str, progress: Progress) -> bo
             progress.note(f"node {node.id} accepts writes again")
         return True
 
-    return all(in_parallel(undo, [node for node in nodes if node.backup_of is None]))
+    return all(in_parallel(undo, [node for node in nodes if node.backup_of is None], let_end))
 
 
 class ReadOnlyLeftError(UnreachableError):
@@ -122,7 +122,7 @@ def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
                 problems[node.id] = error
                 return None
 
-        results = tuple(one for one in in_parallel(undo, reached) if one)
+        results = tuple(one for one in in_parallel(undo, reached, let_end) if one)
     if problems:
         raise _left_error(problems, results)
     return ResumeReport(results, tuple(node.id for node in fleet.primaries))

@@ -6,9 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +18,10 @@ import pytest
 
 import snapshots.activity.under_way as under_way
 from embedded.fleet import EmbeddedFleet
+from fleet.config import Node
 from fleet.label import own_label, read_label
+from fleet.nodes.connections import connect
+from fleet.nodes.sessions import in_parallel
 from fleet.progress import Silent
 from snapshots.activity.cancelling import CancelResult, cancel_operations
 from snapshots.activity.under_way import read_under_way
@@ -162,3 +166,20 @@ def test_names_that_say_nothing_are_refused(runs: Runs) -> None:
     assert run_command(runs.fleet, "cancel", "--all") == (
         0, {"schema": "cutline/cancel/1", "operations": [], "warnings": []},
     )  # fmt: skip
+
+
+def test_an_interrupt_ends_statements_that_several_nodes_run(runs: Runs) -> None:
+    """Whoever called them has said nothing of an interrupt; one of them has no statement to cancel yet."""
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        nodes = runs.fleet.nodes
+        sessions = {node.id: stack.enter_context(closing(connect(node))) for node in nodes}
+
+        def work(node: Node) -> None:
+            time.sleep(1.5 if node is nodes[0] else 0)
+            sessions[node.id].execute(f"SELECT pg_sleep({SECONDS_MAX})")
+
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            in_parallel(work, nodes)
+    assert time.monotonic() - begun < 20

@@ -23,7 +23,7 @@ from fleet.lsn import Lsn
 from fleet.nodes.connections import connect, connect_replication, unreachable_error
 from fleet.nodes.privileges import lacks_function, read_role
 from fleet.nodes.problems import unfit_error
-from fleet.nodes.sessions import in_parallel
+from fleet.nodes.sessions import in_parallel, let_end
 from fleet.nodes.shut_down import shut_down_after
 from fleet.progress import Progress, Silent
 from storage.errors import ChainEnd, RefusedError, SnapshotError
@@ -307,5 +307,5 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
 def drop_slots(nodes: Iterable[Node], name: str) -> list[str]:
     """Drop a chain's slot on all nodes in parallel; return the nodes on which it may be left."""
     targets = list(nodes)
-    dropped = in_parallel(lambda node: drop_slot(node, name), targets)
+    dropped = in_parallel(lambda node: drop_slot(node, name), targets, let_end)
     return [node.id for node, is_dropped in zip(targets, dropped, strict=True) if not is_dropped]

@@ -14,7 +14,7 @@ from msgspec import structs
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import read_role
 from restore.copies.choice import explain_damage
-from restore.database import PlannedDatabase, check_grantors, find_path, plan_database
+from restore.database_plan import PlannedDatabase, check_grantors, find_path
 from restore.ddl.archive import ArchiveDdl, read_archive
 from restore.ddl.beforehand import take_superusers_part, with_beforehand
 from restore.ddl.ddl import Ddl, show_name
@@ -24,11 +24,11 @@ from restore.estimates.volumes import (
     database_properties,
     newest_facts,
 )
+from restore.memberships import check_memberships, read_our_name
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import INSTALL, check_compression, check_extensions, check_tablespaces
 from restore.parts.scope import TableMove
 from restore.plan import RestorePlan
-from restore.rehearsal import check_memberships, read_our_name
 from restore.roles import check_mapped, find_role_changes, name_bytes
 from restore.targets.target import Target, TargetUnfitError
 from restore.topology.foreign_keys import keeps_foreign_key
@@ -56,8 +56,9 @@ def read_all_ddl(
     connections: Mapping[str, psycopg.Connection[Any]],
     folder: Path,
     obstacles: Obstacles,
+    databases: Mapping[str, PlannedDatabase],
 ) -> CheckedDdl:
-    """Read the DDL of the targets' shards, as the role of its target can run it.
+    """Read the DDL of the targets' shards, as the role of its target can run it; `databases` is by shard.
 
     Adds an obstacle if a server lacks what the DDL needs, or if a role may not act as an owner that it names.
     """
@@ -77,7 +78,7 @@ def read_all_ddl(
             target.node, connection, stored.entries, facts, obstacles, *rules, allows_refused=allows
         )
         check_compression(target.node, connection, facts, obstacles)
-        planned = plan_database(plan, target, connection)
+        planned = databases.get(shard) or PlannedDatabase()
         checked.left_out.extend(planned.left_out)
         tablespaces = {entry.tablespace for entry in stored.entries if entry.tablespace}
         if planned.ddl and planned.ddl.properties.tablespace:

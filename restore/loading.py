@@ -25,9 +25,10 @@ from restore.ddl.running import DdlRun
 from restore.estimates.model import RestoreStep
 from restore.estimates.tally import indexes_tally, rows_tally, tallying
 from restore.existing_tables import keeping_held, open_tables, verify_keys, verify_rows
+from restore.memberships import check_memberships
 from restore.parts.role_changes import RoleChanges
 from restore.refused import REFUSED_KEPT_MAX, report_refused
-from restore.rehearsal import check_memberships, refuse, rehearse
+from restore.rehearsal import refuse, rehearse
 from restore.report import NodeReport
 from restore.roles import create_roles, name_bytes
 from restore.rows.ledger import LoadError

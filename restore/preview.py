@@ -20,7 +20,7 @@ from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from fleet.some_names import list_some
 from restore.checked_ddl import CheckedDdl, read_all_ddl
-from restore.database import plan_database
+from restore.database_plan import PlannedDatabase, plan_database
 from restore.ddl.ddl import Ddl, Refusal
 from restore.ddl.server_roles import find_differences
 from restore.estimates.measured import read_measured
@@ -215,9 +215,10 @@ def check_restore(
         checked.left_out.extend(check_existing(plan, targets, connections, obstacles))
     else:
         server_globals, differences = find_globals(plan, targets, connections, obstacles)
-        missing = check_targets(plan, targets, connections, server_globals, obstacles, is_resumed=bool(begun))
+        of_targets = (plan, targets, connections, server_globals, obstacles)
+        missing, planned = check_targets(*of_targets, is_resumed=bool(begun))
         readable = [one for one in targets if not plan.lacks_ddl(one.source)]
-        checked = read_all_ddl(plan, readable, connections, folder, obstacles)
+        checked = read_all_ddl(plan, readable, connections, folder, obstacles, planned)
     volumes = {
         one.shard: _volume_of(plan, one, checked.entries[one.shard]) for one in readable if one.shard in checked.entries
     }
@@ -306,13 +307,13 @@ def check_targets(
     obstacles: Obstacles,
     *,
     is_resumed: bool,
-) -> dict[str, list[str]]:
-    """Add what keeps a target from taking its shard; return the roles that it lacks, by shard.
+) -> tuple[dict[str, list[str]], dict[str, PlannedDatabase]]:
+    """Add what keeps a target from taking its shard; return the roles that it lacks and what its database gets.
 
-    With --create-roles also those of the snapshot's server that nothing in the database names.
+    Both are by shard. With --create-roles also those of the snapshot's server that nothing in the database names.
     """
     chain, request, groups = plan.chain, plan.request, plan.groups
-    missing: dict[str, list[str]] = {}
+    missing, planned = dict[str, list[str]](), dict[str, PlannedDatabase]()
     for target in targets:
         node, shard, connection = target.node, target.shard, connections[target.shard]
         newest = max(target.sources or (shard,), key=lambda one: chain.baseline[one].server_version)
@@ -327,7 +328,8 @@ def check_targets(
                 replaced = dict(request.scope.role_map)
                 others = (one.name for one in stored.roles if not one.superuser and one.name not in replaced)
                 roles = list(dict.fromkeys([*roles, *others]))
-            database = plan_database(plan, target, connection).ddl
+            planned[shard] = plan_database(plan, target, connection)
+            database = planned[shard].ddl
             of_database = [one for one in (database.roles if database else ()) if one not in roles]
             may_create, by_superuser = request.create_roles, plan.superusers is not None
             missing[shard] = missing_roles(
@@ -339,7 +341,7 @@ def check_targets(
                 may_create=may_create,
                 by_superuser=by_superuser,
             )
-    return missing
+    return missing, planned
 
 
 def left_rows(plan: RestorePlan) -> list[str]:

@@ -29,9 +29,9 @@ from restore.ddl.server_roles import (
     withheld_attributes,
 )
 from restore.estimates.volumes import database_properties
+from restore.memberships import read_our_name
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
-from restore.rehearsal import read_our_name
 from restore.targets.superusers import Superusers, mark_role
 from restore.targets.target import Target, TargetUnfitError
 from snapshots.records.server_globals import ServerGlobals

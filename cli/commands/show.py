@@ -29,8 +29,8 @@ from cli.report.terminal import timeline_levels, timeline_of
 from cli.views.recovery import plan_lines, transaction_lines
 from fleet.config import Fleet
 from fleet.record import to_builtins
-from restore.ddl.database import all_statements
-from restore.ddl.server_roles import all_statements_of
+from restore.ddl.database_ddl import database_statements
+from restore.ddl.server_roles import server_statements
 from restore.estimates.volumes import database_properties
 from snapshots.globals.server_globals_object import read_stored_globals
 from snapshots.listing.entry import Entry
@@ -115,9 +115,9 @@ def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[s
             {
                 "node": identity.node,
                 "database": identity.database,
-                "globals": [*all_statements_of(of_server, verifiers=verifiers)] if of_server else [],
+                "globals": [*server_statements(of_server, verifiers=verifiers)] if of_server else [],
                 "with_passwords": of_server.with_verifiers if of_server else False,
-                "statements": all_statements(identity.database, of_database) if of_database else [],
+                "statements": database_statements(identity.database, of_database) if of_database else [],
             }
         )
     return found

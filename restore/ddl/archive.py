@@ -34,7 +34,7 @@ from snapshots.ddl.archive import (
     statements_of_entry,
     with_dependents,
 )
-from snapshots.ddl.dump import SEARCH_PATH
+from snapshots.ddl.dump import PATH_ENTRY
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
 
 VIEW_ROWS = "MATERIALIZED VIEW DATA"
@@ -161,7 +161,7 @@ class ArchiveDdl:
 def read_archive(body: bytes) -> ArchiveDdl:
     """Read the archive, and choose what is restored of it."""
     contents = read_contents(body)
-    search_path = next((entry.name for entry in contents.entries if entry.kind == SEARCH_PATH), None)
+    search_path = next((entry.name for entry in contents.entries if entry.kind == PATH_ENTRY), None)
     entries = tuple(entry for entry in _with_sections(contents.entries) if not _is_omitted(entry))
     return ArchiveDdl(body, contents, entries, find_side_by_side(body, entries), search_path)
 
@@ -172,7 +172,7 @@ def is_own_publication(entry: ArchiveEntry) -> bool:
 
 
 def _is_omitted(entry: ArchiveEntry) -> bool:
-    return entry.kind == SEARCH_PATH or (entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None)
+    return entry.kind == PATH_ENTRY or (entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None)
 
 
 def _with_sections(entries: Iterable[ArchiveEntry]) -> Iterator[ArchiveEntry]:

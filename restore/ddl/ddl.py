@@ -21,7 +21,7 @@ from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.shut_down import shut_down
 from fleet.nodes.watch import Watch
 from fleet.tables.names import table_name
-from restore.ddl.database import DatabaseDdl
+from restore.ddl.database_ddl import DatabaseDdl
 from restore.ddl.function_paths import run_with_paths
 from snapshots.ddl.archive import EXTENSION
 from snapshots.ddl.search_path import search_path_of

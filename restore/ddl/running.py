@@ -322,7 +322,7 @@ class DdlRun:
         def work(_job: int) -> None:
             with queue.stopping(), self._session() as connection:
                 for entry in queue:
-                    run_statements(connection, raw_bytes(settings_of(entry)))
+                    run_statements(connection, raw_bytes(session_settings(entry)))
                     # By itself, as the server's views show what a session runs.
                     *_, statement = (one.bare for one in statements_of(entry.statements) if one.bare)
                     try:
@@ -453,7 +453,7 @@ def message_of(entries: Iterable[DdlEntry]) -> bytes:
     pieces: list[str] = []
     before = ""
     for entry in entries:
-        if (settings := settings_of(entry)) != before:
+        if (settings := session_settings(entry)) != before:
             pieces.append(settings)
             before = settings
         pieces.append(f"{entry.statements}\n")
@@ -462,7 +462,7 @@ def message_of(entries: Iterable[DdlEntry]) -> bytes:
     return raw_bytes("".join(pieces))
 
 
-def settings_of(entry: DdlEntry) -> str:
+def session_settings(entry: DdlEntry) -> str:
     """The statements that give the session the settings of the entry."""
     tablespace = quote_identifier(entry.tablespace) if entry.tablespace else EMPTY
     access = f"SET default_table_access_method = {quote_identifier(entry.access)};\n" if entry.access else ""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fleet.nodes.privileges import quote
-from restore.ddl.database import PRELOADED, setting_statement
+from restore.ddl.database_ddl import PRELOADED, setting_statement
 from restore.ddl.statements import literal
 from snapshots.records.database_facts import NO_LIMIT, DatabaseSetting
 from snapshots.records.server_globals import RoleMembership, ServerGlobals, ServerRole, ServerTablespace
@@ -122,7 +122,7 @@ def role_setting_statement(one: DatabaseSetting) -> str:
     return setting_statement(f"ROLE {quote(one.role)}", one.name, one.value)
 
 
-def all_statements_of(found: ServerGlobals, *, verifiers: bool) -> Iterator[str]:
+def server_statements(found: ServerGlobals, *, verifiers: bool) -> Iterator[str]:
     """Everything as statements, in the order in which psql can run them, for people; `verifiers`: with passwords'."""
     for role in found.roles:
         yield creating_statement(role, powers=True, verifier=verifiers).shown

@@ -41,7 +41,7 @@ DUMP_SECONDS_MAX = 3600
 DDL_BYTES_MAX, WINDOW_BYTES_MAX = 512 << 20, 128 << 20
 UNKNOWN_SIZE = -1
 # The kinds of the entries that are added to pg_dump's.
-DROP, SEARCH_PATH = "DROP", "SEARCH PATH"
+DROP, PATH_ENTRY = "DROP", "SEARCH PATH"
 # Owners and grantees. pg_shdepend does not list the bootstrap superuser (it is pinned), so its objects are looked up.
 ROLES_QUERY = """
 SELECT r.rolname FROM pg_shdepend d JOIN pg_roles r ON r.oid = d.refobjid
@@ -117,7 +117,7 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
             raise locked_error(node, "reading the DDL", locks.found) from error
         first = [NewEntry(DROP, name, f"{statement}\n") for name, statement in connection.execute(DROPPED_QUERY)]
         if (search_path := read_search_path(connection)) is not None:
-            first.append(NewEntry(SEARCH_PATH, search_path))
+            first.append(NewEntry(PATH_ENTRY, search_path))
         body, faults = path.read_bytes(), read_dump_faults(connection)
     try:
         contents = read_contents(body)

@@ -22,7 +22,8 @@ from fleet.nodes.watch import Watch, watch_nodes
 from restore.ddl.ddl import refresh_views
 from restore.ddl.running import DdlRun
 from restore.ddl.unprivileged import adapt_ddl
-from restore.rehearsal import check_memberships, read_our_name, refuse, rehearse
+from restore.memberships import check_memberships, read_our_name
+from restore.rehearsal import refuse, rehearse
 from restore.targets.databases import drop_database
 from restore.targets.target import Target, TargetUnfitError, target_of
 from tests.commands.ddl_runs import NOTHING, ddl_of, make_ledger

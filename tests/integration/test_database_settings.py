@@ -217,7 +217,7 @@ def test_a_setting_that_the_target_refuses_is_known_before_a_row_is_loaded(
         assert properties is not None
         return structs.replace(properties, settings=(*properties.settings, setting))
 
-    for module in ("restore.database", "restore.checked_ddl"):
+    for module in ("restore.database_plan", "restore.checked_ddl"):
         monkeypatch.setattr(f"{module}.database_properties", with_one_more)
     target = named(place.runs.fleet, "back_refused")
     for refused in (

@@ -117,7 +117,7 @@ def change_roles(properties: DatabaseProperties, changes: RoleChanges) -> tuple[
     return structs.replace(properties, owner=owner, privileges=kept, settings=tuple(settings)), left_out
 
 
-def all_statements(database: str, properties: DatabaseProperties) -> list[str]:
+def database_statements(database: str, properties: DatabaseProperties) -> list[str]:
     """The statements that give a database all that belongs to it, for people."""
     where = quote(database)
     tablespace = f"ALTER DATABASE {where} SET TABLESPACE {quote(properties.tablespace)};"

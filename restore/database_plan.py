@@ -12,11 +12,11 @@ import psycopg
 
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import INHERIT_OPTION_VERSION, read_role
-from restore.ddl.database import PRELOADED, DatabaseDdl, change_roles
+from restore.ddl.database_ddl import PRELOADED, DatabaseDdl, change_roles
 from restore.estimates.volumes import database_properties
+from restore.memberships import check_memberships
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
-from restore.rehearsal import check_memberships
 from restore.roles import name_bytes
 from restore.targets.target import Target
 from snapshots.ddl.search_path import SEARCH_PATH
@@ -76,10 +76,9 @@ def find_free_settings(
 
     Without libraries that a session loads.
     """
-    reserved = {name for (name,) in connection.execute(RESERVED_QUERY)}
-    return tuple(
-        one for one in properties.settings if not one.role and one.name not in PRELOADED and one.name not in reserved
-    )
+    reserved = {name.lower() for (name,) in connection.execute(RESERVED_QUERY)}
+    withheld = reserved | PRELOADED.keys()
+    return tuple(one for one in properties.settings if not one.role and one.name.lower() not in withheld)
 
 
 def find_path(properties: DatabaseProperties) -> str | None:

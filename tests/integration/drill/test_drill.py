@@ -142,6 +142,7 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
         run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
     assert raised.value.hint.splitlines() == [
         "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml",
+        "or restore without them: --allow-refused-ddl",
         f"or drill on servers of your own: snapshot restore {NAME} --drill --to FILE",
     ]
     baseline = Chain.baseline.fget

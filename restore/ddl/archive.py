@@ -7,7 +7,7 @@ forms, any other is refused; the text of no other statement decides what runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from snapshots.ddl.dump import PATH_ENTRY
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
 
 VIEW_ROWS = "MATERIALIZED VIEW DATA"
-# Without these no rows can be loaded.
+# Without these no rows can be loaded. A table does not always depend on its domains: pg_dump breaks loops there.
 WITH_ROWS = ("TABLE", "FOREIGN TABLE", "SEQUENCE", "TYPE", "DOMAIN")
 SYSTEM_SCHEMAS = ("pg_catalog", "information_schema")
 # The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
@@ -175,21 +175,37 @@ def _is_omitted(entry: ArchiveEntry) -> bool:
     return entry.kind == PATH_ENTRY or (entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None)
 
 
-def _with_sections(entries: Iterable[ArchiveEntry]) -> Iterator[ArchiveEntry]:
+def _with_sections(entries: Sequence[ArchiveEntry]) -> Iterator[ArchiveEntry]:
     """Yield the entries; a remark or a privilege has no section and gets that of the entry before, as in pg_restore.
 
-    pg_dump postpones a function whose body depends on a primary key until after that, but not what calls the function,
-    such as a default: it names the section by the kind.
+    pg_dump postpones a function whose body depends on a primary key until after that, but not what calls the function:
+    it names the section by the kind. So what tables may need, such as a domain, comes before the rows, with the key;
+    other callers, such as a column's default, come after them.
     """
+    needed = _needed_by_tables(entries)
     section = BEFORE_ROWS
     late: set[int] = set()
     for entry in entries:
         section = entry.section if entry.section in (BEFORE_ROWS, AFTER_ROWS) else section
-        is_postponed = entry.kind not in WITH_ROWS and not late.isdisjoint(entry.dependencies)
-        own = AFTER_ROWS if is_postponed else section
+        own = AFTER_ROWS if section == AFTER_ROWS or not late.isdisjoint(entry.dependencies) else BEFORE_ROWS
+        if entry.number in needed:
+            own = BEFORE_ROWS
         if own == AFTER_ROWS:
             late.add(entry.number)
         yield entry if entry.section == own else replace(entry, section=own)
+
+
+def _needed_by_tables(entries: Sequence[ArchiveEntry]) -> set[int]:
+    """The entries without which tables can't be created, these included."""
+    by_number = {entry.number: entry for entry in entries}
+    needed: set[int] = set()
+    left = [entry.number for entry in entries if entry.kind in WITH_ROWS]
+    while left:
+        number = left.pop()
+        if number not in needed and number in by_number:
+            needed.add(number)
+            left += by_number[number].dependencies
+    return needed
 
 
 def _section_of(entry: ArchiveEntry) -> str:

@@ -86,9 +86,11 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> N
     raise SchemaLoadError(
         what,
         hint=[
-            "create what the statements need on the target, then repeat the command",
+            "if the target's server lacks something, such as a role or an extension, create it and repeat the command",
             *dict.fromkeys(instead),
             *without,
+            "or in steps: snapshot restore NAME --schema-only --allow-refused-ddl; correct what is in its file and"
+            " run them; then: snapshot restore NAME --data-only",
         ],
         details=details,
     )

@@ -108,6 +108,7 @@ class DdlRun:
                 with self._session(path) as connection:
                     for chunk in chunks_of(entries):
                         self._run_chunk(connection, PRE_DATA, chunk)
+                    self._try_refused_again(connection)
                     if any(entry.kind == EXTENSION for entry in entries):
                         reset_settings(connection, self.node)
 
@@ -244,6 +245,15 @@ class DdlRun:
             refused = [entry for entry in chunk if self._try(connection, section, entry) is not None]
             marks = (mark(ledger, refused_mark(section, entry)).encode() for entry in refused if ledger)
             run_statements(connection, b"".join(marks) + done)
+
+    def _try_refused_again(self, connection: psycopg.Connection[Any]) -> None:
+        """Run what was refused before the rows again, as long as that helps: pg_dump breaks loops of dependencies."""
+        refused: dict[int, Refusal] = {}
+        while len(self.refusals) != len(refused):
+            refused, self.refusals = self.refusals, {}
+            for one in refused.values():
+                with connection.transaction():
+                    self._try(connection, PRE_DATA, one.entry)
 
     def _run_again(self, connection: psycopg.Connection[Any], entry: DdlEntry, ledger: str) -> None:
         """Run an entry that was refused before; remove its mark if it is done now."""

@@ -35,6 +35,11 @@ FROZEN_FROM = 10_000
 # Operator intervention: the shutdown of the server, or of all sessions after one has crashed.
 SHUTDOWN = "57P"
 LOADED = "cutline"
+SEE_LOG = "see the server's log, then repeat the command"
+IN_STEPS = (
+    "a CHECK that reads other rows, which PostgreSQL does not support, may fail until these are there. Restore in"
+    " steps: snapshot restore NAME --schema-only; drop the CHECK; snapshot restore NAME --data-only; add it again"
+)
 
 
 def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
@@ -45,7 +50,7 @@ def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
     where = error.diag.table_name or (error.diag.context or "")[:CONTEXT_SHOWN_MAX]
     return LoadError(
         f"node {node.id}: {shorten_message(error)} {where}".rstrip(),
-        hint="see the server's log, then repeat the command",
+        hint=IN_STEPS if isinstance(error, psycopg.errors.CheckViolation) else SEE_LOG,
         details={"node": node.id},
     )
 
@@ -89,7 +94,7 @@ class Loader:
         if stored != len(lines):
             raise LoadError(
                 f"node {self._target.node.id}: table {group.name}: COPY stored {stored} of {len(lines)} rows",
-                hint="see the server's log, then repeat the command",
+                hint=SEE_LOG,
                 details={"node": self._target.node.id, "group": group.name},
             )
         self._rows[group.number] = self._rows.get(group.number, 0) + len(lines)

@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 import fleet.programs.clients as clients
 import snapshots.ddl.dump_faults as dump_faults
 from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
+from fleet.config import load_fleet
 from fleet.nodes.connections import with_database
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
@@ -103,10 +103,6 @@ def databases(own: Runs) -> list[str]:
     with psycopg.connect(make_conninfo(own.fleet.primaries[0].dsn, dbname="postgres")) as connection:
         query = "SELECT datname FROM pg_database WHERE datname ^@ %s ORDER BY 1"
         return [name for (name,) in connection.execute(query, (TARGET,))]
-
-
-def again(own: Runs) -> Fleet:
-    return Fleet(own.fleet.path, own.fleet.name, own.fleet.store, (with_database(own.fleet.primaries[0], TARGET),))
 
 
 def indexes(dsn: str) -> list[str]:
@@ -267,3 +263,32 @@ def test_what_only_a_newer_version_reads_is_told_with_a_remedy_that_works(
         with psycopg.connect(target) as connection:
             query = "SELECT attnotnull FROM pg_attribute WHERE attrelid = 'public.c'::regclass AND attname = 'a'"
             assert connection.execute(query).fetchone() == (True,)
+
+
+def test_checks_that_read_each_others_tables_are_restored_in_the_steps_of_the_hint(
+    own: Runs, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = own.fleet.primaries[0].dsn
+    for table, other in (("a", "b"), ("b", "a")):
+        body = f"RETURN EXISTS (SELECT FROM public.{other}); "
+        execute(
+            source,
+            f"CREATE TABLE {table} (id int PRIMARY KEY)",
+            f"INSERT INTO {table} VALUES (1)",
+            f"CREATE FUNCTION has_{other}() RETURNS bool LANGUAGE plpgsql AS $$BEGIN {body} END$$",
+        )
+    for table, other in (("a", "b"), ("b", "a")):
+        execute(source, f"ALTER TABLE {table} ADD CONSTRAINT {table}_checked CHECK (has_{other}())")
+    own.full("snp")
+    code, refused = restore(own, there)
+    assert code == 3
+    assert "drop the CHECK" in refused["hint"], refused
+    assert restore(own, there, "--schema-only")[0] == 0
+    target = with_database(own.fleet.primaries[0], TARGET).dsn
+    execute(target, "ALTER TABLE a DROP CONSTRAINT a_checked", "ALTER TABLE b DROP CONSTRAINT b_checked")
+    code, done = restore(own, there, "--data-only")
+    assert code == 0, done
+    execute(target, "ALTER TABLE a ADD CONSTRAINT a_checked CHECK (has_b())")
+    execute(target, "ALTER TABLE b ADD CONSTRAINT b_checked CHECK (has_a())")
+    assert sorted_copies(target) == sorted_copies(source)

@@ -113,6 +113,14 @@ CREATE FUNCTION best(i int) RETURNS text LANGUAGE sql STABLE
   BEGIN ATOMIC SELECT v FROM ranked WHERE id = i GROUP BY id; END;
 CREATE TABLE of_best (id int PRIMARY KEY, v text DEFAULT best(1));
 INSERT INTO of_best (id) SELECT i FROM generate_series(1, {own}) AS i;
+-- pg_dump leaves the table before the domain, or after it, depending on names.
+CREATE TABLE ranked_twice (id int PRIMARY KEY, v text);
+CREATE FUNCTION second_best(i int) RETURNS text LANGUAGE sql STABLE
+  BEGIN ATOMIC SELECT v FROM ranked_twice WHERE id = i GROUP BY id; END;
+CREATE DOMAIN best_value AS text DEFAULT second_best(1);
+CREATE TABLE of_domain (id int PRIMARY KEY, v best_value);
+INSERT INTO ranked_twice SELECT i, 'v' || i FROM generate_series(1, {own}) AS i;
+INSERT INTO of_domain (id) SELECT i FROM generate_series(1, {own}) AS i;
 -- Last: from 17 on no materialized view can be made of a table with it.
 CREATE STATISTICS orders_norm ON id, (norm(label)) FROM orders;
 """

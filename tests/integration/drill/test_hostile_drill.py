@@ -175,7 +175,8 @@ def test_an_extension_that_is_not_trusted_is_refused_before_anything_runs(hostil
         run_drill(fleet, RestoreRequest(NAME), NoSpark(), Silent())
     hint = raised.value.hint.splitlines()
     assert hint[0].endswith('[drill] extensions = ["dblink"] in fleet.toml')
-    assert hint[1].endswith(f"snapshot restore {NAME} --drill --to FILE")
+    assert hint[1] == "or restore without them: --allow-refused-ddl"
+    assert hint[2].endswith(f"snapshot restore {NAME} --drill --to FILE")
 
 
 def test_an_assertion_whose_function_swallows_its_cancellation_ends_with_its_session_or_its_server(

@@ -14,6 +14,10 @@ BIN := $(VENV)/bin
 SHARED := --dist loadfile --no-loadscope-reorder
 QUICK := tests/unit tests/simulation tests/fuzz/test_merging.py tests/fuzz/test_reduce.py \
   tests/test_tidy.py tests/test_startup.py tests/test_packaging.py
+# What depends on packages: whole chains on S3 and in an encrypted store, executors, and all that needs no server.
+RANGED := tests/integration/test_main_job.py tests/integration/test_storage_s3.py tests/integration/test_encryption.py \
+  tests/spark/test_folding.py tests/spark/test_sent_values.py tests/spark/test_transactions.py
+RANGED_QUICK := tests/unit tests/fuzz/test_merging.py tests/fuzz/test_reduce.py tests/test_startup.py
 SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
 # What draws a part of its cases in short, and has all of them in the long form.
@@ -21,7 +25,7 @@ SAMPLED := tests/integration $(addprefix tests/spark/,test_changed_definitions.p
   test_killed_executors.py test_kubernetes_executors.py test_long_lines.py test_protection.py test_session.py test_session_files.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick servers stores soak watching fuzz lint format bench writers scale hot growth wheel schemas lock clean
+.PHONY: help install demo test quick oldest newest servers stores soak watching fuzz lint format bench writers scale hot growth wheel schemas lock clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,8 +37,10 @@ demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minu
 
 # Most containers set PYTHONDONTWRITEBYTECODE. Each of the tests' thousand short processes would then compile every module
 # that it imports.
-test quick stores soak fuzz: export PYTHONDONTWRITEBYTECODE =
+test quick oldest newest stores soak fuzz: export PYTHONDONTWRITEBYTECODE =
 test quick stores soak fuzz: export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/bytecode
+oldest: export PYTHONPYCACHEPREFIX = $(CURDIR)/.oldest-venv/bytecode
+newest: export PYTHONPYCACHEPREFIX = $(CURDIR)/.newest-venv/bytecode
 
 # Much of what tests do is waiting for servers, so there are more processes than processors. Each starts Spark and the
 # servers that all modules share once, and has a module to itself until it is done with it; the longest begin first.
@@ -44,6 +50,20 @@ test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them, SNAPSHO
 # These tests wait for nothing, so more processes than processors would not help.
 quick: $(INSTALLED)  ## run the tests that need neither servers nor Spark, in less than a minute
 	@$(BIN)/python -m pytest -n 2 $(SHARED) -m 'not long' $(QUICK)
+
+# What pyproject.toml allows is what is tested: on PYTHON with the lowest version of every package that it names, and on PYTHON
+# with the newest of each. uv alone resolves to the lowest; users install with pip.
+oldest: RESOLUTION = lowest-direct
+newest: RESOLUTION = highest
+oldest:  ## test with the oldest packages that are allowed; PYTHON=python3.11, the oldest that is; TESTS=… for others
+newest:  ## test with the newest packages; PYTHON=python3.14, the newest that there is; TESTS=… for others
+oldest newest: $(INSTALLED)
+	@rm -rf .$@-venv && $(PYTHON) -m venv .$@-venv
+	@.$@-venv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@.$@-venv/bin/uv pip install --quiet --python .$@-venv/bin/python --resolution $(RESOLUTION) --editable '.[test]'
+	@.$@-venv/bin/python -m tests.run.versions
+	@.$@-venv/bin/python -m pytest -n 2 $(SHARED) -m 'not long' $(or $(TESTS),$(RANGED_QUICK))
+	@$(if $(TESTS),,.$@-venv/bin/python -m pytest $(RANGED))
 
 # `make test` uses those that are there. They stay in the user's cache folder, or root's in /var/tmp, where the servers' account
 # can enter.
@@ -124,7 +144,7 @@ lock: $(INSTALLED)  ## renew requirements.lock, and THIRD_PARTY.md with it
 	  $(BIN)/python -m tests.servers.install --licences; $(BIN)/python -m tests.servers.extensions --licences; } > THIRD_PARTY.md
 
 clean:  ## delete .venv and the caches of the tools
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .oldest-venv .newest-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The class archive only makes Spark start faster, so that failing to write one is no failure.
 $(INSTALLED): pyproject.toml requirements.lock

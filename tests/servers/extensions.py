@@ -169,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--licences", action="store_true", help="print the section of THIRD_PARTY.md")
     if parser.parse_args().licences:
-        sys.stdout.write("\n".join(_lines()))
+        sys.stdout.write("\n".join(lines_of_licences()))
         return
     for one in WITH_EXTENSIONS:
         try:
@@ -179,7 +179,8 @@ def main() -> None:
         sys.stdout.write(f"PostgreSQL {one.base.postgresql} with {', '.join(one.names)}: {line}\n")
 
 
-def _lines() -> Iterator[str]:
+def lines_of_licences() -> Iterator[str]:
+    """The section of THIRD_PARTY.md."""
     yield from (
         "",
         "## Extensions of the tests",

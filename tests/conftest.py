@@ -17,7 +17,8 @@ from cli.folders.session_folder import claimed_folder, delete_dead_sessions
 from cli.spark.start import start_spark_at
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SEED
-from tests.servers.installed import check_required, header
+from tests.servers import extensions, installed
+from tests.servers.installed import check_required
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +47,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
-        for line in (f"CUTLINE_SEED={SEED}", *header()):
+        for line in (f"CUTLINE_SEED={SEED}", *installed.header(), *extensions.header()):
             reporter.write_line(line)
 
 

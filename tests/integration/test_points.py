@@ -237,7 +237,9 @@ def assert_lists_are_stored_before_their_point(runs: Runs, effects: Effects, mon
     create_full(runs.fleet, CreateRequest("listed"), runs.spark, listed.watching)
     points = listed_crash_points(FULL_POINTS)
     assert [one.point for one in listed.watching.reached_points] == expand(points, len(runs.fleet.nodes))
-    assert listed.undeclared({**FULL_EFFECTS, CrashPoint.LISTS_STORED: frozenset({"object list", "schema object"})}) == []
+    assert (
+        listed.undeclared({**FULL_EFFECTS, CrashPoint.LISTS_STORED: frozenset({"object list", "schema object"})}) == []
+    )
     assert "object list" in listed.kinds()
 
 

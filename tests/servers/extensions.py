@@ -152,11 +152,11 @@ PGVECTOR = {
 WITH_EXTENSIONS = (OF_DEBIAN, *PGVECTOR.values())
 
 
-def missing_names() -> list[str]:
-    """The extensions whose server is not installed."""
-    return [
-        name for one in WITH_EXTENSIONS for name in one.names if (place := one.place()) is None or not place.exists()
-    ]
+def header() -> list[str]:
+    """The line of a run's header that names extensions whose server is not installed."""
+    places = {", ".join(one.names): one.place() for one in WITH_EXTENSIONS}
+    missing = [names for names, place in places.items() if place is None or not place.exists()]
+    return [f"missing: PostgreSQL with {'; '.join(missing)}; to install it: make servers"] if missing else []
 
 
 def environment(programs: Path) -> dict[str, str]:

@@ -73,7 +73,7 @@ def missing_roles(
         raise TargetUnfitError(
             f"node {node} lacks roles that own the snapshot's objects or have privileges on them: {', '.join(missing)}",
             hint=[
-                f"restore with --create-roles, which creates them; or create them{where}:",
+                f"restore with --create-roles, which creates them as they were; or create them bare{where}:",
                 *statements,
                 *["or leave the database's owner, privileges and settings: --no-database-settings"]
                 * may_do_without.issuperset(missing),

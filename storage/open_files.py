@@ -89,7 +89,10 @@ def is_used_up(error: BaseException) -> bool:
         seen.add(id(link))
         if isinstance(link, OSError) and link.errno in USED_UP:
             return True
-        text = link.message if isinstance(link, SnapshotError) else str(link)
+        text = link.message if isinstance(link, SnapshotError) else ""
+        # An exception of Java's asks its process, which may have ended.
+        with suppress(Exception):
+            text = text or str(link)
         # A server's errors have an SQLSTATE, those of its client library none; the first cause says whose text it is.
         is_server = any(getattr(one, "sqlstate", None) for one in (link, link.__cause__))
         if says_used_up(text) and not is_server:

@@ -47,10 +47,12 @@ class CommandContext:
     def load_fleet(self) -> Fleet:
         """Read fleet.toml, contacting nothing, and show its warnings, once per command.
 
-        Raises FleetFileError naming the file and the wrong key.
+        Raises FleetFileError naming the file and the wrong key, and UsageError for another user's that nobody named.
         """
         from fleet.config import load_fleet
 
+        if self.given_fleet is None and not os.environ.get(FLEET_VARIABLE):
+            _check_found(self.fleet_path)
         fleet = load_fleet(self.fleet_path)
         for text in fleet.store.warnings:
             if text not in self.warnings:
@@ -62,6 +64,22 @@ class CommandContext:
         """Show a warning on stderr."""
         note = json.dumps({"schema": PROGRESS_SCHEMA, "note": text})
         sys.stderr.write(f"{note if self.json else f'warning: {printable(text)}'}\n")
+
+
+def _check_found(path: Path) -> None:
+    """Raise UsageError for another user's file in the working directory: it names programs, and gets variables."""
+    from storage.errors import UsageError
+
+    try:
+        owner = path.stat().st_uid
+    except OSError:
+        # Whoever reads it says so.
+        return
+    if owner not in {0, os.geteuid(), Path("/").stat().st_uid}:
+        raise UsageError(
+            f"{path} in the working directory belongs to another user",
+            hint=f"if you trust it, name it: --fleet {path}",
+        )
 
 
 def command_context(context: typer.Context) -> CommandContext:

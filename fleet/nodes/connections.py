@@ -409,6 +409,8 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     elif refuses_database(node, error):
         # It runs, and has answered.
         hint = f"check the name of the database in fleet.toml; {UNFINISHED_RESTORE}"
+    if node.backup_of is not None:
+        hint += "; a full snapshot can do without standbys: snapshot create NAME --only-primary"
     return NodeUnreachableError(
         f"node {node.id}: {reason}{missing_files(node.dsn)}",
         hint=hint,

@@ -23,11 +23,13 @@ from fleet.fleet_file import AssertionTable, Expected, Value
 from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.shut_down import shut_down
+from snapshots.ddl.search_path import DEFAULT, read_search_path
 
 BOOLEAN_OID = 16
 # A function may catch that its statement was cancelled, and go on: then its session is ended.
 END_AFTER_SECONDS = 2.0
 ROWS_SHOWN_MAX = 5
+ANSWER_CHARACTERS_MAX = 1_000_000
 
 Rows = Sequence[Sequence[str | None]]
 
@@ -83,13 +85,16 @@ def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
         ):
             connection.execute("SET TRANSACTION READ ONLY")
             # As in a session of the application; Cutline's own have an empty one.
-            connection.execute('SET LOCAL search_path = "$user", public')
+            path = read_search_path(connection)
+            set_path = "SELECT pg_catalog.set_config('search_path', %s, true)"
+            connection.execute(set_path, (DEFAULT if path is None else path,))
             connection.execute(f"SET LOCAL statement_timeout = {math.ceil(assertion.timeout * 1000)}".encode())
             # A cursor is of one query, and reads no more rows than it is asked for. Prepared, it can't be two commands.
             query = f"DECLARE asked NO SCROLL CURSOR FOR {assertion.sql.strip().removesuffix(';')}"
             connection.execute(query.encode(), prepare=True)
-            cursor = connection.execute(f"FETCH {max(rows_max, ROWS_SHOWN_MAX) + 1} FROM asked".encode())
-            rows, booleans = _texts(cursor), _boolean_columns(cursor)
+            rows, booleans = _fetch(connection, max(rows_max, ROWS_SHOWN_MAX) + 1)
+    except _TooLargeError as error:
+        return AssertionResult(assertion, holds=False, why=str(error), seconds=time.monotonic() - began)
     except psycopg.Error as error:
         why = shorten_message(error)
         if limit.is_over:
@@ -125,6 +130,26 @@ def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: fl
         timer.cancel()
         # What it has begun ends before anything else is asked.
         timer.join()
+
+
+class _TooLargeError(Exception):
+    """An answer that is too large to be compared and shown."""
+
+
+def _fetch(connection: psycopg.Connection[Any], rows_max: int) -> tuple[list[list[str | None]], list[bool]]:
+    """The first rows of the cursor, as PostgreSQL prints them, and which columns are boolean; raise _TooLargeError."""
+    rows: list[list[str | None]] = []
+    size = 0
+    while True:
+        # One by one: a view may answer with any number of large values.
+        cursor = connection.execute("FETCH 1 FROM asked")
+        found, booleans = _texts(cursor), _boolean_columns(cursor)
+        size += sum(len(cell or "") for row in found for cell in row)
+        if size > ANSWER_CHARACTERS_MAX:
+            raise _TooLargeError(f"its answer has more than {ANSWER_CHARACTERS_MAX:,} characters")
+        rows += found
+        if not found or len(rows) == rows_max:
+            return rows, booleans
 
 
 def _texts(cursor: psycopg.Cursor[tuple[object, ...]]) -> list[list[str | None]]:

@@ -39,6 +39,7 @@ from storage.errors import UnreachableError, UsageError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
 from tests.integration.drill.drilled import HOLDING, NAME, Drilled, write_fleet
+from tests.integration.own_shard import database_on
 from tests.integration.refusing import NoSpark, execute
 from tests.run.soak import draw
 
@@ -244,3 +245,21 @@ def test_an_interrupted_drill_drops_what_it_has_made_and_the_next_one_what_a_kil
     fleet, own = load_fleet(path), load_fleet(to)
     assert run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent(), own=own).result == "holds"
     assert left_on(shared_fleet) == before
+
+
+def test_an_assertion_has_the_search_path_of_the_database_and_no_answer_without_a_bound(
+    shared_fleet: EmbeddedFleet, tmp_path: Path
+) -> None:
+    with database_on(shared_fleet, "asserted", tmp_path) as fleet:
+        node = fleet.primaries[0]
+        execute(
+            node.dsn,
+            "CREATE SCHEMA shop",
+            "CREATE TABLE shop.customer AS SELECT 7 AS id",
+            "ALTER DATABASE asserted SET search_path = shop, public",
+            "CREATE VIEW public.huge AS SELECT repeat('x', 400000) FROM generate_series(1, 100000000)",
+        )
+        reader = Reader(node, lambda _: False)
+        assert ask(AssertionTable("s1", "SELECT id FROM customer", 7), reader).holds
+        found = ask(AssertionTable("s1", "SELECT * FROM huge", 1), reader)
+        assert (found.holds, found.why) == (False, "its answer has more than 1,000,000 characters")

@@ -108,7 +108,7 @@ def test_the_owner_of_a_database_can_not_write_the_record_of_its_filling(place: 
     record = (
         '{"schema":"cutline/restoring/1","operation":"20261122T115359Z-0123456789","snapshot":"daily","increment":1,'
         '"digest":"x","began_at":"2026-11-22T11:53:59.296Z","by":"mallory","version":"1","groups":[],"replace":false,'
-        '"create_roles":false,"in_store":false,"shards":["s1"],"phase":"loading","ledger":"%s",'
+        '"create_roles":false,"in_store":false,"allow_refused_ddl":false,"shards":["s1"],"phase":"loading","ledger":"%s",'
         '"scope":{"data_only":%s}}'
     )
 

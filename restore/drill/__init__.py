@@ -4,6 +4,6 @@ No node of the fleet is contacted. An *assertion* is a query with its expected r
 fleet.toml.
 
 Imports `embedded`, `fleet`, `fleet.nodes`, `fleet.programs`, `restore`, `restore.ddl`, `restore.obstacles`,
-`restore.targets`, `snapshots.operations`, `snapshots.records`, `snapshots.removal`,
+`restore.targets`, `snapshots.ddl`, `snapshots.operations`, `snapshots.records`, `snapshots.removal`,
 `snapshots.tasks` and `storage`.
 """

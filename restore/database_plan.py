@@ -18,6 +18,7 @@ from restore.memberships import check_memberships
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
 from restore.roles import name_bytes
+from restore.targets.database_records import without_record
 from restore.targets.target import Target
 from snapshots.ddl.search_path import SEARCH_PATH
 from snapshots.records.database_facts import DatabaseProperties, DatabaseSetting
@@ -45,6 +46,8 @@ def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connect
     known = frozenset(name for (name,) in connection.execute(NAMES_QUERY))
     changes = RoleChanges(dict(scope.role_map), scope.no_owner, ours.name, known)
     changed, left_out = change_roles(properties, changes)
+    changed, records = without_record(changed)
+    left_out += records
     if plan.request.is_drill:
         settings = find_free_settings(connection, changed)
         return PlannedDatabase(DatabaseDdl(target.database, DatabaseProperties(owner="", settings=settings), ours.name))

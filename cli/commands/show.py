@@ -32,6 +32,7 @@ from fleet.record import to_builtins
 from restore.ddl.database_ddl import database_statements
 from restore.ddl.server_roles import server_statements
 from restore.estimates.volumes import database_properties
+from restore.targets.database_records import without_record
 from snapshots.globals.server_globals_object import read_stored_globals
 from snapshots.listing.entry import Entry
 from snapshots.listing.figures import read_figures_of
@@ -111,13 +112,15 @@ def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[s
             continue
         of_server = read_stored_globals(store, chain, identity.node)
         of_database = database_properties(chain, identity.node)
+        kept, left_out = without_record(of_database) if of_database else (None, [])
+        statements = database_statements(identity.database, kept) if kept else []
         found.append(
             {
                 "node": identity.node,
                 "database": identity.database,
                 "globals": [*server_statements(of_server, verifiers=verifiers)] if of_server else [],
                 "with_passwords": of_server.with_verifiers if of_server else False,
-                "statements": database_statements(identity.database, of_database) if of_database else [],
+                "statements": [*statements, *(f"-- left out: {line}" for line in left_out)],
             }
         )
     return found

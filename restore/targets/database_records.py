@@ -23,7 +23,7 @@ from fleet.hints import restore_command
 from fleet.nodes.server_messages import shorten_message
 from fleet.record import Count, Record, Time, from_json, to_builtins
 from restore.parts.scope import WHOLE, RestoreScope
-from snapshots.records.database_facts import DatabasePrivilege
+from snapshots.records.database_facts import DatabasePrivilege, DatabaseProperties
 
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database'), pg_get_userbyid(d.datdba),
@@ -32,6 +32,8 @@ SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database'), pg_ge
 """
 
 
+# With which the schemas of records of all versions begin.
+SCHEMAS = "cutline/restoring/"
 LEDGER_NAME = re.compile(r"cutline_[0-9a-z_]{1,50}\.ledger")
 
 
@@ -148,6 +150,27 @@ def parse_record(comment: str | None) -> DatabaseRecord | None:
         return None
     # It is written into statements, and who owns a database can write its comment.
     return record if record.ledger is None or LEDGER_NAME.fullmatch(record.ledger) else None
+
+
+def without_record(properties: DatabaseProperties) -> tuple[DatabaseProperties, list[str]]:
+    """What a database is to have without a comment that is, or once was, a record; and a line if it had one.
+
+    Its owner on the source chose the comment: on the target it would count, because our role has written it.
+    """
+    if not _is_record(properties.comment or ""):
+        return properties, []
+    return structs.replace(properties, comment=None), ["comment of the database: it has the form of a restore's record"]
+
+
+def _is_record(comment: str) -> bool:
+    """Whether it has the form of a record, of this version or another one."""
+    if parse_record(comment) is not None:
+        return True
+    try:
+        found = json.loads(comment, strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and str(found.get("schema")).startswith(SCHEMAS)
 
 
 def record_text(record: DatabaseRecord) -> str:

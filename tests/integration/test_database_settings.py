@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -21,6 +22,7 @@ from fleet.nodes.privileges import quote
 from fleet.progress import Silent
 from fleet.read_only.frozen import freeze, thaw
 from restore.ddl.ddl import SchemaLoadError
+from restore.ddl.statements import literal
 from restore.estimates.volumes import database_properties
 from restore.obstacles.obstacles import TargetLacksError
 from restore.parts.scope import RestoreScope
@@ -28,7 +30,10 @@ from restore.plan import plan_restore
 from restore.preview import preview_restore
 from restore.request import RestoreRequest
 from restore.restore import resume_restore
+from restore.targets.database_records import DatabaseRecord, Phase, record_text
 from restore.targets.target import TargetUnfitError
+from restore.undoing.abandoning import abandon_restore
+from restore.unfinished import UnfinishedRestoreError
 from restore.unfinished_checks import NothingUnfinishedError
 from snapshots.ddl.database_facts import read_properties
 from snapshots.records.chain import Chain
@@ -234,6 +239,35 @@ def test_a_setting_that_the_target_refuses_is_known_before_a_row_is_loaded(
     )
     assert all(f"DATABASE {quote('back_refused')} SET" in one.statement for one in report.refused)
     assert properties_of(target) == place.full
+
+
+def test_a_comment_that_is_a_record_on_the_source_is_none_on_the_target(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of a database of the source can write one; a later restore must find nothing unfinished."""
+    runs, target = place.runs, named(place.runs.fleet, "back_claimed")
+    claim = record_text(
+        DatabaseRecord(
+            operation="20261122T081034Z-ac5ee8b427", snapshot=NAME, increment=0, digest="d", by="cutline",
+            began_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"), version="1", groups=(), replace=False,
+            create_roles=False, allow_refused_ddl=False, in_store=False, shards=("s1",),
+            shard="s1", phase=Phase.LOADING,
+        )
+    )  # fmt: skip
+    for node in runs.fleet.primaries:
+        execute(node.dsn, f"COMMENT ON DATABASE {QUOTED} IS {literal(claim)}")
+    runs.increment(NAME)
+    report = runs.restore(NAME, target)
+    assert [line for line in report.left_out if "form of a restore's record" in line]
+    assert {comment for _, comment, *_ in properties_of(target).values()} == {None}
+    with pytest.raises(UnfinishedRestoreError, match="no restore into these databases is unfinished"):
+        abandon_restore(runs.fleet, target, NAME, print, Silent())
+    shown = run_as_text(runs.fleet, "show", NAME, "--statements")
+    assert "COMMENT ON DATABASE" not in shown
+    assert "-- left out: comment of the database" in shown
+    for node in runs.fleet.primaries:
+        execute(node.dsn, f"COMMENT ON DATABASE {QUOTED} IS NULL")
+    runs.increment(NAME)
 
 
 def test_a_terminal_snapshot_has_the_settings_from_before_it(place: Place) -> None:

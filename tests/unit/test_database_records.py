@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from restore.targets.database_records import DatabaseRecord, Phase, parse_record, record_text
+from restore.targets.database_records import DatabaseRecord, Phase, parse_record, record_text, without_record
+from snapshots.records.database_facts import DatabaseProperties
 
 
 def record(ledger: str | None) -> DatabaseRecord:
@@ -33,3 +34,25 @@ def test_a_record_is_read_as_it_was_written(ledger: str | None) -> None:
 )
 def test_a_ledger_of_another_name_makes_it_no_record(ledger: str) -> None:
     assert parse_record(record_text(record(ledger))) is None
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        record_text(record(None)),
+        f"\n {record_text(record(None))}\t",
+        record_text(record(None)).replace("cutline/restoring/1", "\\u0063utline\\/restoring/2"),
+        record_text(record("pg_class")),
+        '{"schema": "cutline/restoring/1"}',
+    ],
+)
+def test_a_comment_in_the_form_of_a_record_is_not_given_to_a_database(comment: str) -> None:
+    """Its owner on the source has chosen it; on the target it would be that of our role."""
+    kept, left_out = without_record(DatabaseProperties(owner="app", comment=comment, is_template=True))
+    assert (kept, len(left_out)) == (DatabaseProperties(owner="app", is_template=True), 1)
+
+
+@pytest.mark.parametrize("comment", [None, "", "the bank's", '{"schema": "shop"}', "[" * 200_000, "{} cutline/"])
+def test_any_other_comment_is_given(comment: str | None) -> None:
+    properties = DatabaseProperties(owner="app", comment=comment)
+    assert without_record(properties) == (properties, [])

@@ -12,19 +12,18 @@ import psycopg
 
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import INHERIT_OPTION_VERSION, read_role
-from restore.ddl.database_ddl import PRELOADED, DatabaseDdl, change_roles
+from restore.ddl.database_ddl import DatabaseDdl, change_roles
 from restore.estimates.volumes import database_properties
 from restore.memberships import check_memberships
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
-from restore.roles import name_bytes
+from restore.roles import find_reserved_settings, name_bytes
 from restore.targets.database_records import without_record
 from restore.targets.target import Target
 from snapshots.ddl.search_path import SEARCH_PATH
 from snapshots.records.database_facts import DatabaseProperties, DatabaseSetting
 
 NAMES_QUERY = "SELECT rolname FROM pg_roles"
-RESERVED_QUERY = "SELECT name FROM pg_settings WHERE context <> 'user'"
 # From 16 on a membership says whether its member may act as the role.
 ABLE_QUERY = "SELECT pg_has_role(oid, %s) FROM pg_roles WHERE rolname = %s"
 
@@ -79,8 +78,7 @@ def find_free_settings(
 
     Without libraries that a session loads.
     """
-    reserved = {name.lower() for (name,) in connection.execute(RESERVED_QUERY)}
-    withheld = reserved | PRELOADED.keys()
+    withheld = find_reserved_settings(connection)
     return tuple(one for one in properties.settings if not one.role and one.name.lower() not in withheld)
 
 

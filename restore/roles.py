@@ -15,12 +15,12 @@ from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.encodings import RAW, raw_text
 from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.server_messages import shorten_message
+from restore.ddl.database_ddl import PRELOADED
 from restore.ddl.server_roles import (
     RoleStatement,
     attributes_statement,
     comment_statement,
     creating_statement,
-    loads_library,
     may_be_granted,
     membership_statement,
     memberships_of_created,
@@ -42,6 +42,9 @@ KNOWN_QUERY = "SELECT namesend(rolname) FROM pg_roles"
 BYTES_QUERY = """
 SELECT convert(name, 'UTF8', %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS given (name, n) ORDER BY n
 """
+RESERVED_QUERY = "SELECT name FROM pg_settings WHERE context <> 'user'"
+# Before the dot in the names of their settings, which no session knows that has not loaded their library.
+EXTENSIONS_QUERY = "SELECT name FROM pg_available_extensions"
 RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
 
 
@@ -224,6 +227,8 @@ def _give_what_they_had(
 
     `missing` are all roles that the server lacked: the target of another shard there may have created some of them.
     """
+    reserved = find_reserved_settings(connection)
+    extensions = {name.lower() for (name,) in connection.execute(EXTENSIONS_QUERY)}
     for role in found.roles:
         if role.name not in created:
             continue
@@ -234,8 +239,10 @@ def _give_what_they_had(
             yield from _refused(connection, comment_statement(role))
         for setting in role_settings(found, role.name):
             statement = role_setting_statement(setting)
-            if loads_library(setting):
-                yield f"role {role.name} is without {setting.name}; if the server has its libraries: {statement}"
+            name = setting.name.lower()
+            prefix, dot, _ = name.partition(".")
+            if name in reserved or (dot and prefix in extensions):
+                yield f"role {role.name} is without {setting.name}, which may give it power; to set it: {statement}"
             else:
                 yield from _refused(connection, statement)
     for one in memberships_of_created(found, created):
@@ -244,6 +251,14 @@ def _give_what_they_had(
         elif problems := list(_refused(connection, membership_statement(one))):
             # Its grantor may not grant it here, or is not here.
             yield from problems if list(_refused(connection, membership_statement(one, grantor=False))) else ()
+
+
+def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:
+    """The settings, in lower case, that not every role may set, and those that make each session load a library.
+
+    Some of the first give power over the server or over what others own. Nobody could log in if a library is lacking.
+    """
+    return {name.lower() for (name,) in connection.execute(RESERVED_QUERY)} | PRELOADED.keys()
 
 
 def _refused(connection: psycopg.Connection[Any], statement: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fleet.nodes.privileges import quote
-from restore.ddl.database_ddl import PRELOADED, setting_statement
+from restore.ddl.database_ddl import setting_statement
 from restore.ddl.statements import literal
 from snapshots.records.database_facts import NO_LIMIT, DatabaseSetting
 from snapshots.records.server_globals import RoleMembership, ServerGlobals, ServerRole, ServerTablespace
@@ -105,11 +105,6 @@ def may_be_granted(one: RoleMembership, found: ServerGlobals, created: Container
     """
     powers = {role.name for role in found.roles if withheld_attributes(role)}
     return one.role in HARMLESS or (one.role in created and one.role not in powers)
-
-
-def loads_library(setting: DatabaseSetting) -> bool:
-    """Whether it makes each session load a library; nobody could log in if the server lacks it."""
-    return setting.name.lower() in PRELOADED
 
 
 def role_settings(found: ServerGlobals, role: str) -> list[DatabaseSetting]:

@@ -31,12 +31,10 @@ from restore.drill.assertions import Reader
 from restore.drill.place import DrillPlace, create_login, end_session, new_password
 from restore.plan import RestorePlan
 from restore.targets.superusers import Superusers
-from restore.targets.target import target_of
+from restore.targets.target import suffix_of, target_of
 
 DATABASE = "drill"
 INSTALL = "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml"
-# The role that restores; the one that asks.
-LOGIN, READER = "cutline_drill", "cutline_drill_reader"
 # Nobody keeps what is in them.
 SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 
@@ -90,7 +88,9 @@ def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Co
 
 def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset[str]) -> DrillPlace:
     """The plan into servers that were made for it."""
-    role, password = LOGIN, new_password()
+    # Drawn: the snapshot may have roles of any name. One role restores, the other asks.
+    role, password = f"cutline_drill_{suffix_of(plan.intent.id)}", new_password()
+    reader = f"{role}_reader"
     nodes, superusers = list[Node](), dict[str, Node]()
     for target, server in zip(plan.targets, made, strict=True):
         node = replace(target.node, dsn=server.dsn(DATABASE, role, password))
@@ -108,15 +108,17 @@ def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset
         targets=targets,
         superusers=Superusers(superusers, role, extensions, folders, install=INSTALL),
     )
-    return DrillPlace(plan, lambda target: _make_reader(target.node, superusers[target.shard], servers[target.shard]))
+    return DrillPlace(
+        plan, lambda target: _make_reader(target.node, superusers[target.shard], servers[target.shard], reader)
+    )
 
 
-def _make_reader(node: Node, superuser: Node, server: EmbeddedNode) -> Reader:
-    """Make a role that may read everything, and no more; its session a superuser's ends, or the end of the server."""
+def _make_reader(node: Node, superuser: Node, server: EmbeddedNode, role: str) -> Reader:
+    """Make the role that may read everything, and no more; its session a superuser's ends, or the end of the server."""
 
     def end(process: int) -> bool:
         return not end_session(superuser, process) and stop_server(server, immediate=True)
 
-    role, password = READER, new_password()
+    password = new_password()
     create_login(superuser, role, password, "BYPASSRLS IN ROLE pg_read_all_data")
     return Reader(replace(node, dsn=make_conninfo(node.dsn, user=role, password=password)), end)

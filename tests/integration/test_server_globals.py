@@ -79,6 +79,14 @@ POWERS_QUERY = """
 SELECT rolname FROM pg_roles WHERE rolname NOT IN ('postgres')
    AND (rolsuper OR rolcreaterole OR rolreplication OR rolbypassrls)
 """
+# Settings that only a superuser sets, one of a library that is not loaded, and one that loads a library.
+POWERFUL = {
+    "lo_compat_privileges": "on",
+    "session_replication_role": "replica",
+    "Dynamic_Library_Path": "/tmp/evil",
+    "pg_stat_statements.track": "none",
+    "Session_Preload_Libraries": "/tmp/evil",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +167,8 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
         ),
         settings=(
             DatabaseSetting("work_mem", "1MB", "evil"),
-            DatabaseSetting("Session_Preload_Libraries", "/tmp/evil", "evil"),
+            DatabaseSetting("my.own", "1", "evil"),
+            *(DatabaseSetting(name, value, "evil") for name, value in POWERFUL.items()),
         ),
         tablespaces=(),
         with_verifiers=False,
@@ -175,13 +184,14 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
         )
         assert ask(dsn, query) == [('"group"', '"user"'), ('"group"', "evil"), ("pg_monitor", "evil")]
         assert ask(dsn, "SELECT setconfig FROM pg_db_role_setting WHERE setrole = 'evil'::regrole") == [
-            (["work_mem=1MB"],)
+            (["work_mem=1MB", "my.own=1"],)
         ]
         for role in powers:
             statement = f'GRANT "{role}" TO "evil";'
             assert f"node s1: role evil is not made a member of {role}; to do it: {statement}" in notes
-        assert [one for one in notes if 'ALTER ROLE "evil" SET "Session_Preload_Libraries" TO \'/tmp/evil\';' in one]
-        assert len(notes) == len(powers) + 1
+        for name, value in POWERFUL.items():
+            assert [one for one in notes if f'to set it: ALTER ROLE "evil" SET "{name}" TO \'{value}\';' in one]
+        assert len(notes) == len(powers) + len(POWERFUL)
     finally:
         execute(dsn, *(f'DROP ROLE IF EXISTS "{name}"' for name in names))
 

@@ -18,6 +18,8 @@ from tests.servers.fleets import SharedFleets
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+NAMED_AS_OURS = ("cutline_drill", "cutline_drill_reader")
+
 
 @pytest.fixture(scope="package")
 def shared_fleet(shared_fleets: SharedFleets) -> EmbeddedFleet:
@@ -35,6 +37,9 @@ def drilled(
     try:
         for dsn in shared_fleet.dsns():
             execute(dsn, TABLES)
+            # No name is a drill's own.
+            for role in NAMED_AS_OURS:
+                execute(dsn, f"CREATE ROLE {role}", f"GRANT SELECT ON item TO {role}")
         with dropping_slots(fleet):
             runs.init()
             runs.full(NAME, only_primary=True)
@@ -45,6 +50,7 @@ def drilled(
     finally:
         for dsn in shared_fleet.dsns():
             execute(dsn, "DROP VIEW IF EXISTS who", "DROP TABLE IF EXISTS item")
+            execute(dsn, *(f"DROP ROLE IF EXISTS {role}" for role in NAMED_AS_OURS))
     with listening() as (port, connections):
         nodes = "".join(
             f'\n[[node]]\nid = "{one}"\ndsn = "host=127.0.0.1 port={port} dbname={one}"\n' for one in ("s1", "s2")

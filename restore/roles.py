@@ -32,7 +32,7 @@ from restore.estimates.volumes import database_properties
 from restore.memberships import read_our_name
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
-from restore.targets.superusers import Superusers, mark_role
+from restore.targets.superusers import MARK, Superusers, find_marked, mark_role
 from restore.targets.target import Target, TargetUnfitError
 from snapshots.records.server_globals import ServerGlobals
 from storage.errors import UsageError
@@ -69,6 +69,13 @@ def missing_roles(
     existing = find_existing_roles(target, connection, roles, encoding)
     missing = [role for role in roles if role not in existing]
     node = target.node.id
+    # A drill's are gone when it ends, or with the next drill, and have nothing of what the snapshot's had.
+    if not by_superuser and (drilled := sorted(existing.intersection(role for role, _ in find_marked(connection)))):
+        raise TargetUnfitError(
+            f"node {node}: a drill has made roles that the restore needs, and will drop them: {', '.join(drilled)}",
+            hint="let the drill end; if it was killed, the next one there drops them: restore NAME --drill --to FILE",
+            details={"node": node, "roles": drilled},
+        )
     details: dict[str, object] = {"node": node, "roles": missing}
     if missing and not may_create:
         statements = [f"  CREATE ROLE {quote(role)};" for role in missing]
@@ -235,7 +242,9 @@ def _give_what_they_had(
         if withheld := withheld_attributes(role):
             statement = attributes_statement(role, withheld)
             yield f"role {role.name} was created without {', '.join(withheld)}; to grant them: {statement}"
-        if role.comment is not None:
+        if MARK.fullmatch(role.comment or ""):
+            yield f"role {role.name} is without its comment, which is in the form of those on a drill's roles"
+        elif role.comment is not None:
             yield from _refused(connection, comment_statement(role))
         for setting in role_settings(found, role.name):
             statement = role_setting_statement(setting)

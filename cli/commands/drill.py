@@ -62,7 +62,13 @@ def run_drill_command(
         activity(context, source, "restore") as shown,
     ):
         noting, announced = Noting(shown), dict[str, Any]()
-        report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced), own)
+        try:
+            report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced), own)
+        except BaseException:
+            # What is left is said in any case.
+            for text in noting.notes if command_context(context).quiet else ():
+                command_context(context).warn(text)
+            raise
     problems = write_report(junit, junit_of_drill(report))
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []

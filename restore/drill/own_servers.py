@@ -33,7 +33,7 @@ from restore.obstacles.disk_space import find_data_directory
 from restore.plan import RestorePlan
 from restore.roles import find_existing_roles
 from restore.targets.databases import drop_database
-from restore.targets.superusers import Superusers, mark_role
+from restore.targets.superusers import Superusers, find_marked, mark_role
 from restore.targets.target import SYSTEM_QUERY, Connections, Target, suffix_of, target_of
 from storage.errors import SnapshotError, UsageError
 
@@ -45,12 +45,9 @@ DATABASES_QUERY = """
 SELECT datname FROM pg_database
  WHERE datname ^@ 'cutline_drill_' AND pg_has_role(datdba, 'USAGE')
 """
-# Only a superuser's drill makes any.
-ROLES_QUERY = """
-SELECT rolname, shobj_description(oid, 'pg_authid') FROM pg_roles
- WHERE shobj_description(oid, 'pg_authid') ^@ 'cutline_drill_' AND NOT rolsuper
-   AND (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
-"""
+# Code of the owners can have renamed them.
+OWNED_QUERY = "SELECT datname FROM pg_database WHERE pg_get_userbyid(datdba) = ANY (%s)"
+SESSIONS_QUERY = "SELECT pid FROM pg_stat_activity WHERE usename = %s"
 LIVING_QUERY = "SELECT DISTINCT application_name FROM pg_stat_activity WHERE application_name ^@ 'cutline_drill_'"
 POWERS_QUERY = """
 SELECT array_remove(ARRAY[CASE WHEN r.rolcreaterole AND current_setting('server_version_num')::int < 160000
@@ -189,44 +186,85 @@ def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progre
     What somebody uses stays, which is noted: it keeps no other drill from its work. Raises what a lost session raises.
     """
     living = {name for (name,) in session.execute(LIVING_QUERY)}
-    drops: list[tuple[str, Callable[[], None]]] = []
-    for (database,) in session.execute(DATABASES_QUERY).fetchall():
-        if (match := NAME.fullmatch(database)) and match["drill"] not in living:
-            drops.append((f"database {database}", partial(drop_database, target, session, database)))
-    for role, mark in session.execute(ROLES_QUERY).fetchall():
-        if NAME.fullmatch(mark) and mark not in living:
-            drops.append((f"role {role}", partial(_drop_role, session, role)))
-    for what, drop in drops:
-        try:
-            drop()
-        except (SnapshotError, psycopg.Error) as error:
-            if session.broken:
-                raise
-            why = shorten_message(error) if isinstance(error, psycopg.Error) else error
-            progress.note(f"node {target.node.id}: {what} of a drill that was killed is left: {why}")
+    roles = [(role, mark) for role, mark in _made_roles(target, session) if mark not in living]
+    databases = dict.fromkeys(
+        database
+        for (database,) in session.execute(DATABASES_QUERY).fetchall()
+        if (match := NAME.fullmatch(database)) and match["drill"] not in living
+    )
+    for what, why in (*_drop_databases(target, session, databases, roles), *_drop_roles(session, roles)):
+        progress.note(f"node {target.node.id}: {what} of a drill that was killed is left: {why}")
 
 
-def _drop_role(session: psycopg.Connection[Any], role: str) -> None:
-    session.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role)))
+def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[str, str]]:
+    """The roles that drills have made, with their marks; none for another role than a superuser, whose drill has none.
+
+    The one that restored comes last: by it the others of its drill are known.
+    """
+    return find_marked(session) if read_role(target.node, session).is_super else []
+
+
+def _drop_databases(
+    target: Target, session: psycopg.Connection[Any], databases: Iterable[str], roles: Iterable[tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
+    """Drop the databases, and all others of the roles that restored; yield what is left, and why.
+
+    Nobody can log in as such a role from then on. Raises what a lost session raises.
+    """
+    logins = [role for role, mark in roles if role == mark]
+    for role in logins:
+        # Code of the owners, which ran as this role, can have given it a password that they know.
+        session.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(sql.Identifier(role)))
+        for (process,) in session.execute(SESSIONS_QUERY, (role,)).fetchall():
+            end_session(target.maintenance, process)
+    owned = [database for (database,) in session.execute(OWNED_QUERY, (logins,))]
+    for database in dict.fromkeys([*databases, *owned]):
+        if why := _why_left(session, partial(drop_database, target, session, database)):
+            yield f"database {database}", why
+
+
+def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Drop the roles; yield what is left, and why. Raises what a lost session raises."""
+    left = set[str]()
+    for role, mark in roles:
+        statement = sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role))
+        if mark in left and role == mark:
+            yield f"role {role}", "the others are known by it"
+        elif why := _why_left(session, partial(session.execute, statement)):
+            left.add(mark)
+            yield f"role {role}", why
+
+
+def _why_left(session: psycopg.Connection[Any], drop: Callable[[], object]) -> str:
+    """Why it can't be dropped; "" if it is. Raises what a lost session raises."""
+    try:
+        drop()
+    except (SnapshotError, psycopg.Error) as error:
+        if session.broken:
+            raise
+        return shorten_message(error) if isinstance(error, psycopg.Error) else str(error)
+    return ""
 
 
 def _drop_all(targets: Iterable[Target], name: str, progress: Progress) -> None:
     """Drop what the drill has made, in sessions of its own: those before may be lost."""
 
-    def drop_databases(target: Target, connection: psycopg.Connection[Any]) -> None:
-        for database in (target.loading, target.database):
-            drop_database(target, connection, database)
+    def drop_databases(target: Target, session: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
+        yield from _drop_databases(target, session, (target.loading, target.database), made(target, session))
 
-    def drop_roles(_target: Target, connection: psycopg.Connection[Any]) -> None:
-        for role, mark in connection.execute(ROLES_QUERY).fetchall():
-            if mark == name:
-                _drop_role(connection, role)
+    def drop_roles(target: Target, session: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
+        yield from _drop_roles(session, made(target, session))
 
+    def made(target: Target, session: psycopg.Connection[Any]) -> list[tuple[str, str]]:
+        return [(role, mark) for role, mark in _made_roles(target, session) if mark == name]
+
+    targets = list(targets)
     # On a server of several targets, roles own something as long as there is one of the databases.
     for drop in (drop_databases, drop_roles):
         for target in targets:
             try:
-                with connect(target.maintenance) as connection:
-                    drop(target, connection)
+                with connect(target.maintenance) as session:
+                    for what, why in drop(target, session):
+                        progress.note(f"node {target.node.id}: {what} is left until the next drill there: {why}")
             except (SnapshotError, psycopg.Error) as error:
                 progress.note(f"node {target.node.id}: {name} is left until the next drill there: {error}")

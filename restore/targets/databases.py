@@ -49,6 +49,7 @@ SELECT d.datname, d.comment IS NOT NULL
 EMPTY_QUERY = """
 SELECT NOT EXISTS (SELECT FROM pg_class WHERE oid >= 16384) AND NOT EXISTS (SELECT FROM pg_proc WHERE oid >= 16384)
 """
+TEMPLATE_QUERY = "SELECT datistemplate FROM pg_database WHERE datname = %s"
 DATABASE_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
 # The owner of a database that was put aside, if the one in its place belongs to another role.
 PREVIOUS_OWNER_QUERY = f"""
@@ -161,7 +162,10 @@ def _provider(source: NodeIdentity) -> sql.Composable:
 
 
 def drop_database(target: Target, connection: psycopg.Connection[Any], name: str) -> None:
-    """Drop a database of the target's server, if it exists; raise TargetUnfitError, NodeUnreachableError."""
+    """Drop a database of the target's server, a template, too, if it exists.
+
+    Raises TargetUnfitError, NodeUnreachableError.
+    """
     try:
         with refusing(target.node, f"database {name} can't be dropped"):
             _drop(connection, name)
@@ -174,6 +178,9 @@ def drop_database(target: Target, connection: psycopg.Connection[Any], name: str
 
 
 def _drop(connection: psycopg.Connection[Any], name: str) -> None:
+    # Code of the source's owners, which has run there as the database's owner, can have made it one.
+    if connection.execute(TEMPLATE_QUERY, (name,)).fetchone() == (True,):
+        connection.execute(sql.SQL("ALTER DATABASE {} IS_TEMPLATE false").format(sql.Identifier(name)))
     statement = sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(name))
     try:
         connection.execute(statement + sql.SQL(" WITH (FORCE)"))

@@ -6,6 +6,7 @@ run there, and no session of a superuser enters a database from then on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,26 @@ from snapshots.ddl.search_path import DEFAULT
 
 # Scripts of extensions ask for the search_path with which their session began, and may set another one.
 SET_PATH = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"
+
+# The comment on roles that a drill has made, and the name of the one that restored, which is drawn.
+MARK = re.compile(r"cutline_drill_[0-9a-f]{10}")
+# A comment alone could be anybody's: the role is the one that restored, or has that one as a member. It comes last.
+MARKED_QUERY = f"""
+WITH marked AS (
+  SELECT oid, rolname, shobj_description(oid, 'pg_authid') AS mark FROM pg_roles
+   WHERE shobj_description(oid, 'pg_authid') ~ '^{MARK.pattern}$' AND NOT rolsuper
+)
+SELECT rolname, mark FROM marked AS one
+ WHERE rolname = mark
+    OR EXISTS (SELECT FROM pg_auth_members m JOIN marked login ON login.oid = m.member
+                WHERE m.roleid = one.oid AND login.rolname = one.mark AND login.mark = one.mark)
+ ORDER BY rolname = mark, rolname
+"""
+
+
+def find_marked(connection: psycopg.Connection[Any]) -> list[tuple[str, str]]:
+    """The roles of the server that superusers' drills have made, each with its drill's mark, the login role last."""
+    return [(role, mark) for role, mark in connection.execute(MARKED_QUERY)]
 
 
 def mark_role(connection: psycopg.Connection[Any], role: str, mark: str) -> None:

@@ -160,7 +160,7 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
     execute(dsn, "CREATE ROLE ops CREATEROLE", "CREATE ROLE owner", "CREATE ROLE dba SUPERUSER", 'CREATE ROLE "user"')
     powers = ("ops", "owner", "dba", "pg_read_all_data", "pg_signal_backend")
     found = ServerGlobals(
-        roles=tuple(ServerRole(name=name, login=True) for name in names),
+        roles=tuple(ServerRole(name=name, login=True, comment="cutline_drill_0123456789") for name in names),
         memberships=(
             *(RoleMembership(role=role, member="evil", grantor="") for role in (*powers, "group", "pg_monitor")),
             RoleMembership(role="group", member="user", grantor=""),
@@ -191,7 +191,10 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
             assert f"node s1: role evil is not made a member of {role}; to do it: {statement}" in notes
         for name, value in POWERFUL.items():
             assert [one for one in notes if f'to set it: ALTER ROLE "evil" SET "{name}" TO \'{value}\';' in one]
-        assert len(notes) == len(powers) + len(POWERFUL)
+        # Drills know their own roles by such comments.
+        assert len([one for one in notes if "is without its comment" in one]) == len(created)
+        assert ask(dsn, "SELECT FROM pg_shdescription WHERE description ^@ 'cutline_drill_'") == []
+        assert len(notes) == len(powers) + len(POWERFUL) + len(created)
     finally:
         execute(dsn, *(f'DROP ROLE IF EXISTS "{name}"' for name in names))
 

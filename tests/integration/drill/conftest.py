@@ -49,7 +49,7 @@ def drilled(
             rows = [sum(lines.count(b"\n") for lines in sorted_copies(dsn).values()) for dsn in shared_fleet.dsns()]
     finally:
         for dsn in shared_fleet.dsns():
-            execute(dsn, "DROP VIEW IF EXISTS who", "DROP TABLE IF EXISTS item")
+            execute(dsn, "DROP VIEW IF EXISTS who", "DROP TABLE IF EXISTS item", "DROP FUNCTION IF EXISTS rude")
             execute(dsn, *(f"DROP ROLE IF EXISTS {role}" for role in NAMED_AS_OURS))
     with listening() as (port, connections):
         nodes = "".join(

@@ -14,9 +14,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME = "weekly"
-# A view of an owner of tables must not run as a superuser.
+# A view of an owner of tables must not run as a superuser, and what a CHECK does must not outlive a drill.
 TABLES = """
-CREATE TABLE item (id int PRIMARY KEY, price numeric(10, 2), sold boolean, note text);
+CREATE FUNCTION rude(int) RETURNS boolean LANGUAGE plpgsql AS $$
+  BEGIN
+    IF current_user ^@ 'cutline_drill_' THEN
+      EXECUTE format('ALTER DATABASE %I IS_TEMPLATE true', current_database());
+    END IF;
+    RETURN true;
+  END $$;
+CREATE TABLE item (id int PRIMARY KEY CHECK (rude(id)), price numeric(10, 2), sold boolean, note text);
 INSERT INTO item VALUES (1, 1.50, true, 'a'), (2, 20, false, NULL);
 CREATE VIEW who AS SELECT current_setting('is_superuser') AS is_super
 """

@@ -34,7 +34,8 @@ from restore.drill.own_servers import _check_roles
 from restore.drill.place import DrillUnfitError
 from restore.parts.scope import RestoreScope
 from restore.request import RestoreRequest
-from restore.targets.target import target_of
+from restore.roles import missing_roles
+from restore.targets.target import TargetUnfitError, target_of
 from storage.errors import UnreachableError, UsageError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
@@ -134,31 +135,39 @@ def test_roles_with_powers_and_files_without_a_shard_are_refused(
 def test_what_earlier_drills_have_left_in_use_is_noted_and_keeps_no_drill_from_its_work(
     drilled: Drilled, shared_fleet: EmbeddedFleet, tmp_path: Path
 ) -> None:
+    """A comment alone makes no role a drill's; a restore does not take a drill's roles for those of the target."""
     fleet = load_fleet(write_fleet(drilled, tmp_path, ""))
     request = RestoreRequest(NAME, scope=RestoreScope(role_map=(("a", "b"),)))
     own = load_fleet(describe(tmp_path / "spare.toml", shared_fleet, "postgres"))
     maintenance, mark = shared_fleet.primaries[0].dsn("postgres"), f"cutline_drill_{'a' * 10}"
-    with database_left(maintenance, f"{mark}_1"), role_on(shared_fleet, f"CREATE ROLE {ROLE}"):
-        execute(maintenance, f"COMMENT ON ROLE {ROLE} IS '{mark}'", f"CREATE SCHEMA its AUTHORIZATION {ROLE}")
-        execute(maintenance, f"ALTER DATABASE {mark}_1 IS_TEMPLATE true")
-        noting = Noting(Silent())
+    before, noting = left_on(shared_fleet), Noting(Silent())
+    made = (mark, ROLE, "free")
+    with psycopg.connect(maintenance, autocommit=True) as connection:
+        execute(maintenance, f"CREATE ROLE {mark} LOGIN CREATEDB", "CREATE ROLE bystander")
+        execute(maintenance, *(f"CREATE ROLE {role} ROLE {mark}" for role in made[1:]))
+        execute(maintenance, *(f"COMMENT ON ROLE {role} IS '{mark}'" for role in (*made, "bystander")))
+        # As code of the owners, which runs as the first, can leave them.
+        for database in (f"{mark}_1", "renamed"):
+            execute(maintenance, f"CREATE DATABASE {database} OWNER {mark} IS_TEMPLATE true")
+        execute(maintenance, f"CREATE SCHEMA its AUTHORIZATION {ROLE}")
         try:
+            target = target_of("s1", with_database(Node("s1", maintenance), "free"), (), "0" * 32)
+            with pytest.raises(TargetUnfitError, match=r"a drill has made roles .*: driller"):
+                missing_roles(target, connection, ["bystander", ROLE], "UTF8", may_create=True)
             # It goes as far as a refusal that comes after it.
             with pytest.raises(UsageError, match="--role-map"):
                 run_drill(fleet, request, NoSpark(), noting, own=own)
+            query = "SELECT rolname, rolcanlogin FROM pg_roles WHERE rolname = ANY (%s) ORDER BY 1"
+            assert connection.execute(query, [[*made, "bystander"]]).fetchall() == [
+                ("bystander", False), (mark, False), (ROLE, False),
+            ]  # fmt: skip
         finally:
-            execute(maintenance, "DROP SCHEMA its")
+            execute(maintenance, "DROP SCHEMA its", "DROP ROLE bystander")
     left = [one for one in noting.notes if "of a drill that was killed is left" in one]
-    assert [re.sub(" of a .*", "", one) for one in left] == [f"node s1: database {mark}_1", f"node s1: role {ROLE}"]
-
-
-@contextmanager
-def database_left(maintenance: str, name: str) -> Iterator[None]:
-    execute(maintenance, f"CREATE DATABASE {name}")
-    try:
-        yield
-    finally:
-        execute(maintenance, f"ALTER DATABASE {name} IS_TEMPLATE false", f"DROP DATABASE {name}")
+    assert [re.sub(" of a .*", "", one) for one in left] == [f"node s1: role {ROLE}", f"node s1: role {mark}"]
+    with pytest.raises(UsageError, match="--role-map"):
+        run_drill(fleet, request, NoSpark(), Silent(), own=own)
+    assert left_on(shared_fleet) == before
 
 
 def test_a_session_that_is_lost_is_a_node_that_is_away(shared_fleet: EmbeddedFleet) -> None:

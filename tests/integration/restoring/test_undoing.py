@@ -265,6 +265,8 @@ def test_a_database_is_not_dropped_for_its_name_alone(place: Place) -> None:
                 abandon(place)
             assert f'DROP DATABASE "{database_name(loading.dsn)}";' in raised.value.hint
             execute(loading.dsn, "SELECT FROM mine", "DROP TABLE mine")
+            # As code of the source's owners can do it.
+            execute(maintenance, f'ALTER DATABASE "{database_name(loading.dsn)}" IS_TEMPLATE true')
             assert abandon(place).dropped == [f"{node.id}: {database_name(loading.dsn)}"]
         finally:
             execute(maintenance, f'DROP DATABASE IF EXISTS "{database_name(loading.dsn)}"')

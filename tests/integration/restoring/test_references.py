@@ -122,7 +122,7 @@ def test_a_key_is_verified_by_its_own_operator(node: Node) -> None:
             connection.execute(statement.encode())
         oids = find_oids(connection, ["public.use"])
         assert find_orphan(node.id, connection, oids) is None
-        connection.execute("SET session_replication_role = replica")
+        connection.execute("SET session_replication_role = replica; SET search_path = public")
         connection.execute("UPDATE use SET k = 'b'")
         assert connection.execute("SELECT k = k FROM key").fetchone() == (True,)
         orphan = find_orphan(node.id, connection, oids)

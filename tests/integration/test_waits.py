@@ -234,7 +234,8 @@ def test_a_create_succeeds_once_its_hint_was_followed(
                 assert slots_and_sessions_left(node) == []
             # No other node has committed the prepared one.
             statements = re.findall(
-                r"(?m)^on node (\S+)(?: in database (\S+))?: (?:.* otherwise )?(.*;)$", raised.value.hint
+                r"(?m)^-- on node ([^\s,:]+)(?: in database ([^\s,:]+))?[,:].*\n(?:.*;\n-- otherwise:\n)?(.*;)$",
+                raised.value.hint,
             )
             assert len(statements) == 2
             for node, database, statement in statements:

@@ -124,5 +124,7 @@ def test_with_json_every_line_on_stderr_is_an_object(place: Place) -> None:
     assert [one["node"] for one in document["plan"]["targets"]] == ["s1", "s2", "s3"]
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(line["schema"], line["command"], line["step"], line["state"]) for line in lines] == [
-        ("cutline/progress/1", "restore", "check targets", state) for state in ("running", "done")
+        ("cutline/progress/1", "restore", step, state)
+        for step in ("check targets", "rehearse the DDL")
+        for state in ("running", "done")
     ]

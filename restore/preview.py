@@ -152,7 +152,10 @@ def preview_resumed(
             done = plan.targets if found.is_published else run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
             left = [one for one in plan.targets if one not in done]
             preview = check_restore(plan, left, run.connections, run.folder, run.obstacles, run.find_begun())
-            preview = with_replaced(preview, run)
+            # Where tables are there already, the DDL before the rows has been run.
+            made = run.shards_in(Phase.LOADING, Phase.INDEXING)
+            untried = [one.node.id for one in left if one not in made]
+            preview = replace(with_replaced(preview, run), untried=untried)
             check_all_swappable(run)
     return plan, preview
 

@@ -18,7 +18,7 @@ USED_UP = {errno.EMFILE, errno.ENFILE}
 # Libraries pass it on as text, and so do executors.
 TEXTS = tuple(os.strerror(number).lower() for number in USED_UP)
 OF_MACHINE = os.strerror(errno.ENFILE).lower()
-# What a server says has its severity before it; that is of the server's limit.
+# A server's message begins with its severity: the limit is the server's.
 OF_SERVER = re.compile(r"\b[A-Z]{3,}:  ")
 # What macOS grants although it says that there is no hard limit.
 GRANTED_ANYWAY = 10_240

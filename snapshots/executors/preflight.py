@@ -75,7 +75,7 @@ def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progr
     if problems:
         raise _combine(problems, len(answers))
     session.conf.set(WAIT_SETTING, str(needs.wait_seconds))
-    # Later ones are asked for what is always there; this travels with every task, and no password of a node with it.
+    # Later executors read only the fleet's file: these needs are sent with every task, without any node's password.
     return replace(needs, nodes=(), key=FLEET_KEY, body=store.read(FLEET_KEY))
 
 

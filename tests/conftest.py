@@ -29,6 +29,7 @@ pytest_plugins = [
     "tests.run.interrupts",
     "tests.run.memory_folder",
     "tests.run.order",
+    "tests.run.process_state",
     "tests.run.times",
     "tests.servers.dealt",
 ]

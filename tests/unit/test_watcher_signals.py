@@ -80,7 +80,6 @@ def unwinding() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        cli.main._signals.clear()
 
 
 def cancel_increment() -> TaskResult:

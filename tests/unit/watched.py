@@ -14,7 +14,6 @@ import pytest
 
 import cli.commands.watch as command
 import cli.watch.watcher as module
-from cli.output import stopping
 from cli.watch.fleet_source import FleetSource
 from cli.watch.notices import Notices
 from cli.watch.schedule import TaskKind
@@ -86,8 +85,6 @@ def new_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
         return found.does[kind]()
 
     monkeypatch.setattr(module.Watcher, "_run", run)
-    stopping.forget_requests(kept="")
-    stopping._is_signalled.clear()
     return found
 
 

@@ -1,0 +1,34 @@
+"""What a stopped command leaves in its process, and what was told, is forgotten before each test.
+
+A command's process ends with it. A worker of a run goes on to the next module, and which that is depends on how long
+the others took: a test that passes only in a worker that has stopped nothing is one that differs from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import cli.main
+from cli.output import stopping
+from fleet.nodes import clocks
+from storage import clock, waits
+
+
+@pytest.fixture(autouse=True)
+def _process_state() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    """Let this process be as one that has just begun."""
+    stopping.forget_requests(kept="")
+    stopping._is_sent.clear()
+    stopping._is_signalled.clear()
+    cli.main._signals.clear()
+    waits._told.clear()
+    clock.follow_machine()
+    clocks._told_seconds = 0.0

@@ -85,7 +85,7 @@ def plan_document(plan: DeletionPlan) -> dict[str, Any]:
         **mark_document(plan.mark),
         "objects": plan.mark.objects,
         "bytes": plan.mark.bytes,
-        "slots": list(plan.mark.slots),
+        "slots": list(plan.slots),
         "nodes": list(plan.mark.nodes),
         "nodes_unknown": list(plan.unknown_nodes),
         "drops_publications": plan.drops_publications,
@@ -130,7 +130,7 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
         lines += point_lines(mark)
     if plan.surveyed and plan.surveyed.problem:
         lines.append(f"damaged: {plan.surveyed.problem}")
-    lines += [f"drop slot {slot} on {', '.join(mark.nodes)}" for slot in mark.slots]
+    lines += [f"drop slot {slot} on {', '.join(mark.nodes)}" for slot in plan.slots]
     if plan.drops_publications:
         lines.append("drop the publications: this is the last snapshot")
     else:

@@ -26,6 +26,7 @@ from snapshots.removal.retention import RetentionFate, RetentionVerdict
 
 SCHEMA = "cutline/prune/1"
 NAMES_SHOWN_MAX = 10
+LABELS = {RetentionFate.KEEP: "kept", RetentionFate.ONLY_FULL: "increments deleted", RetentionFate.DELETE: "deleted"}
 
 
 @or_in_background
@@ -37,7 +38,7 @@ def prune(
         int | None, typer.Option(min=1, metavar="D", help="Keep snapshots with a restore point younger than D days.")
     ] = None,
     keep_increments: Annotated[
-        int | None, typer.Option(min=0, metavar="K", help="Keep increments only of the newest K snapshots.")
+        int | None, typer.Option(min=0, metavar="K", help="Only the newest K snapshots keep increments or get more.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Even the last restorable snapshot.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only show the plan.")] = False,
@@ -128,7 +129,7 @@ def _step_document(step: PruneStep) -> dict[str, Any]:
         **mark_document(step.mark),
         "objects": step.mark.objects,
         "bytes": step.mark.bytes,
-        "slots": list(step.mark.slots),
+        "slots": list(step.slots),
         "nodes": list(step.mark.nodes),
     }
 
@@ -160,21 +161,18 @@ def plan_lines(plan: PrunePlan) -> list[str]:
     for one in plan.verdicts:
         problem = plan.problems.get(one.name)
         why = "; ".join(one.why) + (f" ({problem}); see: snapshot check {one.name}" if problem else "")
-        lines.append(f"{one.name}: {_label(one.fate)}: {why}")
         going = by_name.get(one.name)
+        label = LABELS[one.fate]
+        if one.fate is RetentionFate.ONLY_FULL and len(plan.held[one.name].points) == 1:
+            label = "kept, and ended"
+        lines.append(f"{one.name}: {label}: {why}")
         if going and not going.is_resumed:
             lines += [f"  {line}" for line in point_lines(going.mark)]
-            lines += [f"  drop slot {slot} on {', '.join(going.mark.nodes)}" for slot in going.mark.slots]
+            lines += [f"  drop slot {slot} on {', '.join(going.mark.nodes)}" for slot in going.slots]
     lines += [f"warning: {text}" for text in plan.warnings]
     if not plan.steps:
         return [*lines, "nothing to prune"]
     return [*lines, f"{quantity_text(plan.objects, 'objects')} to delete, {size_text(plan.bytes)} to free"]
-
-
-def _label(fate: RetentionFate) -> str:
-    return {RetentionFate.KEEP: "kept", RetentionFate.ONLY_FULL: "increments deleted", RetentionFate.DELETE: "deleted"}[
-        fate
-    ]
 
 
 def lines_of(pruned: PruneResult) -> list[str]:

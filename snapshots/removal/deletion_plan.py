@@ -56,6 +56,11 @@ class DeletionPlan:
         return self.surveyed is None
 
     @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots that nodes may still have; of a chain that has ended, the mark names one that was dropped."""
+        return self.mark.slots if self.surveyed is None or self.surveyed.is_continuable else ()
+
+    @property
     def drops_publications(self) -> bool:
         """Whether the publications go too: it is the last snapshot, so nothing of Cutline remains on the nodes."""
         return not self.others

@@ -45,10 +45,14 @@ NAMES_SHOWN_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class PruneStep:
-    """One removal. `is_resumed`: an earlier command has stored its mark already."""
+    """One removal. `is_resumed`: an earlier command has stored its mark already.
+
+    `slots` are those that nodes may still have; of a chain that has ended, the mark names one that was dropped.
+    """
 
     kind: str
     mark: Mark
+    slots: tuple[str, ...]
     is_resumed: bool = False
 
 
@@ -172,16 +176,20 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
     verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)
     kept_instead = list_kept_instead(list(held.values()), rules, now, takes_last=force)
     deleted, unreadable = list_unfinished_deletions(store)
-    steps = [PruneStep(DELETE, plan_deletion(store, fleet, name, force=True).mark, is_resumed=True) for name in deleted]
+    left = [plan_deletion(store, fleet, name, force=True).mark for name in deleted]
+    steps = [PruneStep(DELETE, mark, mark.slots, is_resumed=True) for mark in left]
     being_pruned = {one.snapshot for one in open_removals(store) if one.kind == PRUNE}
     for verdict in reversed(verdicts):
         surveyed = surveys[verdict.name]
         if verdict.fate is RetentionFate.DELETE:
-            steps.append(PruneStep(DELETE, tombstone_of(store, fleet, surveyed)))
+            mark = tombstone_of(store, fleet, surveyed)
+            steps.append(PruneStep(DELETE, mark, mark.slots if surveyed.is_continuable else ()))
         elif surveyed.is_only_full and (verdict.name in being_pruned or surveyed.of_increments.objects):
-            steps.append(PruneStep(PRUNE, _unfinished_mark(store, surveyed), is_resumed=True))
+            mark = _unfinished_mark(store, surveyed)
+            steps.append(PruneStep(PRUNE, mark, mark.slots, is_resumed=True))
         elif verdict.fate is RetentionFate.ONLY_FULL:
-            steps.append(PruneStep(PRUNE, _only_full_mark(surveyed)))
+            mark = _only_full_mark(surveyed)
+            steps.append(PruneStep(PRUNE, mark, mark.slots if surveyed.is_continuable else ()))
     problems = unreadable | {name: one.problem for name, one in surveys.items() if one.problem}
     return PrunePlan(
         rules, tuple(verdicts), tuple(steps), problems, held, tuple(kept_instead), tuple(sorted(checks.unread))
@@ -191,10 +199,9 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
 def _held_snapshots(surveys: Mapping[str, SurveyedSnapshot], checks: NewestChecks) -> dict[str, HeldSnapshot]:
     """The snapshots as the rules see them, each with the check whose result stands for it."""
     found = checks.by_snapshot
+    standing = {name: standing_check(found.get(name, ()), len(one.points)) for name, one in surveys.items()}
     return {
-        name: HeldSnapshot(
-            name, one.moments, one.is_whole, one.is_only_cut, standing_check(found.get(name, ()), len(one.points))
-        )
+        name: HeldSnapshot(name, one.moments, one.is_whole, one.is_only_cut, standing[name], one.is_continuable)
         for name, one in surveys.items()
     }
 

@@ -1,7 +1,8 @@
 """Retention: which snapshots the rules keep. Pure values, so that every rule can be tested alone.
 
 A snapshot is kept if any rule keeps it, or if no rule applies to whole snapshots. Its increments are kept if any rule
-keeps them. A damaged snapshot is always kept and not counted by the rules, because its content is unknown. The newest
+keeps them. If no rule keeps increments of a chain, it gets none any more and nodes keep no WAL for it, even if it has
+none yet. A damaged snapshot is always kept and not counted by the rules, because its content is unknown. The newest
 restorable snapshot is kept even if no rule keeps it. A restore point (`--only-cut`) is no full snapshot: keep_full
 neither counts nor removes it, only keep_days does.
 
@@ -31,7 +32,7 @@ class NoRetentionError(UsageError):
 
 
 class RetentionFate(StrEnum):
-    """What happens to a snapshot: it is kept, reduced to its full snapshot, or deleted."""
+    """What happens to a snapshot: it is kept, reduced to its full snapshot (its chain then ends), or deleted."""
 
     KEEP = "keep"
     ONLY_FULL = "only-full"
@@ -43,6 +44,7 @@ class HeldSnapshot:
     """A snapshot as the rules see it. `points`: when the cuts of the full snapshot and each increment were made.
 
     `is_only_cut`: it is a restore point, which has no rows. `checked`: the check whose result stands for it.
+    `is_continuable`: an increment could follow, for which nodes keep WAL.
     """
 
     name: str
@@ -50,6 +52,7 @@ class HeldSnapshot:
     is_whole: bool = True
     is_only_cut: bool = False
     checked: EndedCheck | None = None
+    is_continuable: bool = False
 
     @property
     def is_restorable(self) -> bool:
@@ -210,7 +213,8 @@ def _with_increments(
 ) -> RetentionVerdict:
     """The verdict on a snapshot that is kept: with its increments, or without."""
     keep, one = rules.keep_increments, place.one
-    if len(one.points) == 1 or keep is None:
+    has_increments = len(one.points) > 1
+    if keep is None or not (has_increments or one.is_continuable):
         return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, *place.note))
     if place.number < keep:
         reason = f"increments kept by keep_increments {keep}: {place.text}"
@@ -222,8 +226,10 @@ def _with_increments(
     elif _is_young(one, rules, now):
         reason = f"increments kept by keep_days {rules.keep_days}"
     else:
-        removed = f"increments removed: keep_increments {keep}"
+        removed = f"{'increments removed' if has_increments else 'no increments follow'}: keep_increments {keep}"
         return RetentionVerdict(one.name, RetentionFate.ONLY_FULL, (*why, removed, *place.note))
+    if not has_increments:
+        return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, *place.note))
     return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, reason, *place.note))
 
 

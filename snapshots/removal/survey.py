@@ -68,6 +68,11 @@ class SurveyedSnapshot:
         return self.chain is not None and self.chain.full.only_cut
 
     @property
+    def is_continuable(self) -> bool:
+        """Whether an increment could follow, for which nodes keep WAL in the chain's slot; True if it is unknown."""
+        return not (self.is_only_cut or self.is_only_full or self.marks.lost)
+
+    @property
     def points(self) -> tuple[RestorePoint, ...]:
         """The restore points that can be read."""
         commits = self.chain.commits if self.chain else ()

@@ -17,9 +17,12 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-def snapshot(name: str, *ages: float, is_whole: bool = True, found: CheckResult | None = None) -> HeldSnapshot:
+def snapshot(
+    name: str, *ages: float, is_whole: bool = True, found: CheckResult | None = None, goes_on: bool = False
+) -> HeldSnapshot:
     """A snapshot whose restore points are so many days old, the full snapshot first; `found`: what its check found."""
-    return HeldSnapshot(name, tuple(NOW - age * DAY for age in ages), is_whole, checked=check(name, found))
+    points = tuple(NOW - age * DAY for age in ages)
+    return HeldSnapshot(name, points, is_whole, checked=check(name, found), is_continuable=goes_on)
 
 
 def check(name: str, found: CheckResult | None) -> EndedCheck | None:

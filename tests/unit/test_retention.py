@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -60,6 +61,19 @@ def test_increments_that_no_rule_keeps_are_removed() -> None:
 
 def test_the_newest_chain_keeps_its_increments_under_any_rules() -> None:
     assert fates(snapshot("a", 9, 8), snapshot("b", 7, 6), keep_increments=0) == {"b": "keep", "a": "only-full"}
+
+
+def test_an_older_chain_without_increments_gets_none_any_more() -> None:
+    found = (snapshot("a", 9, goes_on=True), snapshot("b", 7), snapshot("c", 5, goes_on=True))
+    # Nodes keep no WAL for `b`: its chain has ended already.
+    assert fates(*found, keep_increments=1) == {"c": "keep", "b": "keep", "a": "only-full"}
+    assert fates(*found, keep_increments=0) == {"c": "keep", "b": "keep", "a": "only-full"}
+    assert fates(*found, keep_increments=3) == {"c": "keep", "b": "keep", "a": "keep"}
+    assert fates(*found, keep_full=3) == {"c": "keep", "b": "keep", "a": "keep"}
+    assert fates(*found, keep_increments=1, keep_days=10) == {"c": "keep", "b": "keep", "a": "keep"}
+    whys = {one.name: one.why for one in apply_retention(found, Retention(keep_increments=1), NOW)}
+    assert whys["a"] == ("no rule removes whole snapshots", "no increments follow: keep_increments 1")
+    assert whys["c"] == ("no rule removes whole snapshots",)
 
 
 def test_the_last_restorable_snapshot_stays_unless_its_deletion_is_requested() -> None:
@@ -126,7 +140,8 @@ def stores(draw: st.DrawFn) -> list[HeldSnapshot]:
         name, steps = f"s{number}", sorted(draw(POINTS))[1:]
         moments = tuple(NOW - timedelta(hours=10 * first) + timedelta(hours=step) for step in [0, *steps])
         result = draw(st.sampled_from(RESULTS))
-        made.append(HeldSnapshot(name, moments, draw(st.booleans()), checked=check(name, result)))
+        is_whole, goes_on = draw(st.booleans()), draw(st.booleans())
+        made.append(HeldSnapshot(name, moments, is_whole, checked=check(name, result), is_continuable=goes_on))
     return made
 
 
@@ -166,7 +181,7 @@ def test_any_store_is_judged_as_the_rules_one_by_one_would_judge_it(
         expected = RetentionFate.KEEP
         if one.is_whole and not by_rule:
             expected = RetentionFate.DELETE
-        elif one.is_whole and not keeps_increments and len(one.points) > 1:
+        elif one.is_whole and not keeps_increments and (len(one.points) > 1 or one.is_continuable):
             expected = RetentionFate.ONLY_FULL
         verdict = verdicts[one.name]
         assert verdict.why
@@ -193,7 +208,7 @@ def test_what_checks_have_found_deletes_nothing_and_keeps_little_more(
     rules: Retention,
     takes_last: bool,  # noqa: FBT001  # hypothesis gives it by position
 ) -> None:
-    unchecked = [HeldSnapshot(one.name, one.points, one.is_whole) for one in found]
+    unchecked = [replace(one, checked=None) for one in found]
     verdicts = judge(found, rules, takes_last=takes_last)
     otherwise = judge(unchecked, rules, takes_last=takes_last)
     assert all(LOSES[one.fate] <= LOSES[otherwise[name].fate] for name, one in verdicts.items())

@@ -5,19 +5,26 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from fleet.config import Retention
 from snapshots.operations.operation import begin, new_operation
 from snapshots.operations.slot_guard import KeptChain, find_kept_chain
 from snapshots.operations.slot_owners import read_slot_owners
+from snapshots.records.commits import snapshot_names
 from snapshots.records.operation_records import operation_key
 from snapshots.records.tombstones import (
     DELETED,
+    ONLY_FULL,
     Mark,
     put_mark,
 )
+from snapshots.removal.deletion_plan import plan_deletion
+from snapshots.removal.pruning import plan_prune
 from storage.store import ObjectStore
-from tests.unit.made_chains import nodes_of
+from tests.unit.made_chains import FLEET, nodes_of, store_chain
 from tests.unit.made_commits import memory
 from tests.unit.made_deletions import (
+    NEW,
+    OLD,
     delete,
     prune,
     store_two_chains,
@@ -122,3 +129,21 @@ def test_slots_of_deleted_and_pruned_chains_are_recognised() -> None:
     assert removal_text_of("old") == "the increments of snapshot old are pruned"
     delete(store, nodes)
     assert (removal_text_of("old"), removal_text_of("new")) == ("snapshot old is deleted", "")
+
+
+def test_a_pruned_chain_without_increments_leaves_no_slot_and_the_newest_keeps_its_own() -> None:
+    store = memory()
+    nodes = nodes_of(
+        *(store_chain(store, name, at) for name, at in (("old", OLD[0]), ("newer", OLD[1]), ("new", NEW[0])))
+    )
+    removed = prune(store, nodes, keep_full=2, keep_increments=1).removed
+    assert [(one.mark.snapshot, one.mark.format) for one in removed] == [("old", DELETED), ("newer", ONLY_FULL)]
+    assert nodes.slots == nodes_of("op-new-0").slots
+    assert snapshot_names(store) == ["new", "newer"]
+    plan = plan_prune(store, FLEET, Retention(keep_full=2, keep_increments=1), force=False)
+    assert not plan.steps
+    # Its slot was dropped then: no later plan says that it will be.
+    plan = plan_prune(store, FLEET, Retention(keep_full=1, keep_increments=1), force=False)
+    assert [(step.mark.snapshot, step.slots) for step in plan.steps] == [("newer", ())]
+    assert plan_deletion(store, FLEET, "newer", force=False).slots == ()
+    assert plan_deletion(store, FLEET, "new", force=True).slots == (slot_name("op-new-0"),)

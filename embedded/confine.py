@@ -71,7 +71,7 @@ def show(root: str, path: str, *, is_kept: bool = False) -> None:
         mount(None, str(place), None, MS_BIND | MS_REMOUNT | MS_RDONLY | flags)
 
 
-def hide_all(settings: dict[str, Any]) -> None:
+def hide_all(settings: dict[str, Any], program: str) -> None:
     """Leave nothing of the file system but what SETTINGS and SYSTEM name."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     root = settings["root"]
@@ -93,6 +93,10 @@ def hide_all(settings: dict[str, Any]) -> None:
     for path in settings["hidden"]:
         if Path(root + path).is_file():
             mount("/dev/null", root + path, None, MS_BIND)
+    # The loader takes a program's own folder from it, for libraries at $ORIGIN/../lib: pg_ctl's is that of postgres.
+    itself = Path(root, "proc/self/exe")
+    itself.parent.mkdir(parents=True)
+    itself.symlink_to(os.path.realpath(program))
     os.umask(before)
     os.chdir(root)
     call("pivot_root", b".", b".")
@@ -111,11 +115,11 @@ def enter_namespaces(settings: dict[str, Any]) -> None:
             Path("/proc/self", name).write_text(text)
 
 
-def confine(settings: dict[str, Any]) -> None:
-    """Confine this process."""
+def confine(settings: dict[str, Any], program: str) -> None:
+    """Confine this process, which will be the program."""
     if "root" in settings:
         enter_namespaces(settings)
-        hide_all(settings)
+        hide_all(settings, program)
     if "uid" in settings:
         os.setgroups([])
         os.setresgid(settings["gid"], settings["gid"], settings["gid"])
@@ -128,7 +132,7 @@ def confine(settings: dict[str, Any]) -> None:
 def main() -> None:
     """Run the program, confined."""
     try:
-        confine(json.loads(sys.argv[1]))
+        confine(json.loads(sys.argv[1]), sys.argv[2])
         os.execv(sys.argv[2], sys.argv[2:])
     except OSError as error:
         # Not str(error), which has the number, too.

@@ -25,7 +25,8 @@ from psycopg.conninfo import make_conninfo
 
 from embedded import confine
 from embedded.folder import State, check_directory, place_for_nodes, write_state
-from embedded.server import PORT, EmbeddedNode, create_primary, start_server
+from embedded.needed_files import needed_files
+from embedded.server import PORT, EmbeddedNode, ServerFailedError, create_primary, start_server
 from fleet.nodes.sessions import in_parallel
 from fleet.programs.wheel import Account, ProgramFailedError, Programs, run_as, server_programs
 from storage.errors import RefusedError
@@ -109,7 +110,8 @@ def start_sandboxed(
     nodes = tuple(EmbeddedNode(one, nodes_directory / one, None, programs) for one in ids)
     write_state(place, State(nodes_directory, nodes, complete=False))
     servers = [SandboxedServer(one, f"cutline_{secrets.token_hex(4)}", secrets.token_hex(32)) for one in nodes]
-    in_parallel(lambda server: _make(server, found, confinement, settings, hidden), servers)
+    shown = needed_files(found) if confinement.namespaces else []
+    in_parallel(lambda server: _make(server, found, confinement, settings, shown, hidden), servers)
     return servers
 
 
@@ -118,6 +120,7 @@ def _make(
     programs: Programs,
     confinement: Confinement,
     settings: Mapping[str, str],
+    shown: Sequence[Path],
     hidden: Sequence[Path],
 ) -> None:
     node, account = server.node, confinement.account
@@ -125,12 +128,18 @@ def _make(
     if account:
         # initdb needs a user with a name.
         _give(node.folder, programs.account, account)
-    kept = _settings(account, shown=_shown(programs.bin_directory), kept=(node.folder,), hidden=hidden)
+    kept = _settings(account, shown=shown, kept=(node.folder,), hidden=hidden)
     if confinement.namespaces:
         root = node.folder / ROOT
         root.mkdir(mode=0o700)
         kept |= {"root": str(root)}
-    start_server(Programs(programs.bin_directory, None, (*LAUNCHER, json.dumps(kept))), node)
+    try:
+        start_server(Programs(programs.bin_directory, None, (*LAUNCHER, json.dumps(kept))), node)
+    except ServerFailedError as error:
+        # The log is deleted with the server.
+        raise ServerFailedError(
+            error.message, hint="the details (--json) have the end of its log", details=error.details
+        ) from error
 
 
 def _settings(
@@ -171,9 +180,3 @@ def _give(folder: Path, before: Account | None, after: Account) -> None:
             if before is None or os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid == before.uid:
                 os.chown(name, after.uid, after.gid, dir_fd=descriptor, follow_symlinks=False)
     os.chown(folder, after.uid, after.gid)
-
-
-def _shown(bin_directory: Path) -> list[Path]:
-    """The folders of programs and of the libraries that wheels keep beside them."""
-    install = bin_directory.parent
-    return [install, *sorted(install.parent.parent.glob("*.libs"))]

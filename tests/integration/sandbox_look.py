@@ -36,6 +36,8 @@ def look(folder: Path, programs: Path | None) -> dict[str, Any]:
             "variables": run_in(server, "env"),
             "secret": run_in(server, f"cat {folder}/fleet.toml"),
             "root": run_in(server, "ls /"),
+            "proc": run_in(server, "find /proc"),
+            "uuid": refusal_of(server, 'CREATE EXTENSION "uuid-ossp"'),
             "sockets": run_in(server, "ls /run /var/run /tmp"),
             "network": run_in(server, "test -d /sys/class/net && ls /sys/class/net"),
             "mounting": run_in(server, "mount -t tmpfs none /tmp && echo mounted"),
@@ -52,6 +54,16 @@ def run_in(server: SandboxedServer, command: str) -> list[str]:
         connection.execute("CREATE TEMP TABLE printed (line text)")
         connection.execute(f"COPY printed FROM PROGRAM $c$({command}) 2>&1; true$c$ (DELIMITER E'\\x01')".encode())
         return [line for (line,) in connection.execute("SELECT line FROM printed")]
+
+
+def refusal_of(server: SandboxedServer, statement: str) -> str:
+    """What its superuser is answered; "" if the statement is executed."""
+    with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
+        try:
+            connection.execute(statement.encode())
+        except psycopg.Error as error:
+            return str(error)
+    return ""
 
 
 def refusal(server: SandboxedServer) -> str:

@@ -18,15 +18,18 @@ import pytest
 
 import restore.drill.servers
 from embedded import confine
-from embedded.sandbox import Confinement, UnconfinedError
+from embedded.fleet import stop_fleet
+from embedded.sandbox import Confinement, UnconfinedError, find_confinement, start_sandboxed
+from embedded.server import ServerFailedError
 from fleet.fleet_file import DrillTable
+from fleet.programs.wheel import SERVER_PROGRAMS
 from fleet.programs.wheel_copy import shared_temporary_directory
 from fleet.progress import Noting, Silent
 from restore.drill.servers import check_confinement
 from tests.integration.sandbox_look import SECRET, SHOWN
 from tests.other_user import needs_root
 from tests.run.soak import draw
-from tests.servers.installed import REQUIRED, SERVERS
+from tests.servers.installed import MAJORS, REQUIRED, SERVERS, require_server
 
 ROOT, SECONDS_MAX = Path(__file__).parents[2], 120
 needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv(1)")
@@ -56,12 +59,14 @@ print("read" if size == 16 else os.strerror(ctypes.get_errno()))
 """
 
 
-def look_as(words: tuple[str, ...], folder: Path, programs: Path | None = None) -> dict[str, Any]:
+def look_as(
+    words: tuple[str, ...], folder: Path, programs: Path | None = None, libraries: Path | None = None
+) -> dict[str, Any]:
     command = [*words, sys.executable, "-m", "tests.integration.sandbox_look", str(folder)]
     done = subprocess.run(
         command + ([str(programs)] if programs else []),
         capture_output=True, text=True, timeout=SECONDS_MAX, cwd=ROOT, check=False,
-        env=os.environ | {"TMPDIR": str(folder)},
+        env=os.environ | {"TMPDIR": str(folder)} | ({"LD_LIBRARY_PATH": str(libraries)} if libraries else {}),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -79,7 +84,8 @@ def assert_sees_nothing(found: dict[str, Any]) -> None:
         pytest.fail(lacking) if REQUIRED else pytest.skip(lacking)
     assert MISSING in found["secret"][0]
     assert found["network"] == []
-    assert set(found["root"]).isdisjoint({"home", "root", "run", "proc", "sys", "opt", "srv"})
+    assert set(found["root"]).isdisjoint({"home", "root", "run", "sys", "opt", "srv"})
+    assert found["proc"] == ["/proc", "/proc/self", "/proc/self/exe"]
     assert sum(MISSING in line for line in found["sockets"]) == 2, found["sockets"]
 
 
@@ -91,6 +97,27 @@ def test_a_server_of_root_is_a_user_of_its_own_and_sees_nothing(tmp_path: Path, 
     assert found["user"] != os.geteuid()
     with pytest.raises(KeyError):
         pwd.getpwuid(found["user"])
+
+
+@pytest.mark.parametrize("major", draw(MAJORS))
+def test_a_build_may_be_moved_and_linked_together_and_what_is_beside_it_is_not_seen(major: int) -> None:
+    """Links to programs in `bin`, which lead to a build that has its libraries and shared files elsewhere."""
+    build = require_server(major, icu=True).programs.parent
+    with TemporaryDirectory(dir=shared_temporary_directory()) as folder:
+        place = Path(folder)
+        place.chmod(0o711)
+        for name in ("bin", "moved/bin", "moved/lib", "libraries"):
+            (place / name).mkdir(parents=True)
+        (place / "named").symlink_to("moved")
+        for name in SERVER_PROGRAMS:
+            shutil.copy((build / "bin" / name).resolve(), place / "moved/bin" / name)
+            (place / "bin" / name).symlink_to(f"../named/bin/{name}")
+        for file in (build / "lib").iterdir():
+            (place / ("libraries" if file.name.startswith("libossp") else "moved/lib") / file.name).symlink_to(file)
+        (place / "moved/share").symlink_to(build / "share")
+        found = look_as((), place, place / "bin", place / "libraries")
+    assert found["uuid"] == ""
+    assert_sees_nothing(found)
 
 
 @needs_root
@@ -141,6 +168,21 @@ def stack_of(process: int) -> int:
         assert time.monotonic() < deadline
     (line,) = (one for one in Path(f"/proc/{process}/maps").read_text().splitlines() if one.endswith("[stack]"))
     return int(line.split("-")[1].split()[0], 16) - 64
+
+
+def test_a_server_that_does_not_start_says_why_although_its_log_is_deleted_with_it(tmp_path: Path) -> None:
+    (tmp_path / "probe").mkdir()
+    confinement = find_confinement(tmp_path / "probe")
+    if confinement.is_none:
+        pytest.skip(confinement.lacking)
+    place = tmp_path / "servers"
+    try:
+        with pytest.raises(ServerFailedError, match="node s1: its server did not start: ") as raised:
+            start_sandboxed(place, ["s1"], confinement, None, {"max_connections": "nothing"})
+    finally:
+        stop_fleet(place, delete=True)
+    assert "max_connections" in str(raised.value.details["log"])
+    assert "log /" not in raised.value.hint
 
 
 def test_where_nothing_confines_the_servers_a_drill_is_refused_or_says_so(

@@ -25,7 +25,8 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
         kept = _mode_of(target)
         handle, partial = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
+        out = os.fdopen(handle, "w", encoding="utf-8")
+        try:
 
             def write(text: str) -> None:
                 with _naming_file(path):
@@ -36,6 +37,10 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
                 out.flush()
                 os.fchmod(out.fileno(), kept if mode is None else mode)
                 os.fsync(out.fileno())
+        finally:
+            # Closing flushes again what could not be flushed, and would hide the first error.
+            with suppress(OSError):
+                out.close()
         with _naming_file(path):
             Path(partial).replace(target)
     except BaseException:

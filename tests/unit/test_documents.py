@@ -201,7 +201,8 @@ def as_text(path: tuple[Any, ...]) -> str:
     ("full", {"base": {"a": "7", "b": "0/0"}}, "'7' is not a WAL position - at `$.base[...]`"),
     ("full", {"counts": {"bytes": -1}}, "Expected `int` >= 0 - at `$.counts[...]`"),
     ("full", {"created_at": "2026-11-20"}, "- at `$.created_at`"),
-    ("full", {"created_at": "2026-02-30T00:00:00Z"}, "day is out of range"),
+    # The rest of the message is the Python version's.
+    ("full", {"created_at": "2026-02-30T00:00:00Z"}, "- at `$.created_at`"),
     ("outcome", {"state": "over"}, "Invalid enum value 'over' - at `$.state`"),
     ("lease", {"expires_at": "2026-11-20T01:00:00"}, "- at `$.expires_at`"),
 ])  # fmt: skip

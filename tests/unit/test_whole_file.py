@@ -40,15 +40,19 @@ def test_a_file_takes_its_place_at_the_end_and_keeps_its_permissions(tmp_path: P
     assert sorted(one.name for one in tmp_path.iterdir()) == ["link", "report.html"]
 
 
-def test_what_cannot_be_written_to_its_end_leaves_nothing(tmp_path: Path) -> None:
-    """As on a full disk, the file system takes only a part: here because of the process's limit."""
+@pytest.mark.parametrize("size", [2_000, 1_000_000])
+def test_what_cannot_be_written_to_its_end_leaves_nothing(tmp_path: Path, size: int) -> None:
+    """As on a full disk, the file system takes only a part: here because of the process's limit.
+
+    Of one size a buffer still holds all when the file is closed.
+    """
     file = tmp_path / "report.html"
     file.write_text("before")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(UsageError, match=f"{file}: File too large"), replaced_file(file) as write:
-            write("x" * 100_000)
+            write("x" * size)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert file.read_text() == "before"

@@ -25,7 +25,7 @@ SAMPLED := tests/integration $(addprefix tests/spark/,test_changed_definitions.p
   test_killed_executors.py test_kubernetes_executors.py test_long_lines.py test_protection.py test_session.py test_session_files.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick oldest newest servers stores soak watching fuzz lint format bench writers scale hot growth wheel schemas lock clean
+.PHONY: help install demo test all rest quick oldest newest servers stores soak watching fuzz lint format bench writers scale hot growth wheel schemas lock clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,8 +37,8 @@ demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minu
 
 # Most containers set PYTHONDONTWRITEBYTECODE. Each of the tests' thousand short processes would then compile every module
 # that it imports.
-test quick oldest newest stores soak fuzz: export PYTHONDONTWRITEBYTECODE =
-test quick stores soak fuzz: export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/bytecode
+test rest quick oldest newest stores soak fuzz: export PYTHONDONTWRITEBYTECODE =
+test rest quick stores soak fuzz: export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/bytecode
 oldest: export PYTHONPYCACHEPREFIX = $(CURDIR)/.oldest-venv/bytecode
 newest: export PYTHONPYCACHEPREFIX = $(CURDIR)/.newest-venv/bytecode
 
@@ -46,6 +46,12 @@ newest: export PYTHONPYCACHEPREFIX = $(CURDIR)/.newest-venv/bytecode
 # servers that all modules share once, and has a module to itself until it is done with it; the longest begin first.
 test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them, SNAPSHOT_TEST_S3=URL on your S3 server too
 	@$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),-n $(PROCESSES) $(SHARED))
+
+# Every test once, whatever `make test` draws: its own, then the others.
+all: test rest  ## run every test once, the same at every run: `make test`, then `make rest`
+
+rest: $(INSTALLED)  ## run the tests that `make test` leaves out, in about WW minutes
+	@$(BIN)/python -m pytest --drawn=rest -o timeout=900 -n $(PROCESSES) $(SHARED)
 
 # These tests wait for nothing, so more processes than processors would not help.
 quick: $(INSTALLED)  ## run the tests that need neither servers nor Spark, in less than a minute

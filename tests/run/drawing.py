@@ -1,7 +1,8 @@
 """Draw some of the tests that take long together: the same in every whole run, others with another CUTLINE_SEED.
 
-A run of such a folder or module by its name has all of them, and so has the long form (`make soak`). What is drawn from
-is in tests/run/drawn.py. A new test changes the draw of no other but the one whose turn it takes.
+`--drawn=rest` runs those that such a run leaves out, so that both together run every test once (`make all`). A run of
+such a folder or module by its name has all of them, and so has the long form (`make soak`). What is drawn from is in
+tests/run/drawn.py. A new test changes the draw of no other but the one whose turn it takes.
 """
 
 from __future__ import annotations
@@ -19,18 +20,29 @@ from tests.run.units import unit_of
 PLACES = sorted((place for draw in DRAWS for place in draw.places), key=len, reverse=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--drawn`."""
+    parser.addoption("--drawn", choices=["some", "rest"], default="some", help="the drawn tests (default) or the others")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests that are not drawn; pytest counts them in its summary."""
     if SOAK_SECONDS:
         return
-    dropped = not_drawn([item.nodeid for item in items], config.args, SEED)
+    dropped = left_out([item.nodeid for item in items], config.args, SEED, drawn=config.getoption("drawn"))
     if dropped:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in dropped])
         items[:] = [item for item in items if item.nodeid not in dropped]
 
 
+def left_out(tests: Sequence[str], arguments: Sequence[str], seed: int, *, drawn: str) -> set[str]:
+    """The tests that a run does not have: those that are not drawn, or with `drawn="rest"` all others."""
+    dropped = not_drawn(tests, arguments, seed)
+    return set(tests) - dropped if drawn == "rest" else dropped
+
+
 def not_drawn(tests: Sequence[str], arguments: Sequence[str], seed: int) -> set[str]:
-    """The tests that a run with these arguments leaves out."""
+    """The tests that a run with these arguments does not draw."""
     found: dict[str, list[str]] = {}
     for test in tests:
         place = place_of(test)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.drawing import not_drawn, place_of
+from tests.run.drawing import left_out, not_drawn, place_of
 from tests.run.drawn import DRAWS, Draw
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +65,16 @@ def test_a_module_is_drawn_as_a_whole() -> None:
     left = [test for test in tests if test not in not_drawn(tests, ["tests"], 1)]
     assert len({test.partition("::")[0] for test in left}) == 5
     assert len(left) == 20
+
+
+def test_some_and_the_rest_are_every_test_once() -> None:
+    tests = [f"tests/integration/test_{number}.py::test_{each}" for number in range(9) for each in range(4)]
+    tests.append("tests/unit/test_lsn.py::test_one")
+    some, rest = (
+        [test for test in tests if test not in left_out(tests, ["tests"], 1, drawn=drawn)] for drawn in ("some", "rest")
+    )
+    assert sorted(some + rest) == sorted(tests)
+    assert len(rest) == 16
 
 
 def test_every_place_is_there() -> None:

@@ -22,7 +22,7 @@ PLACES = sorted((place for draw in DRAWS for place in draw.places), key=len, rev
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--drawn`."""
-    parser.addoption("--drawn", choices=["some", "rest"], default="some", help="the drawn tests (default) or the others")
+    parser.addoption("--drawn", choices=["some", "rest"], default="some", help="those drawn (default) or the others")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

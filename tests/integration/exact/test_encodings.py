@@ -241,7 +241,9 @@ def assert_roles_are_distinguished(runs: Runs, newer: Fleet, case: tuple[Encoded
     with pytest.raises(TargetUnfitError, match=f"node s2 lacks roles .*: {second}$") as raised:
         runs.restore(NAME, newer)
     assert f"in a database of encoding {case[1].encoding}" in raised.value.hint
-    assert runs.restore(NAME, newer, create_roles=True).roles_created == [f"s2: {second}"]
+    # The bank's may be there, too: a server's roles belong to no database.
+    created = runs.restore(NAME, newer, create_roles=True).roles_created
+    assert [role for role in created if role != "s2: keeper"] == [f"s2: {second}"]
     with session(newer.primaries[0].dsn) as connection:
         roles = {name for (name,) in connection.execute("SELECT rolname FROM pg_roles")}
     assert roles >= {b"r" + case[0].name, b"r" + case[1].name}

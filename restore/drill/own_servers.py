@@ -214,7 +214,9 @@ def _drop_databases(
     logins = [role for role, mark in roles if role == mark]
     for role in logins:
         # Code of the owners, which ran as this role, can have given it a password that they know.
-        session.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(sql.Identifier(role)))
+        bar = sql.SQL("ALTER ROLE {} NOLOGIN").format(sql.Identifier(role))
+        # If it can't be barred, another drill drops it at the same time, or dropping it says why.
+        _why_left(session, partial(session.execute, bar))
         for (process,) in session.execute(SESSIONS_QUERY, (role,)).fetchall():
             end_session(target.maintenance, process)
     owned = [database for (database,) in session.execute(OWNED_QUERY, (logins,))]

@@ -30,7 +30,7 @@ from fleet.progress import Noting, Silent
 from restore.crash_points import RestoreCrashPoint
 from restore.drill.assertions import Reader, ask
 from restore.drill.drill import run_drill
-from restore.drill.own_servers import _check_roles
+from restore.drill.own_servers import _check_roles, _drop_databases, _drop_roles
 from restore.drill.place import DrillUnfitError
 from restore.parts.scope import RestoreScope
 from restore.request import RestoreRequest
@@ -168,6 +168,14 @@ def test_what_earlier_drills_have_left_in_use_is_noted_and_keeps_no_drill_from_i
     with pytest.raises(UsageError, match="--role-map"):
         run_drill(fleet, request, NoSpark(), Silent(), own=own)
     assert left_on(shared_fleet) == before
+
+
+def test_what_another_drill_has_dropped_in_between_ends_none(shared_fleet: EmbeddedFleet) -> None:
+    target = target_of("s1", with_database(Node("s1", shared_fleet.primaries[0].dsn("postgres")), "free"), (), "0" * 32)
+    mark = f"cutline_drill_{'d' * 10}"
+    with connect(target.maintenance) as session:
+        assert list(_drop_databases(target, session, [f"{mark}_1"], [(mark, mark)])) == []
+        assert list(_drop_roles(session, [(mark, mark)])) == []
 
 
 def test_a_session_that_is_lost_is_a_node_that_is_away(shared_fleet: EmbeddedFleet) -> None:

@@ -40,7 +40,7 @@ ExcludedGroups = Annotated[
 ]
 Wait = Annotated[
     float,
-    typer.Option(min=0, metavar="SECONDS", help="How long a full or terminal snapshot waits for older transactions."),
+    typer.Option(min=0, metavar="SECONDS", help="How long to wait for older transactions and for locks of sequences."),
 ]
 LargeObjects = Annotated[
     bool, typer.Option("--large-objects", help="Also copy large objects, as of now; increments do not follow them.")

@@ -58,7 +58,9 @@ def bound_lock_waits(connection: psycopg.Connection[Any], seconds: float | None 
 
     A statement that waits longer raises LockNotAvailable.
     """
-    connection.execute(f"SET LOCAL lock_timeout = {int((seconds or LOCK_SECONDS_MAX) * 1000)}")
+    limit = LOCK_SECONDS_MAX if seconds is None else seconds
+    # 0 would be no limit.
+    connection.execute(f"SET LOCAL lock_timeout = {max(int(limit * 1000), 1)}")
 
 
 def locked_error(
@@ -77,7 +79,7 @@ def locked_error(
     with connect(node) as connection:
         holders = [row[0] for row in connection.execute(HOLDERS_QUERY, (list(modes), names, names))]
     return RelationLockedError(
-        f"node {node.id}: {what} waited {seconds or LOCK_SECONDS_MAX:.0f} s for a lock; "
+        f"node {node.id}: {what} waited {LOCK_SECONDS_MAX if seconds is None else seconds:.0f} s for a lock; "
         + (f"held now: {', '.join(holders)}" if holders else "the lock has been released since"),
         hint="wait until the transaction that holds the lock ends, or end it (a prepared one with COMMIT PREPARED if"
         " another node has committed its part, otherwise with ROLLBACK PREPARED); then repeat the command",

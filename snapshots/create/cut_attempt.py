@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 from fleet.config import Fleet, Node
@@ -101,12 +102,13 @@ def take_cut(
         if ends is None:
             ends = end_writes(archiving) if end_writes else {}
         plan = plan_cut(context, state, prepared)
-        before = sessions.ask_named_primaries(read_sequences)
+        read = partial(read_sequences, seconds_max=context.request.wait_seconds, tell=progress.note)
+        before = sessions.ask_named_primaries(read)
         cut = _make_cut(context.lock, plan, archiving, context.store, progress)
         if await_included_ddl(sessions, cut.record, context.request.wait_seconds, progress):
             check_unchanged(prepared.plan)
         _check_copies(context.fleet, context.store, state.known, prepared, cut)
-        sequences = latest_sequences(before, sessions.ask_named_primaries(read_sequences))
+        sequences = latest_sequences(before, sessions.ask_named_primaries(read))
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))

@@ -7,7 +7,8 @@ first reading counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import psycopg
@@ -16,10 +17,11 @@ from psycopg import sql
 
 from fleet.config import Node
 from fleet.nodes.connections import refuse_views
-from fleet.nodes.relation_locks import bound_lock_waits, raising_locked
+from fleet.nodes.relation_locks import bound_lock_waits, locked_error
 from fleet.tables.names import quote_identifier
 from snapshots.records.commit import Sequence
 from storage.errors import RefusedError
+from wal.slots.waiting import NOTE_SECONDS
 
 # A statement locks every sequence that it reads until it ends, and a server has room for a few thousand locks.
 READ_AT_ONCE = 200
@@ -45,14 +47,18 @@ class SequenceUnreadableError(RefusedError):
     """The value of a sequence can't be read."""
 
 
-def read_sequences(node: Node, connection: psycopg.Connection[Any]) -> tuple[Sequence, ...]:
+def read_sequences(
+    node: Node, connection: psycopg.Connection[Any], seconds_max: float, tell: Callable[[str], None] = lambda _: None
+) -> tuple[Sequence, ...]:
     """Every permanent sequence of the node's database with its current value, ordered by name.
 
-    Raises SequenceUnreadableError, and RelationLockedError if one stays locked, by TRUNCATE … RESTART IDENTITY say.
+    Raises SequenceUnreadableError, and RelationLockedError if one stays locked for `seconds_max` (at least
+    NOTE_SECONDS), by a prepared TRUNCATE … RESTART IDENTITY say. `tell` is told who holds it after NOTE_SECONDS.
     """
+    began, seconds_max = time.monotonic(), max(seconds_max, NOTE_SECONDS)
     for _ in range(READINGS_MAX):
         try:
-            return _read(node, connection)
+            return _read(node, connection, began, seconds_max, tell)
         except (psycopg.errors.UndefinedTable, psycopg.errors.WrongObjectType, psycopg.errors.InternalError_):
             # Dropped, renamed or replaced since it was listed. For an oid that is gone it is an internal error.
             continue
@@ -62,7 +68,9 @@ def read_sequences(node: Node, connection: psycopg.Connection[Any]) -> tuple[Seq
     )
 
 
-def _read(node: Node, connection: psycopg.Connection[Any]) -> tuple[Sequence, ...]:
+def _read(
+    node: Node, connection: psycopg.Connection[Any], began: float, seconds_max: float, tell: Callable[[str], None]
+) -> tuple[Sequence, ...]:
     rows = connection.execute(SEQUENCES_QUERY).fetchall()
     if unreadable := [f"{schema}.{name}" for _, schema, name, *_, readable in rows if not readable]:
         raise SequenceUnreadableError(
@@ -73,12 +81,24 @@ def _read(node: Node, connection: psycopg.Connection[Any]) -> tuple[Sequence, ..
     for start in range(0, len(rows), READ_AT_ONCE):
         some = rows[start : start + READ_AT_ONCE]
         relations = {".".join(map(quote_identifier, (schema, name))): oid for oid, schema, name, *_ in some}
-        with raising_locked(node, "reading sequences", relations, modes=MODES), connection.transaction():
-            refuse_views(connection)
-            connection.execute("SET TRANSACTION READ ONLY")
-            bound_lock_waits(connection)
-            _lock(connection, relations)
-            values += _values(connection, [(schema, name) for _, schema, name, *_ in some])
+        # A short wait first, so that a long one is told.
+        for limit in (NOTE_SECONDS, seconds_max):
+            left = began + limit - time.monotonic()
+            try:
+                with connection.transaction():
+                    refuse_views(connection)
+                    connection.execute("SET TRANSACTION READ ONLY")
+                    bound_lock_waits(connection, max(left, 0))
+                    _lock(connection, relations)
+                    values += _values(connection, [(schema, name) for _, schema, name, *_ in some])
+                break
+            except psycopg.errors.LockNotAvailable as error:
+                waited = time.monotonic() - began
+                locked = locked_error(node, "reading sequences", relations, waited, modes=MODES)
+                if waited >= seconds_max:
+                    locked.hint += "; or wait longer: --wait SECONDS"
+                    raise locked from error
+                tell(f"{locked.message}; it waits for up to {seconds_max:.0f} s")
     return tuple(
         Sequence(schema, name, last_value, is_called, increment, cycles)
         for (_, schema, name, increment, cycles, _), (last_value, is_called) in zip(rows, values, strict=True)

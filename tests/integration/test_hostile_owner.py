@@ -85,7 +85,7 @@ def test_a_view_in_the_place_of_a_sequence_is_not_read(own: Fleet) -> None:
     with psycopg.connect(node.dsn) as owner, connect(node) as connection, ThreadPoolExecutor(1) as threads:
         owner.execute(b"SET ROLE mallory")
         owner.execute(VIEW_FOR_SEQUENCE.encode())
-        reading = threads.submit(read_sequences, node, connection)
+        reading = threads.submit(read_sequences, node, connection, 60)
         await_waiting(node.dsn)
         owner.commit()
         assert reading.result() == ()

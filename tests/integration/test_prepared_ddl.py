@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -227,14 +228,21 @@ def test_rows_under_ddl_that_is_not_decided_anywhere_are_waited_for_by_name(pair
     pair.compare()
 
 
-def test_a_restart_of_a_sequence_is_waited_for_by_name(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_of_a_sequence_is_waited_for_by_name(pair: Pair) -> None:
     """Its value can't be read before, whoever has committed what."""
-    monkeypatch.setattr("fleet.nodes.relation_locks.LOCK_SECONDS_MAX", 0.5)
     gid = pair.begin(0, ("ALTER SEQUENCE numbers RESTART WITH 1000",))
-    with pytest.raises(SnapshotError, match=rf"public.numbers \(prepared transaction '{gid}'\)") as raised:
-        pair.increment()
+    noting, began = Noting(Silent()), time.monotonic()
+    with pytest.raises(
+        SnapshotError, match=rf"waited 3 s .* public.numbers \(prepared transaction '{gid}'\)"
+    ) as raised:
+        create_increment(pair.runs.fleet, CreateRequest(NAME, wait_seconds=3), pair.runs.spark, noting)
+    assert time.monotonic() - began < 30
     assert (raised.value.slug, raised.value.exit_code) == ("relation-locked", 3)
     assert "COMMIT PREPARED if another node has committed its part" in raised.value.hint
+    assert raised.value.hint.endswith("; or wait longer: --wait SECONDS")
+    (note,) = [one for one in noting.notes if gid in one]
+    assert note.startswith("node s1: reading sequences waited 2 s for a lock; held now: public.numbers")
+    assert note.endswith("; it waits for up to 3 s")
     execute(pair.databases[0], f"COMMIT PREPARED '{gid}'")
     assert {one.last_value for one in pair.increment().sequences["s1"] if one.name == "numbers"} == {1000}
 

@@ -89,7 +89,7 @@ def copy_all_large_objects(fleet: Fleet) -> None:
 def read(fleet: Fleet) -> None:
     (node,) = fleet.primaries
     with connect(node) as connection:
-        assert [one.name for one in read_sequences(node, connection)] == ["held_number_seq"]
+        assert [one.name for one in read_sequences(node, connection, LOCK_SECONDS)] == ["held_number_seq"]
 
 
 def publish(fleet: Fleet) -> None:
@@ -142,7 +142,10 @@ def assert_named(fleet: Fleet, work: Work, what: str, holders: str) -> None:
     with pytest.raises(SnapshotError) as raised:
         work(fleet)
     node = fleet.nodes[-1].id
-    assert raised.value.message == f"node {node}: {what} waited 1 s for a lock; held now: {holders}"
+    assert (
+        raised.value.message
+        == f"node {node}: {what} waited {2 if work is read else 1} s for a lock; held now: {holders}"
+    )
     assert (raised.value.slug, raised.value.exit_code, raised.value.details["node"]) == ("relation-locked", 3, node)
 
 

@@ -101,7 +101,7 @@ def test_many_sequences_are_read_with_their_current_values(node: Node) -> None:
         node.dsn, "CREATE UNLOGGED SEQUENCE unlogged", "SELECT nextval('s7'), nextval('s7'), setval('s8', 99, false)"
     )
     with connect(node) as connection:
-        found = {one.name: (one.last_value, one.is_called) for one in read_sequences(node, connection)}
+        found = {one.name: (one.last_value, one.is_called) for one in read_sequences(node, connection, 60)}
     expected = {f"s{n}": (n + 1, False) for n in range(SEQUENCES_MANY)} | {"s7": (9, True), "s8": (99, False)}
     assert found == expected
 

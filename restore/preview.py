@@ -62,6 +62,9 @@ from wal.segments.damage import ObjectDamagedError
 LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s"
 
 OTHERS_MAX = 5
+WITHOUT_GLOBALS = (
+    "all else is restored without --create-roles; the next increment stores roles again, for restores of it; or"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +266,7 @@ def find_globals(
             stored = read_stored_globals(plan.store.open(), plan.chain, target.source)
         except ObjectDamagedError as error:
             if plan.request.create_roles:
+                error.hint = f"{WITHOUT_GLOBALS}\n{error.hint}"
                 obstacles.add(error)
             else:
                 obstacles.warnings.append(f"how roles differ is not known: {error.message}")

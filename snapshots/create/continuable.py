@@ -28,6 +28,7 @@ from snapshots.operations.stored_objects import listed_sizes, sizes_of
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import commit_missing_error
+from snapshots.records.stored_object import GLOBALS
 from storage.errors import ChainEnd, RefusedError
 from storage.store import ObjectMissingError, ObjectStore
 from wal.segments.archive import archive_prefix, last_number, segment_key
@@ -141,8 +142,9 @@ def plan_next(chain: Chain, node_tables: Mapping[str, NodeTables]) -> DdlPlan:
 
 
 def check_objects(store: ObjectStore, chain: Chain) -> None:
-    """Raise ChainObjectMissingError unless the store has every object that the chain's commits name.
+    """Raise ChainObjectMissingError unless the store has every object that the chain's commits name, but globals.
 
+    The next commit stores globals again if they are lost (snapshots/globals/).
     Objects that only an object list names are not asked for: there may be millions. Sizes are compared for the commits
     that were read; the other segments of a partial chain only have to be there.
     """
@@ -157,8 +159,9 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
         sizes |= listed_sizes(store, (key for key in named if key not in sizes))
     # A listing may be out of date, so an object that it lacks or shows in another size is looked up by key.
     sizes |= sizes_of(store, [key for key, size in named.items() if sizes.get(key) != size])
+    globals_keys = {one.key for commit in chain.commits for one in commit.own_objects if one.kind == GLOBALS}
     for commit in chain.commits:
-        for key, size in ((one.key, one.size) for one in commit.named):
+        for key, size in ((one.key, one.size) for one in commit.named if one.key not in globals_keys):
             if sizes[key] != size and (problem := object_problem(store, key, size)):
                 what = f"increment {commit.increment}" if commit.increment else "the full snapshot"
                 raise ChainObjectMissingError(

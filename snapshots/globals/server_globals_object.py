@@ -100,7 +100,10 @@ def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False
 def store_globals(
     store: ObjectStore, sessions: Sessions, operation: Operation, chain: Chain | None, progress: Progress
 ) -> list[StoredObject]:
-    """Store what every primary's server has, unless the chain has the same already; return the new objects."""
+    """Store what every primary's server has, unless the chain has the same already; return the new objects.
+
+    What the chain lists and the store has lost, or has otherwise, is stored again, with a note.
+    """
     passwords = sessions.fleet.with_passwords
     found = sessions.ask_primaries(partial(read_globals, passwords=passwords))
     if lacking := [shard for shard, one in found.items() if passwords and not one.with_verifiers]:
@@ -108,8 +111,16 @@ def store_globals(
             f"{', '.join(lacking)}: our role may not read pg_authid, so roles are stored without their passwords"
         )
 
+    def is_stored(shard: str) -> bool:
+        try:
+            # Digests don't tell: those of encrypted objects differ.
+            return chain is not None and read_stored_globals(store, chain, shard) == found[shard]
+        except ObjectDamagedError as error:
+            progress.note(f"{error.message}; roles and tablespaces of {shard} are stored again")
+            return False
+
     def store_one(shard: str) -> StoredObject | None:
-        if chain and _is_stored(store, chain, shard, found[shard]):
+        if is_stored(shard):
             return None
         body = zstandard.compress(msgspec.json.encode(to_builtins(found[shard])))
         prefix = ddl_prefix(operation.snapshot, shard, operation.id)
@@ -117,14 +128,6 @@ def store_globals(
         return StoredObject(key, GLOBALS, shard, len(body), create_or_find(store, key, body), {})
 
     return [one for one in in_parallel(store_one, found) if one is not None]
-
-
-def _is_stored(store: ObjectStore, chain: Chain, shard: str, found: ServerGlobals) -> bool:
-    """Whether the chain has the same. Digests don't tell: those of encrypted objects differ."""
-    try:
-        return read_stored_globals(store, chain, shard) == found
-    except ObjectDamagedError:
-        return False
 
 
 def read_stored_globals(store: ObjectStore, chain: Chain, shard: str) -> ServerGlobals | None:

@@ -22,6 +22,8 @@ from fleet.config import Fleet, FleetFileError, load_fleet
 from fleet.nodes.connections import connect, with_database
 from restore.roles import create_roles
 from restore.targets.target import target_of
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
 from snapshots.globals.server_globals_object import read_globals, read_stored_globals
 from snapshots.records.chains import read_chain
 from snapshots.records.database_facts import DatabaseSetting
@@ -29,6 +31,7 @@ from snapshots.records.server_globals import RoleMembership, ServerGlobals, Serv
 from snapshots.records.stored_object import GLOBALS
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.commands.watching import Watching
 from tests.integration.refusing import execute
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import MAJORS, SERVERS, Server
@@ -292,6 +295,12 @@ def test_passwords_need_an_encrypted_store(place: Place, tmp_path: Path) -> None
         load_fleet(path)
 
 
+def notes_of_increment(runs: Runs) -> list[str]:
+    watching = Watching()
+    create_increment(runs.fleet, CreateRequest(NAME), runs.spark, watching)
+    return watching.notes
+
+
 def test_what_is_damaged_of_them_is_a_conflict_and_keeps_only_roles_from_being_restored(place: Place) -> None:
     runs, shard = place.runs, place.runs.fleet.primaries[0]
     store = runs.fleet.store.open()
@@ -304,3 +313,11 @@ def test_what_is_damaged_of_them_is_a_conflict_and_keeps_only_roles_from_being_r
         runs.restore(NAME, target, create_roles=True)
     report = runs.restore(NAME, target)
     assert report.role_differences == []
+    # The next increment has them again; what is lost of the restore points before is still named.
+    (note,) = [one for one in notes_of_increment(runs) if stored.key in one]
+    assert note.endswith(f"it is not in the store; roles and tablespaces of {shard.id} are stored again")
+    chain = read_chain(store, NAME)
+    assert [(one.kind, one.node) for one in chain.last.own_objects] == [(GLOBALS, shard.id)]
+    assert read_stored_globals(store, chain, shard.id) is not None
+    assert [(one.kind, one.object) for one in runs.check_one(NAME).conflicts] == [("missing", stored.key)]
+    assert not [one for one in notes_of_increment(runs) if "stored again" in one]

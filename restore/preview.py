@@ -325,7 +325,9 @@ def check_targets(
         node, shard, connection = target.node, target.shard, connections[target.shard]
         newest = max(target.sources or (shard,), key=lambda one: chain.baseline[one].server_version)
         source = chain.baseline[newest]
-        check_target(target, connection, source, obstacles, replace=request.replace, is_resumed=is_resumed)
+        check_target(
+            target, connection, source, obstacles, request.into_tables, replace=request.replace, is_resumed=is_resumed
+        )
         check_locales(node, connection, source, newest_facts(chain, target.source), obstacles)
         with obstacles.collecting(node.id):
             check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(target.source)))

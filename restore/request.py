@@ -59,6 +59,21 @@ class RestoreRequest:
         words += ["--no-database-settings"] if scope.no_database_settings else []
         return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
 
+    @property
+    def into_tables(self) -> str:
+        """The command that loads the same rows into tables that exist; "" if there is none.
+
+        It takes the databases, roles and tables as they are: options that change these are left out.
+        """
+        scope = self.scope
+        if not self.is_partial or scope.moves or self.routes or self.is_drill:
+            return ""
+        only = RestoreScope(nodes=scope.nodes, schemas=scope.schemas, data_only=True, analyze=scope.analyze)
+        words = ["--increment", str(self.increment)] if self.increment is not None else []
+        words += ["--at", self.at.isoformat()] if self.at else []
+        words += ["--use-backup-copies"] if self.use_backup_copies else []
+        return shlex.join([*shlex.split(RestoreRequest(self.name, groups=self.groups, scope=only).command), *words])
+
     def wanted(self, *, is_routed: bool) -> Wanted:
         """What it takes of a chain; `is_routed`: into other targets than the snapshot's shards."""
         return Wanted(

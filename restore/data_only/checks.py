@@ -19,8 +19,8 @@ from restore.data_only.checker import Checker, named
 from restore.data_only.filled_tables import find_acting, find_filled, find_oids
 from restore.data_only.filling import DELETED, REPLICA
 from restore.data_only.references import (
-    delete_actions,
     find_code_of_others,
+    find_referring,
     find_temporal,
     find_unreadable,
     find_untrusted,
@@ -31,8 +31,6 @@ from restore.rows.partition_roots import find_roots
 from snapshots.records.commit import Sequence as StoredSequence
 
 SET_PARAMETER_VERSION = 150000
-# ON DELETE CASCADE, SET NULL and SET DEFAULT.
-CHANGING_ACTIONS = frozenset("cnd")
 DATABASE_QUERY = """
 SELECT pg_encoding_to_char(encoding), has_database_privilege(oid, 'CREATE') FROM pg_database
  WHERE datname = current_database()
@@ -119,27 +117,28 @@ def check_tables(
     if not wanted.has_begun:
         counted = [one for one in found.values() if one.oid not in uncounted and not one.hides_rows]
         if filled := find_filled(connection, [one.group for one in counted]):
-            checker.add(
-                f"tables of {checker.label} are not empty: {named(filled)}",
-                "if their rows are not needed, empty them",
-                _emptying(connection, [found[name] for name in filled]),
-            )
+            hint, statement = _emptying(connection, [found[name] for name in filled])
+            checker.add(f"tables of {checker.label} are not empty: {named(filled)}", hint, [statement])
     check_sequences(checker, connection, role, wanted.sequences)
     return {name: one.oid for name, one in found.items()}
 
 
-def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> list[str]:
-    """The statement that empties the tables; none if it would change rows of others, by their foreign keys."""
+def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> tuple[str, str]:
+    """A hint, and the statement that empties the tables, with those whose rows may refer to theirs."""
     names = [f"ONLY {qualify(one.group)}" for one in tables]
-    actions = delete_actions(connection, [one.oid for one in tables])
-    if not actions:
-        return [f"TRUNCATE {', '.join(names)}"]
-    if actions & CHANGING_ACTIONS:
-        return []
-    # In one statement: they may refer to each other.
+    referring = find_referring(connection, [one.oid for one in tables])
+    if referring.filled:
+        return (
+            f"rows of {named(referring.filled)} may refer to theirs; if neither are needed, empty all of these tables",
+            f"TRUNCATE {', '.join([*names, *referring.to_truncate])}",
+        )
+    hint = "if their rows are not needed, empty them"
+    if not referring.to_truncate:
+        return hint, f"TRUNCATE {', '.join(names)}"
+    # Tables without rows keep TRUNCATE from it, too. In one statement: these may refer to each other.
     *others, last = names
     ctes = ", ".join(f"t{number} AS (DELETE FROM {name})" for number, name in enumerate(others))
-    return [f"WITH {ctes} DELETE FROM {last}" if ctes else f"DELETE FROM {last}"]
+    return hint, f"WITH {ctes} DELETE FROM {last}" if ctes else f"DELETE FROM {last}"
 
 
 def find_views(connection: psycopg.Connection[Any]) -> list[str]:

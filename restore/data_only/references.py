@@ -44,15 +44,25 @@ connected AS (
     UNION SELECT i.inhrelid FROM connected JOIN pg_inherits i ON i.inhparent = connected.relid)
 SELECT relid::bigint FROM connected
 """
-ACTIONS_QUERY = """
-SELECT DISTINCT confdeltype::text FROM pg_constraint
- WHERE contype = 'f' AND confrelid = ANY (%(filled)s) AND conrelid <> ALL (%(filled)s)
-"""
 # Roles whose code may run as ours: superusers, our own, and those that own filled tables.
 TRUSTED = """
 trusted AS (
     SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user
     UNION SELECT c.relowner FROM own JOIN pg_class c ON c.oid = own.relid)
+"""
+# The other tables that these can't be truncated without; `is_below`: it is a partition of another one of them.
+REFERRING_QUERY = f"""
+WITH RECURSIVE {OWN}, {TRUSTED},
+referring AS (
+    SELECT conrelid AS relid FROM pg_constraint WHERE contype = 'f' AND confrelid = ANY (%s)
+    UNION SELECT k.conrelid FROM referring r JOIN pg_constraint k ON k.contype = 'f' AND k.confrelid = r.relid)
+SELECT format('%%I.%%I', n.nspname, c.relname), c.relkind = 'p',
+       EXISTS (SELECT FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent AND p.relkind = 'p'
+                WHERE i.inhrelid = c.oid AND p.oid IN (SELECT relid FROM referring)) AS is_below,
+       c.relowner IN (SELECT oid FROM trusted) AND has_table_privilege(c.oid, 'SELECT')
+       AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid IN (SELECT relid FROM referring) AND c.oid <> ALL (%s) ORDER BY 1
 """
 UNTRUSTED_QUERY = f"""{KEYS}, {TRUSTED}
 SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname) || ', which belongs to '
@@ -180,6 +190,13 @@ class Orphan(NamedTuple):
     values: str
 
 
+class ReferringTables(NamedTuple):
+    """Tables that refer to others, as TRUNCATE names them, and which of them have rows or may have some."""
+
+    to_truncate: list[str]
+    filled: list[str]
+
+
 class _Key(NamedTuple):
     """A foreign key: its name, both tables, its columns, and the query for a violation.
 
@@ -220,11 +237,7 @@ def find_empty_referenced(connection: psycopg.Connection[Any], oids: list[int]) 
         refuse_views(connection)
         path, found = read_search_path(connection), connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
         with having_path(connection, path):
-            return [
-                f"{key} to {table}"
-                for key, table, only in found
-                if connection.execute(f"SELECT EXISTS (SELECT FROM {only}{table})".encode()).fetchone() == (False,)
-            ]
+            return [f"{key} to {table}" for key, table, only in found if _is_empty(connection, f"{only}{table}")]
 
 
 def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
@@ -278,6 +291,25 @@ def find_connected(connection: psycopg.Connection[Any], oids: list[int]) -> list
     return [oid for (oid,) in connection.execute(CONNECTED_QUERY, (oids,))]
 
 
-def delete_actions(connection: psycopg.Connection[Any], oids: list[int]) -> frozenset[str]:
-    """What other tables' foreign keys into these do on DELETE (pg_constraint, confdeltype); empty if there are none."""
-    return frozenset(action for (action,) in connection.execute(ACTIONS_QUERY, {"filled": oids}))
+def find_referring(connection: psycopg.Connection[Any], oids: list[int]) -> ReferringTables:
+    """The other tables whose foreign keys refer to these, or to tables that refer to these.
+
+    Those that belong to roles which own none of these, or that our role may not read, are taken for filled.
+    """
+    tables = ReferringTables([], [])
+    with connection.transaction():
+        # Another table may get the name meanwhile, and its owner may be anybody.
+        refuse_views(connection)
+        path, found = read_search_path(connection), connection.execute(REFERRING_QUERY, (oids, oids, oids)).fetchall()
+        with having_path(connection, path):
+            for name, is_partitioned, is_below, may_read in found:
+                if not is_below:
+                    tables.to_truncate.append(name if is_partitioned else f"ONLY {name}")
+                # The rows of a partitioned table are its partitions'.
+                if not is_partitioned and not (may_read and _is_empty(connection, f"ONLY {name}")):
+                    tables.filled.append(name)
+    return tables
+
+
+def _is_empty(connection: psycopg.Connection[Any], table: str) -> bool:
+    return connection.execute(f"SELECT EXISTS (SELECT FROM {table})".encode()).fetchone() == (False,)

@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 
+from fleet.hints import SAME_TARGET
 from fleet.nodes.baseline import NodeIdentity
 from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.problems import comment
@@ -39,11 +40,15 @@ def check_target(
     connection: psycopg.Connection[Any],
     source: NodeIdentity,
     obstacles: Obstacles,
+    into_tables: str = "",
     *,
     replace: bool,
     is_resumed: bool,
 ) -> None:
-    """Add what keeps the target from taking the database, of a restore that begins or `is_resumed`."""
+    """Add what keeps the target from taking the database, of a restore that begins or `is_resumed`.
+
+    `into_tables`: the command that loads the same rows into tables of a database that exists; "" if there is none.
+    """
     recovering, version, may_create = connection.execute(FACTS_QUERY).fetchone() or (True, 0, False)
     node = target.node.id
     if recovering:
@@ -63,10 +68,17 @@ def check_target(
             _check_replaceable(target, connection)
     if exists and not replace:
         what = f"node {node}: database {target.database} exists already"
-        hint = "restore to other servers with --to FILE, or put the existing databases aside with --replace"
+        lines = ["restore to other servers with --to FILE, or put the existing databases aside with --replace"]
         if is_resumed:
-            hint = "it was made while the restore ran, and --replace was not given: rename or drop it, then go on"
-        obstacles.add(TargetExistsError(what, hint=hint, details={"database": target.database}), node)
+            lines = ["it was made while the restore ran, and --replace was not given: rename or drop it, then go on"]
+        elif into_tables:
+            # --replace would put all of the database aside for some of its tables.
+            lines = [
+                f"to load the rows into its own tables, which have to be empty: {into_tables}",
+                SAME_TARGET,
+                "or make a database that has only these rows: on other servers, with --to FILE",
+            ]
+        obstacles.add(TargetExistsError(what, hint=lines, details={"database": target.database}), node)
 
 
 def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> None:

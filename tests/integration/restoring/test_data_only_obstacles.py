@@ -96,12 +96,24 @@ def test_tables_with_rows_are_emptied_as_the_hint_says(place: Place) -> None:
         third = place.target.primaries[2].dsn
         execute(third, "INSERT INTO item (id, n) VALUES (1, 1)")
         execute(
-            third, "SET session_replication_role = replica; CREATE TABLE more (i int REFERENCES item ON DELETE CASCADE)"
+            third,
+            "SET session_replication_role = replica;"
+            "CREATE TABLE more (i int PRIMARY KEY REFERENCES item ON DELETE CASCADE);"
+            "CREATE TABLE further (i int REFERENCES more) PARTITION BY LIST (i);"
+            "CREATE TABLE further_1 PARTITION OF further DEFAULT",
         )
-        # It would delete rows of a table that is not restored.
-        (cascading,) = [one["hint"] for one in refusals(place, place.target) if one["node"] == "s3"]
-        assert cascading == "if their rows are not needed, empty them"
-        execute(third, "DROP TABLE more", "DELETE FROM item")
+        rows = ["INSERT INTO more VALUES (1)", "INSERT INTO further VALUES (1)"]
+        # Rows of tables that are not restored would go with them: these are named.
+        for count, referring in enumerate(("", "public.more", "public.further_1, public.more")):
+            execute(third, *rows[:count])
+            (hint,) = [one["hint"] for one in refusals(place, place.target) if one["node"] == "s3"]
+            said, *statements = hint.split("\n")
+            assert said.startswith(f"rows of {referring} may refer to theirs; if" if count else "if their rows are not")
+            assert [one.split()[0] for one in statements] == ["TRUNCATE" if count else "DELETE"]
+            execute(third, *statements)
+            assert "s3" not in [one["node"] for one in refusals(place, place.target)]
+            execute(third, "INSERT INTO item (id, n) VALUES (1, 1)")
+        execute(third, "DROP TABLE further", "DROP TABLE more", "DELETE FROM item")
         found = {one["node"]: one["hint"].split("\n")[1:] for one in refusals(place, place.target)}
         assert [lines[0].split()[0] for lines in found.values()] == ["WITH", "TRUNCATE"]
         for node in place.target.primaries[:2]:

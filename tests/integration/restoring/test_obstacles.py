@@ -87,6 +87,20 @@ def test_a_single_obstacle_is_an_error_of_its_own(place: Place) -> None:
     assert error.details == {"node": "s2", "database": DATABASE}
 
 
+def test_some_tables_into_a_database_that_exists_lead_to_its_own_tables(place: Place) -> None:
+    request = RestoreRequest(NAME, 0, groups=("public.item", "public.l*"), create_roles=True)
+    with existing(place, "s2"):
+        error = refusals(place, place.target, request)
+    assert (error.slug, error.message) == ("target-exists", "node s2: database shop exists already")
+    command = f"snapshot restore {NAME} --group public.item --group 'public.l*' --data-only --increment 0"
+    assert error.hint.split("\n")[0] == f"to load the rows into its own tables, which have to be empty: {command}"
+    assert "--replace" not in error.hint
+    # Under another name a table can't be filled where it is.
+    moved = RestoreRequest(NAME, scope=RestoreScope(moves=(TableMove("public", "item", "public", "item_old"),)))
+    with existing(place, "s2"):
+        assert (refusals(place, place.target, moved).hint,) == EXISTS
+
+
 def test_an_obstacle_that_all_nodes_have_is_named_once_with_the_nodes(place: Place) -> None:
     scope = RestoreScope(moves=(TableMove("public", "item", "public", "log"),))
     error = refusals(place, place.target, RestoreRequest(NAME, scope=scope))

@@ -75,6 +75,14 @@ class EmbeddedNode:
         return self.folder / "data"
 
     @property
+    def major_version(self) -> str:
+        """The version of PostgreSQL that made the data, "?" if that can't be read."""
+        try:
+            return (self.data_directory / "PG_VERSION").read_text().strip()
+        except OSError:
+            return "?"
+
+    @property
     def log_file(self) -> Path:
         """The server's log since it was made."""
         return self.folder / "server.log"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import typer
 
 from cli.demo.fleet import PostgreSQL, down, load, up
@@ -13,6 +15,7 @@ from cli.output.context import command_context
 from cli.output.exit_codes import DONE
 from cli.output.results import emit
 from fleet.programs.wheel import check_programs_folder
+from storage.errors import UsageError
 
 demo_app = typer.Typer(
     help="Run the whole story on an embedded fleet, or manage an embedded fleet to try the commands on."
@@ -30,6 +33,11 @@ def demo(context: typer.Context, postgresql: PostgreSQL = None) -> None:
     is inconclusive, as on PostgreSQL 15, whose standbys can't decode WAL.
     """
     if context.invoked_subcommand is not None:
+        if postgresql:
+            raise UsageError(
+                "--postgresql before a subcommand is that of the story alone",
+                hint=f"give it after up: snapshot demo up DIR --postgresql {shlex.quote(str(postgresql))}",
+            )
         return
     begin_session()
     with Screen(quiet=command_context(context).quiet) as screen:

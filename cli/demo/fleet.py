@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
@@ -60,9 +61,12 @@ def up(
     was_running = len(existing.running()) if existing else 0
     shards, backups = _shape(existing, shards, backups)
     if existing and programs and programs != existing.nodes[0].programs:
+        stands = existing.nodes[0]
         raise FolderTakenError(
-            f"{existing.directory} holds a fleet of the servers in {existing.nodes[0].programs or 'the wheel'}",
-            hint="leave --postgresql out, or choose another folder",
+            f"{existing.directory} holds a fleet of PostgreSQL {stands.major_version}, which runs the programs"
+            f" {f'in {stands.programs}' if stands.programs else 'of the wheel'}",
+            hint=f"leave --postgresql out, choose another folder, or delete that fleet first: snapshot demo down"
+            f" {shlex.quote(str(directory))} --delete",
         )
     with progress(context) as shown:
         shown.step("start PostgreSQL")

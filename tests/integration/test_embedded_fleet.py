@@ -19,6 +19,8 @@ from fleet.config import Fleet, load_fleet
 from fleet.nodes.baseline import find_node
 from fleet.nodes.connections import connect
 from storage.errors import RefusedError
+from tests.commands.in_process import run_here
+from tests.servers.installed import SERVERS
 
 WAIT_SECONDS_MAX = 30
 SHAPE = {"shards": 2, "backups": 1}
@@ -110,6 +112,22 @@ def test_another_shape_is_refused(shared_fleet: EmbeddedFleet) -> None:
     before = pids(shared_fleet)
     with pytest.raises(FolderTakenError, match="a fleet with other nodes"):
         start_fleet(shared_fleet.directory, shards=3, backups=1)
+    assert pids(shared_fleet) == before
+
+
+def test_programs_for_a_fleet_that_exists_are_refused_with_the_version_that_stands(shared_fleet: EmbeddedFleet) -> None:
+    before, fleet = pids(shared_fleet), load_fleet(shared_fleet.fleet_toml)
+    others = [server.programs for server in SERVERS.values() if server.programs != shared_fleet.nodes[0].programs]
+    if not others:
+        pytest.skip("no other servers are installed")
+    folder, given = str(shared_fleet.directory), ("--postgresql", str(others[0]))
+    major = int(str(value(shared_fleet.primaries[0], "SHOW server_version_num"))) // 10000
+    code, document = run_here(fleet, "demo", "up", folder, *given)
+    assert (code, document["error"]) == (3, "folder-taken")
+    assert document["message"].startswith(f"{folder} holds a fleet of PostgreSQL {major}, which runs the programs ")
+    # The option of the story alone, which `up` does not get.
+    code, document = run_here(fleet, "demo", *given, "up", folder)
+    assert (code, document["hint"]) == (2, f"give it after up: snapshot demo up DIR --postgresql {others[0]}")
     assert pids(shared_fleet) == before
 
 

@@ -24,6 +24,7 @@ from restore.ddl.server_roles import (
     may_be_granted,
     membership_statement,
     memberships_of_created,
+    parameter_statement,
     role_setting_statement,
     role_settings,
     withheld_attributes,
@@ -34,7 +35,7 @@ from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
 from restore.targets.superusers import MARK, Superusers, find_marked, mark_role
 from restore.targets.target import Target, TargetUnfitError
-from snapshots.records.server_globals import ServerGlobals
+from snapshots.records.server_globals import ParameterPrivilege, ServerGlobals
 from storage.errors import UsageError
 
 # The stored bytes: a raw session converts nothing.
@@ -43,6 +44,7 @@ BYTES_QUERY = """
 SELECT convert(name, 'UTF8', %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS given (name, n) ORDER BY n
 """
 RESERVED_QUERY = "SELECT name FROM pg_settings WHERE context <> 'user'"
+ANYBODYS_QUERY = "SELECT name FROM pg_settings WHERE context = 'user'"
 # Before the dot in the names of their settings, which no session knows that has not loaded their library.
 EXTENSIONS_QUERY = "SELECT name FROM pg_available_extensions"
 RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
@@ -254,12 +256,26 @@ def _give_what_they_had(
                 yield f"role {role.name} is without {setting.name}, which may give it power; to set it: {statement}"
             else:
                 yield from _refused(connection, statement)
+        yield from _grant_parameters(connection, [one for one in found.parameters if one.grantee == role.name])
     for one in memberships_of_created(found, created):
         if not may_be_granted(one, found, missing):
             yield f"role {one.member} is not made a member of {one.role}; to do it: {membership_statement(one)}"
         elif problems := list(_refused(connection, membership_statement(one))):
             # Its grantor may not grant it here, or is not here.
             yield from problems if list(_refused(connection, membership_statement(one, grantor=False))) else ()
+
+
+def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[ParameterPrivilege]) -> Iterator[str]:
+    """Grant SET on parameters that every role may set; yield the other privileges, with the statement."""
+    anybodys = {name.lower() for (name,) in connection.execute(ANYBODYS_QUERY)}
+    for one in privileges:
+        statement = parameter_statement(one)
+        # Whether every role may set those of a library that is not loaded is not known.
+        if one.privilege == "SET" and one.parameter in anybodys:
+            yield from _refused(connection, statement)
+        else:
+            what = f"{one.privilege} on parameter {one.parameter}, which may give it power"
+            yield f"role {one.grantee} is without {what}; to grant it: {statement}"
 
 
 def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:

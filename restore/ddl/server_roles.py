@@ -14,7 +14,13 @@ from fleet.nodes.privileges import quote
 from restore.ddl.database_ddl import setting_statement
 from restore.ddl.statements import literal
 from snapshots.records.database_facts import NO_LIMIT, DatabaseSetting
-from snapshots.records.server_globals import RoleMembership, ServerGlobals, ServerRole, ServerTablespace
+from snapshots.records.server_globals import (
+    ParameterPrivilege,
+    RoleMembership,
+    ServerGlobals,
+    ServerRole,
+    ServerTablespace,
+)
 
 # By field, for a role that has the attribute and for one that has not.
 ATTRIBUTES = {
@@ -117,6 +123,17 @@ def role_setting_statement(one: DatabaseSetting) -> str:
     return setting_statement(f"ROLE {quote(one.role)}", one.name, one.value)
 
 
+def parameter_statement(one: ParameterPrivilege) -> str:
+    """GRANT … ON PARAMETER, by a superuser."""
+    name = ".".join(map(quote, one.parameter.split(".")))
+    option = " WITH GRANT OPTION" if one.grantable else ""
+    return f"GRANT {one.privilege} ON PARAMETER {name} TO {_grantee(one)}{option};"
+
+
+def _grantee(one: ParameterPrivilege) -> str:
+    return quote(one.grantee) if one.grantee else "PUBLIC"
+
+
 def server_statements(found: ServerGlobals, *, verifiers: bool) -> Iterator[str]:
     """Everything as statements, in the order in which psql can run them, for people; `verifiers`: with passwords'."""
     for role in found.roles:
@@ -127,6 +144,7 @@ def server_statements(found: ServerGlobals, *, verifiers: bool) -> Iterator[str]
         yield membership_statement(one)
     for role in found.roles:
         yield from map(role_setting_statement, role_settings(found, role.name))
+    yield from dict.fromkeys(map(parameter_statement, found.parameters))
     for tablespace in found.tablespaces:
         yield from _tablespace_statements(tablespace)
 
@@ -162,6 +180,7 @@ def find_differences(stored: ServerGlobals, present: ServerGlobals) -> list[str]
                 lines.append(f"role {role.name}: {what} {_value(role, name)}, on the target {_value(other, name)}")
         lines += _differing_settings(stored, present, role.name)
     lines += _differing_memberships(stored, present, both)
+    lines += _differing_parameters(stored, present, both)
     return lines
 
 
@@ -190,3 +209,19 @@ def _differing_memberships(stored: ServerGlobals, present: ServerGlobals, both: 
         yield f"role {member}: a member of {role} in the snapshot, not on the target"
     for role, member in sorted(now - then):
         yield f"role {member}: a member of {role} on the target, not in the snapshot"
+
+
+def _differing_parameters(stored: ServerGlobals, present: ServerGlobals, both: Collection[str]) -> Iterator[str]:
+    def privileges(found: Iterable[ParameterPrivilege]) -> set[tuple[str, str, str]]:
+        given = (one for one in found if not one.grantee or one.grantee in both)
+        return {(_role_text(one), one.privilege, one.parameter) for one in given}
+
+    then, now = privileges(stored.parameters), privileges(present.parameters)
+    for role, privilege, parameter in sorted(then - now):
+        yield f"{role}: {privilege} on parameter {parameter} in the snapshot, not on the target"
+    for role, privilege, parameter in sorted(now - then):
+        yield f"{role}: {privilege} on parameter {parameter} on the target, not in the snapshot"
+
+
+def _role_text(one: ParameterPrivilege) -> str:
+    return f"role {one.grantee}" if one.grantee else "PUBLIC"

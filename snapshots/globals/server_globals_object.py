@@ -22,7 +22,13 @@ from snapshots.operations.operation import Operation
 from snapshots.records.chain import Chain
 from snapshots.records.database_facts import DatabaseSetting
 from snapshots.records.keys import ddl_prefix
-from snapshots.records.server_globals import RoleMembership, ServerGlobals, ServerRole, ServerTablespace
+from snapshots.records.server_globals import (
+    ParameterPrivilege,
+    RoleMembership,
+    ServerGlobals,
+    ServerRole,
+    ServerTablespace,
+)
 from snapshots.records.stored_object import GLOBALS, StoredObject
 from storage.store import ObjectStore
 from storage.storing import create_or_find
@@ -52,6 +58,14 @@ SELECT split_part(s.setting, '=', 1), substr(s.setting, strpos(s.setting, '=') +
   FROM pg_db_role_setting g JOIN pg_roles r ON r.oid = g.setrole
  CROSS JOIN unnest(g.setconfig) WITH ORDINALITY AS s (setting, number)
  WHERE g.setdatabase = 0 ORDER BY 3, s.number
+"""
+# The privileges of the first superuser, who also stands for all others as grantor, are everywhere.
+PARAMETERS_QUERY = """
+SELECT p.parname, a.privilege_type, coalesce(e.rolname, ''), CASE WHEN r.oid = 10 THEN '' ELSE r.rolname END,
+       a.is_grantable
+  FROM pg_parameter_acl p CROSS JOIN aclexplode(p.paracl) a JOIN pg_roles r ON r.oid = a.grantor
+  LEFT JOIN pg_roles e ON e.oid = a.grantee
+ WHERE a.grantee <> 10 ORDER BY 1, 3, 2, 4
 """
 TABLESPACES_QUERY = """
 SELECT spcname, pg_get_userbyid(spcowner), pg_tablespace_location(oid), coalesce(spcoptions, '{}'),
@@ -87,6 +101,12 @@ def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False
         ServerTablespace(name=name, owner=owner, location=location, options=tuple(options), comment=comment)
         for name, owner, location, options, comment in fetch_texts(connection, TABLESPACES_QUERY)
     ]
+    parameters = [
+        ParameterPrivilege(
+            parameter=parameter, privilege=privilege, grantee=grantee, grantor=grantor, grantable=grantable
+        )
+        for parameter, privilege, grantee, grantor, grantable in fetch_texts(connection, PARAMETERS_QUERY)
+    ]
     settings = tuple(DatabaseSetting(*row) for row in fetch_texts(connection, SETTINGS_QUERY))
     return ServerGlobals(
         roles=tuple(roles),
@@ -94,6 +114,7 @@ def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False
         settings=settings,
         tablespaces=tuple(tablespaces),
         with_verifiers=with_verifiers,
+        parameters=tuple(parameters),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a server has besides its databases: roles with their memberships and settings, and tablespaces.
+"""What a server has besides its databases: roles with memberships, settings and privileges on parameters; tablespaces.
 
 Stored as one object of a shard, compressed, with every full snapshot, and again with an increment only if it differs.
 """
@@ -55,6 +55,16 @@ class ServerTablespace(Record, frozen=True, kw_only=True, omit_defaults=True):
     comment: str | None = None
 
 
+class ParameterPrivilege(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A privilege on a parameter, SET or ALTER SYSTEM. `grantee` "" is PUBLIC, `grantor` "" a superuser."""
+
+    parameter: str
+    privilege: str
+    grantee: str
+    grantor: str = ""
+    grantable: bool = False
+
+
 class ServerGlobals(Record, frozen=True, kw_only=True, tag_field="schema", tag=GLOBALS_FORMAT):
     """The document. `settings` are those of roles in all databases. `with_verifiers`: roles have their passwords'."""
 
@@ -63,3 +73,4 @@ class ServerGlobals(Record, frozen=True, kw_only=True, tag_field="schema", tag=G
     settings: tuple[DatabaseSetting, ...]
     tablespaces: tuple[ServerTablespace, ...]
     with_verifiers: bool
+    parameters: tuple[ParameterPrivilege, ...] = ()

@@ -27,7 +27,7 @@ from snapshots.create.request import CreateRequest
 from snapshots.globals.server_globals_object import read_globals, read_stored_globals
 from snapshots.records.chains import read_chain
 from snapshots.records.database_facts import DatabaseSetting
-from snapshots.records.server_globals import RoleMembership, ServerGlobals, ServerRole
+from snapshots.records.server_globals import ParameterPrivilege, RoleMembership, ServerGlobals, ServerRole
 from snapshots.records.stored_object import GLOBALS
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
@@ -63,6 +63,10 @@ ROLES = (
     "CREATE ROLE boss SUPERUSER LOGIN",
     "CREATE ROLE maker CREATEROLE REPLICATION BYPASSRLS LOGIN",
     "GRANT boss, maker, pg_execute_server_program TO app",
+    'GRANT SET ON PARAMETER log_statement, work_mem, "My"."own" TO app WITH GRANT OPTION',
+    "GRANT ALTER SYSTEM ON PARAMETER work_mem TO app",
+    "GRANT SET ON PARAMETER log_min_duration_statement TO PUBLIC",
+    "SET ROLE app; GRANT SET ON PARAMETER log_statement TO lead; RESET ROLE",
     "CREATE TABLE item (id int PRIMARY KEY)",
     "ALTER TABLE item OWNER TO app_rw",
 )
@@ -81,6 +85,11 @@ SELECT a.roleid::regrole::text, a.member::regrole::text,
 POWERS_QUERY = """
 SELECT rolname FROM pg_roles WHERE rolname NOT IN ('postgres')
    AND (rolsuper OR rolcreaterole OR rolreplication OR rolbypassrls)
+"""
+# Whoever has granted them: a superuser gives them again.
+PARAMETERS_QUERY = """
+SELECT DISTINCT p.parname, a.grantee::regrole::text, a.privilege_type, a.is_grantable
+  FROM pg_parameter_acl p, aclexplode(p.paracl) a WHERE a.grantee <> 10 ORDER BY 1, 2, 3
 """
 # Settings that only a superuser sets, one of a library that is not loaded, and one that loads a library.
 POWERFUL = {
@@ -151,7 +160,16 @@ def test_missing_roles_are_created_as_they_were(place: Place) -> None:
         warnings = [one for one in report.warnings if one.startswith(f"node {other.id}: role ")]
         assert [one for one in warnings if 'ALTER ROLE "maker" CREATEROLE REPLICATION BYPASSRLS;' in one]
         assert [one for one in warnings if "is not a member" in one or "is not made a member of boss" in one]
-        assert len(warnings) == 1 + len(withheld)
+        # SET on the one that every role may set is given, without a word.
+        assert ask(other.dsn, PARAMETERS_QUERY) == [("work_mem", "app", "SET", True)]
+        parameters = [one for one in warnings if " on parameter " in one]
+        assert [one.partition("; to grant it: ")[2] for one in parameters] == [
+            'GRANT SET ON PARAMETER "log_statement" TO "app" WITH GRANT OPTION;',
+            'GRANT SET ON PARAMETER "my"."own" TO "app" WITH GRANT OPTION;',
+            'GRANT ALTER SYSTEM ON PARAMETER "work_mem" TO "app";',
+            'GRANT SET ON PARAMETER "log_statement" TO "lead";',
+        ]
+        assert len(warnings) == 1 + len(withheld) + len(parameters)
     verifier = dict(one[0:7:6] for one in ask(runs.fleet.primaries[0].dsn, ROLES_QUERY))["o'hara"]
     assert verifier not in "\n".join([*lines_of(report), *report.warnings])
 
@@ -175,9 +193,17 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
         ),
         tablespaces=(),
         with_verifiers=False,
-    )
+        parameters=tuple(
+            ParameterPrivilege(parameter=name, privilege=privilege, grantee=grantee)
+            for name, privilege, grantee in (
+                ("lo_compat_privileges", "SET", "evil"), ("work_mem", "SET", "evil"),
+                ("work_mem", "ALTER SYSTEM", "evil"), ("pg_stat_statements.track", "SET", "evil"),
+                ("work_mem", "SET", "ops"), ("work_mem", "SET", ""),
+            )
+        ),
+    )  # fmt: skip
     target = target_of("s1", place.target.primaries[0], (), "0" * 32)
-    target = replace(target, loading=target.database)
+    target, before = replace(target, loading=target.database), ask(dsn, PARAMETERS_QUERY)
     try:
         created, notes = create_roles(target, ["evil", "group"], None, found)
         assert created == ["s1: evil", "s1: group"]
@@ -197,9 +223,18 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
         # Drills know their own roles by such comments.
         assert len([one for one in notes if "is without its comment" in one]) == len(created)
         assert ask(dsn, "SELECT FROM pg_shdescription WHERE description ^@ 'cutline_drill_'") == []
-        assert len(notes) == len(powers) + len(POWERFUL) + len(created)
+        # Roles that exist, and PUBLIC, get nothing.
+        given = [one for one in ask(dsn, PARAMETERS_QUERY) if one not in before]
+        assert given == [("work_mem", "evil", "SET", False)]
+        withheld = [one.rpartition(": ")[2] for one in notes if " on parameter " in one]
+        assert withheld == [
+            'GRANT SET ON PARAMETER "lo_compat_privileges" TO "evil";',
+            'GRANT ALTER SYSTEM ON PARAMETER "work_mem" TO "evil";',
+            'GRANT SET ON PARAMETER "pg_stat_statements"."track" TO "evil";',
+        ]
+        assert len(notes) == len(powers) + len(POWERFUL) + len(created) + len(withheld)
     finally:
-        execute(dsn, *(f'DROP ROLE IF EXISTS "{name}"' for name in names))
+        execute(dsn, "DROP OWNED BY evil", *(f'DROP ROLE IF EXISTS "{name}"' for name in names))
 
 
 def test_roles_that_exist_are_listed_where_they_differ_and_stay_as_they_are(place: Place) -> None:
@@ -221,7 +256,10 @@ def test_roles_that_exist_are_listed_where_they_differ_and_stay_as_they_are(plac
             f"node {other.id}: role app: NOCREATEDB in the snapshot, CREATEDB on the target",
             f"node {other.id}: role app: search_path is 'shop, public' in the snapshot, 'other' on the target",
             f"node {other.id}: role app: a member of pg_monitor in the snapshot, not on the target",
+            f"node {other.id}: role app: SET on parameter log_statement in the snapshot, not on the target",
         } <= set(lines)
+        public = "PUBLIC: SET on parameter log_min_duration_statement in the snapshot, not on the target"
+        assert f"node {other.id}: {public}" in planned
     assert any(line.startswith("differs: node ") for line in lines_of(report))
     assert [ask(other.dsn, ROLES_QUERY) for other in target.primaries] == before
 
@@ -248,6 +286,8 @@ def test_show_prints_statements_and_passwords_only_when_they_are_asked_for(place
             execute(other.dsn, *wanted)
             assert ask(other.dsn, ROLES_QUERY) == ask(node.dsn, ROLES_QUERY)
             assert ask(other.dsn, MEMBERSHIPS_QUERY) == ask(node.dsn, MEMBERSHIPS_QUERY)
+            assert ask(other.dsn, PARAMETERS_QUERY) == ask(node.dsn, PARAMETERS_QUERY)
+            execute(other.dsn, "REVOKE SET ON PARAMETER log_min_duration_statement FROM PUBLIC")
             drop_roles(other.dsn)
 
 

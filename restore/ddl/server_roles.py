@@ -212,16 +212,14 @@ def _differing_memberships(stored: ServerGlobals, present: ServerGlobals, both: 
 
 
 def _differing_parameters(stored: ServerGlobals, present: ServerGlobals, both: Collection[str]) -> Iterator[str]:
-    def privileges(found: Iterable[ParameterPrivilege]) -> set[tuple[str, str, str]]:
-        given = (one for one in found if not one.grantee or one.grantee in both)
-        return {(_role_text(one), one.privilege, one.parameter) for one in given}
+    def privileges(found: ServerGlobals) -> set[str]:
+        given = (one for one in found.parameters if not one.grantee or one.grantee in both)
+        return {f"{_holder(one)}: {one.privilege} on parameter {one.parameter}" for one in given}
 
-    then, now = privileges(stored.parameters), privileges(present.parameters)
-    for role, privilege, parameter in sorted(then - now):
-        yield f"{role}: {privilege} on parameter {parameter} in the snapshot, not on the target"
-    for role, privilege, parameter in sorted(now - then):
-        yield f"{role}: {privilege} on parameter {parameter} on the target, not in the snapshot"
+    then, now = privileges(stored), privileges(present)
+    yield from (f"{one} in the snapshot, not on the target" for one in sorted(then - now))
+    yield from (f"{one} on the target, not in the snapshot" for one in sorted(now - then))
 
 
-def _role_text(one: ParameterPrivilege) -> str:
+def _holder(one: ParameterPrivilege) -> str:
     return f"role {one.grantee}" if one.grantee else "PUBLIC"

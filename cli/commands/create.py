@@ -118,9 +118,7 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
                 commit: Commit = create_restore_point(fleet, request, noting)
             else:
                 commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
-    # With --quiet no progress has shown the notes.
-    unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
-    lines = lines_of(commit) + unseen
+    lines = lines_of(commit)
     if request.only_cut:
         lines.append(f"to recover physical backups to it: snapshot show {request.name} --recovery-plan")
     emit(context, document_of(commit) | {"warnings": noting.notes}, lines)

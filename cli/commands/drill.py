@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import typer
 
 from cli.output.activity import activity
-from cli.output.context import command_context
 from cli.output.drill import drill_document, drill_lines
 from cli.output.exit_codes import DONE, UNWRITTEN
 from cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
@@ -62,16 +61,8 @@ def run_drill_command(
         activity(context, source, "restore") as shown,
     ):
         noting, announced = Noting(shown), dict[str, Any]()
-        try:
-            report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced), own)
-        except BaseException:
-            # What is left is said in any case.
-            for text in noting.notes if command_context(context).quiet else ():
-                command_context(context).warn(text)
-            raise
+        report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced), own)
     problems = write_report(junit, junit_of_drill(report))
-    # With --quiet no progress has shown the notes.
-    unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
-    lines = [*drill_lines(report), *unseen, *(f"warning: {one}" for one in problems)]
+    lines = [*drill_lines(report), *(f"warning: {one}" for one in problems)]
     emit(context, drill_document(report) | announced | {"warnings": [*noting.notes, *problems]}, lines)
     raise typer.Exit(EXIT_CODES[report.result] or (UNWRITTEN if problems else DONE))

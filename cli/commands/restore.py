@@ -196,10 +196,8 @@ def run_restore(
         raise
     in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd())
     failed = [line.removeprefix(WARNING) for line in in_doubt if line.startswith(WARNING)]
-    # With --quiet no progress has shown the notes.
-    unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
     document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes, *failed]}
-    lines = lines_of(report) + in_doubt + unseen
+    lines = lines_of(report) + in_doubt
     if report.refused:
         document["refused_file"], line = write_refused(report.operation, report.refused, Path.cwd())
         lines.append(line)

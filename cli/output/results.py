@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cli.output.context import command_context
+from cli.output.context import CommandContext, command_context
 from cli.output.format import name_fleet, printable, time_text
 from cli.output.json_progress import JsonProgress
 from cli.output.tables import Enumeration, FittingTable
@@ -83,18 +83,30 @@ def write_document(document: Mapping[str, object], stream: TextIO | None = None)
 @contextmanager
 def progress(context: typer.Context) -> Iterator[Progress]:
     """Show the progress of an operation on stderr, and what there is to tell of its store."""
-    with _progress(context) as shown, listening(shown.note):
+    quiet = command_context(context).quiet
+    with _progress(context) as shown, listening(Silent().note if quiet else shown.note):
         yield shown
 
 
+class _Notes(Silent):
+    """What `--quiet` leaves: the notes, as warnings."""
+
+    def __init__(self, options: CommandContext) -> None:
+        self._options = options
+
+    def note(self, text: str) -> None:
+        """Show it at once: the command may end with an error."""
+        self._options.warn(text)
+
+
 def _progress(context: typer.Context) -> AbstractContextManager[Progress]:
-    """Show an operation's steps on stderr: bars on a terminal, else one line per step; nothing with `--quiet`.
+    """Show an operation's steps on stderr: bars on a terminal, else one line per step; with `--quiet` notes alone.
 
     With `--json` stderr has JSON lines (cli/output/json_progress.py). `--verbose` adds each point reached.
     """
     options = command_context(context)
     if options.quiet:
-        return nullcontext(Silent())
+        return nullcontext(_Notes(options))
     if options.json:
         return JsonProgress(sys.stderr, context.info_name or "", verbose=options.verbose)
     from cli.output.bars import BarProgress, LineProgress

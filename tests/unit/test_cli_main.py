@@ -164,7 +164,7 @@ def test_a_missing_fleet_file_exits_2_and_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_comes_after_the_result_changes_nothing(number: signal.Signals) -> None:
     done = run_stand_in(f"late {int(number)}", "--json", "--quiet")
-    assert (done.returncode, done.stderr) == (4, "")
+    assert (done.returncode, len(done.stderr.splitlines())) == (4, 1), done.stderr
     assert read_document(done)["schema"] == "cutline/stand-in/1"
 
 
@@ -229,17 +229,19 @@ def test_a_result_is_lines_or_one_document_and_progress_is_on_stderr() -> None:
     assert "nearly there" in done.stderr
 
 
-def test_quiet_shows_only_the_result() -> None:
+def test_quiet_shows_only_the_result_and_notes() -> None:
     done = run_stand_in("fine", "--quiet")
     assert done.stdout == "it was fine [here]\n"
-    assert done.stderr == ""
+    assert done.stderr == "warning: nearly there\n"
+    done = run_stand_in("fine", "--quiet", "--json")
+    assert read_document(done)["how"] == "fine"
+    assert json.loads(done.stderr) == {"schema": "cutline/progress/1", "note": "nearly there"}
 
 
 def test_a_closed_pipe_does_not_change_the_exit_code() -> None:
     line = f"{sys.executable} -c '{STAND_IN}' stand-in fine --quiet | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 4
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (4, "warning: nearly there\n")
 
 
 def run_in_shell(words: str, redirections: str) -> subprocess.CompletedProcess[str]:

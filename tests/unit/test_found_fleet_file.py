@@ -28,5 +28,14 @@ def test_another_users_file_in_the_working_directory_is_refused_until_it_is_name
         CommandContext().load_fleet()
     assert raised.value.hint == "if you trust it, name it: --fleet fleet.toml"
     assert CommandContext(file, given_fleet=str(file)).load_fleet().name == "shop"
-    monkeypatch.setenv("SNAPSHOT_FLEET", str(file))
+    with monkeypatch.context() as named:
+        named.setenv("SNAPSHOT_FLEET", str(file))
+        assert CommandContext().load_fleet().name == "shop"
+    # An ordinary user reads their own and root's.
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER_UID)
     assert CommandContext().load_fleet().name == "shop"
+    os.chown(file, 0, 0)
+    assert CommandContext().load_fleet().name == "shop"
+    os.chown(file, OTHER_UID + 1, OTHER_UID + 1)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        CommandContext().load_fleet()

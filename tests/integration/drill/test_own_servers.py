@@ -28,9 +28,9 @@ from fleet.nodes.shut_down import shut_down
 from fleet.nodes.watch import watch_nodes
 from fleet.progress import Noting, Silent
 from restore.crash_points import RestoreCrashPoint
-from restore.drill.assertions import Reader, ask
+from restore.drill.assertions import ROWS_SHOWN_MAX, Reader, ask
 from restore.drill.drill import run_drill
-from restore.drill.own_servers import _check_roles, _drop_databases, _drop_roles
+from restore.drill.own_servers import _check_roles, _drop_databases, _drop_roles, drop_dead
 from restore.drill.place import DrillUnfitError
 from restore.parts.scope import RestoreScope
 from restore.request import RestoreRequest
@@ -78,7 +78,7 @@ def role_on(shared_fleet: EmbeddedFleet, statement: str) -> Iterator[None]:
         yield
     finally:
         for node in shared_fleet.primaries:
-            execute(node.dsn("postgres"), f"DROP ROLE IF EXISTS {ROLE}")
+            execute(node.dsn("postgres"), f"DROP ROLE IF EXISTS {ROLE}", "DROP ROLE IF EXISTS other")
 
 
 def test_a_superuser_drills_by_a_role_without_privileges_and_nothing_is_left(
@@ -108,6 +108,29 @@ def test_a_role_that_may_no_more_than_a_restore_drills_as_itself(
         assert (code, document["error"]) == (3, "target-unfit")
         assert "--no-owner" in document["hint"]
         code, document = run_here(fleet, "restore", NAME, "--drill", "--to", str(to), "--no-owner", spark=drilled.spark)
+        assert (code, document["result"]) == (0, "holds"), document
+        assert left_on(shared_fleet) == before
+
+
+OF_OTHERS = """
+[[drill.assertion]]
+node = "s2"
+sql = "SELECT relowner::regrole::text, has_table_privilege('other', oid, 'SELECT') FROM pg_class WHERE relname = 'item'"
+expected = [["driller", true]]
+"""
+
+
+def test_a_role_that_is_no_superuser_drills_with_roles_in_the_place_of_others(
+    drilled: Drilled, shared_fleet: EmbeddedFleet, tmp_path: Path
+) -> None:
+    fleet = load_fleet(write_fleet(drilled, tmp_path, OF_OTHERS))
+    to = describe(tmp_path / "spare.toml", shared_fleet, ROLE)
+    words = ["restore", NAME, "--drill", "--to", str(to)]
+    pairs = {"postgres": ROLE, "cutline_drill": "other", "cutline_drill_reader": "other"}
+    with role_on(shared_fleet, f"CREATE ROLE {ROLE} LOGIN CREATEDB; CREATE ROLE other"):
+        before = left_on(shared_fleet)
+        mapped = [word for pair in pairs.items() for word in ("--role-map", "=".join(pair))]
+        code, document = run_here(fleet, *words, *mapped, spark=drilled.spark)
         assert (code, document["result"]) == (0, "holds"), document
         assert left_on(shared_fleet) == before
 
@@ -176,6 +199,23 @@ def test_what_another_drill_has_dropped_in_between_ends_none(shared_fleet: Embed
     with connect(target.maintenance) as session:
         assert list(_drop_databases(target, session, [f"{mark}_1"], [(mark, mark)])) == []
         assert list(_drop_roles(session, [(mark, mark)])) == []
+
+
+def test_what_a_drill_that_lives_has_made_stays_until_it_has_ended(shared_fleet: EmbeddedFleet) -> None:
+    node, name = Node("s1", shared_fleet.primaries[0].dsn("postgres")), f"cutline_drill_{'c' * 10}"
+    target = target_of("s1", with_database(node, "cutline_drill_x"), (), "0" * 32)
+    before = left_on(shared_fleet)
+    execute(node.dsn, f"CREATE ROLE {name} LOGIN CREATEDB", f"COMMENT ON ROLE {name} IS '{name}'")
+    execute(node.dsn, f"CREATE DATABASE {name}_1", f"CREATE DATABASE owned OWNER {name}")
+    living = left_on(shared_fleet)
+    with connect(node) as session:
+        with psycopg.connect(node.dsn, application_name=name):
+            drop_dead(target, session, Silent())
+            assert left_on(shared_fleet) == living
+        deadline = time.monotonic() + SECONDS_MAX
+        while left_on(shared_fleet) != before:
+            assert time.monotonic() < deadline
+            drop_dead(target, session, Silent())
 
 
 def test_a_session_that_is_lost_is_a_node_that_is_away(shared_fleet: EmbeddedFleet) -> None:
@@ -274,9 +314,12 @@ def test_an_assertion_has_the_search_path_of_the_database_and_no_answer_without_
             "CREATE SCHEMA shop",
             "CREATE TABLE shop.customer AS SELECT 7 AS id",
             "ALTER DATABASE asserted SET search_path = shop, public",
-            "CREATE VIEW public.huge AS SELECT repeat('x', 400000) FROM generate_series(1, 100000000)",
+            "CREATE VIEW public.huge AS SELECT repeat('x', 400000) FROM generate_series(1, 1000)",
         )
         reader = Reader(node, lambda _: False)
         assert ask(AssertionTable("s1", "SELECT id FROM customer", 7), reader).holds
         found = ask(AssertionTable("s1", "SELECT * FROM huge", 1), reader)
         assert (found.holds, found.why) == (False, "its answer has more than 1,000,000 characters")
+        # Nor are more rows read than are shown.
+        found = ask(AssertionTable("s1", "SELECT n FROM generate_series(1, 1000) AS n", 1), reader)
+        assert (found.why, len(found.found)) == ("expected 1, found (1), (2), (3), (4), (5), …", ROWS_SHOWN_MAX)

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 
 from check.report import Conflict, Skipped, SnapshotReport
+from fleet.sizes import size_text
 from fleet.tables.left_out import select_warnings
 from snapshots.ddl.dump import find_ddl
 from snapshots.operations.object_lists import read_chain_lists
@@ -139,7 +140,7 @@ def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> N
                 detail = f"object {one.key} has {stored_size} bytes instead of {one.size}"
                 report.conflicts.append(Conflict("size", detail, node=one.node, object=one.key))
     why = "--metadata-only"
-    contents = f"contents of the objects ({size_bytes} bytes in {count} objects)"
+    contents = f"contents of the objects ({size_text(size_bytes)} in {count} objects)"
     report.skipped += [
         Skipped(what, why) for what in (contents, "copies against each other", "global transactions between shards")
     ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -15,21 +15,23 @@ from cli.output.activity import activity
 from cli.output.arguments import DryRun, Groups, check_text
 from cli.output.context import command_context
 from cli.output.format import causes_lines, quantity_text, seconds_text, size_text, time_text
-from cli.output.left_out import left_out_lines
+from cli.output.left_out import left_out_lines, left_out_since
 from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
 from fleet.config import Fleet
 from fleet.progress import Noting
 from fleet.record import to_builtins
+from fleet.tables.left_out import LeftOut
 from snapshots.create.full import create_full
 from snapshots.create.full_plan import FullPlan, preview_full
 from snapshots.create.increment import create_increment, preview_increment
 from snapshots.create.request import CreateRequest
 from snapshots.listing.name_templates import new_name, newest_name
 from snapshots.records.commit import Commit
+from snapshots.records.commits import read_commit
 from snapshots.records.cut_times import cut_time, safe_time
 from snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
-from storage.errors import IndeterminateError, UsageError
+from storage.errors import IndeterminateError, SnapshotError, UsageError
 
 NewName = Annotated[
     str,
@@ -118,10 +120,18 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
                 commit: Commit = create_restore_point(fleet, request, noting)
             else:
                 commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
-    lines = lines_of(commit)
+    before = _left_out_before(fleet, commit) if incremental else ()
+    lines = lines_of(commit, before)
     if request.only_cut:
         lines.append(f"to recover physical backups to it: snapshot show {request.name} --recovery-plan")
     emit(context, document_of(commit) | {"warnings": noting.notes}, lines)
+
+
+def _left_out_before(fleet: Fleet, commit: Commit) -> tuple[LeftOut, ...]:
+    """What the commit before leaves out; nothing if that can't be read any more: all is named then."""
+    with suppress(SnapshotError):
+        return read_commit(fleet.store.open(), commit.snapshot, commit.increment - 1).left_out or ()
+    return ()
 
 
 def show_plan(context: typer.Context, fleet: Fleet, request: CreateRequest, *, incremental: bool) -> None:
@@ -197,8 +207,8 @@ def document_of(commit: Commit) -> dict[str, Any]:
     }
 
 
-def lines_of(commit: Commit) -> list[str]:
-    """The output for people."""
+def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
+    """The output for people; `before` is what the restore point before leaves out, too."""
     counts, cut = commit.counts, commit.cut
     what = f"increment {commit.increment} of {commit.snapshot}" if commit.increment else f"snapshot {commit.snapshot}"
     rows = f"{quantity_text(counts['rows'], 'rows')}, " if counts["rows"] else ""
@@ -213,7 +223,7 @@ def lines_of(commit: Commit) -> list[str]:
     ]
     if commit.terminal:
         lines.append("terminal: the fleet is read-only now; to accept writes again: snapshot resume")
-    return lines + causes_lines(cut.causes) + left_out_lines(commit.left_out or ())
+    return lines + causes_lines(cut.causes) + left_out_since(commit.left_out or (), before, commit.snapshot)
 
 
 def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:

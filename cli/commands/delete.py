@@ -122,7 +122,7 @@ def removed_document(removed: RemovalResult | None) -> dict[str, Any]:
 def plan_lines(plan: DeletionPlan) -> list[str]:
     """The plan for people, shown before anything changes."""
     mark = plan.mark
-    what = f"{quantity_text(mark.objects, 'objects')}, {size_text(mark.bytes)}"
+    what = f"{quantity_text(mark.objects, 'objects')} with commit files, {size_text(mark.bytes)}"
     if plan.is_resumed:
         lines = [f"{mark.snapshot} was deleted at {mark.at} by {requester_text(mark)}; what is left of it: {what}"]
     else:

@@ -40,7 +40,9 @@ COLUMNS = (
 )  # fmt: skip
 
 NUMBERS = {"increment", "changes", "transactions", "size"}
-IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "transactions", "checked")
+IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "checked")
+# `show` and --flat have them.
+SPARED = {"transactions", "sizes"}
 
 
 def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = False) -> None:
@@ -184,7 +186,7 @@ def _table(listing: Listing, now: datetime) -> FittingTable:
                 "" if one.increment else _checked(listing.checks, entry, now),
                 shortened(one.comment),
             ))  # fmt: skip
-    return FittingTable(COLUMNS, rows, NUMBERS, IMPORTANT)
+    return FittingTable(COLUMNS, rows, NUMBERS, IMPORTANT, SPARED)
 
 
 def _checked(checks: NewestChecks, entry: Entry, now: datetime) -> str:

@@ -172,7 +172,8 @@ def plan_lines(plan: PrunePlan) -> list[str]:
     lines += [f"warning: {text}" for text in plan.warnings]
     if not plan.steps:
         return [*lines, "nothing to prune"]
-    return [*lines, f"{quantity_text(plan.objects, 'objects')} to delete, {size_text(plan.bytes)} to free"]
+    what = f"{quantity_text(plan.objects, 'objects')} with commit files to delete"
+    return [*lines, f"{what}, {size_text(plan.bytes)} to free"]
 
 
 def lines_of(pruned: PruneResult) -> list[str]:

@@ -34,6 +34,12 @@ KINDS: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.SUBSCRIPTION: KindText("subscription", "subscriptions", "not restored"),
     LeftOutKind.USER_MAPPING: KindText("user mapping", "user mappings", "without options when restored"),
 }
+# The same for those of WARNINGS that stay as they are throughout a chain.
+PARTIAL: Mapping[LeftOutKind, KindText] = {
+    LeftOutKind.APPEND_ONLY_TABLE: KindText("append-only table", "append-only tables", "without updates and deletes"),
+    LeftOutKind.LARGE_OBJECTS_OF_FULL: KindText("large object", "large objects", "as of the full snapshot"),
+    LeftOutKind.STANDBY_COPY: KindText("standby", "standbys", "without a copy to compare"),
+}
 REMEDY = "after ALTER TABLE … REPLICA IDENTITY FULL the next increment copies the table again, and follows them"
 # What is restored but may differ from the source.
 WARNINGS: Mapping[LeftOutKind, str] = {
@@ -52,23 +58,40 @@ def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
     return [_line(kind, by_kind[kind]) for kind in KINDS if kind in by_kind] + warning_lines(left_out)
 
 
-def warning_lines(left_out: Iterable[LeftOut]) -> list[str]:
-    """One line per kind of what is restored but may differ from the source; every output has these lines."""
+def left_out_since(left_out: Iterable[LeftOut], before: Iterable[LeftOut], snapshot: str) -> list[str]:
+    """As `left_out_lines` for an increment: what was left out `before`, at the restore point before, is only counted.
+
+    It is named when the chain begins, or where it comes to it; somebody reads this every night.
+    """
+    known = {(one.node, one.kind, one.name) for one in before}
+    brief = {**KINDS, **PARTIAL}
+    old = [one for one in left_out if (one.node, one.kind, one.name) in known and one.kind in brief]
+    lines = left_out_lines(one for one in left_out if one not in old)
+    by_kind = _by_kind(old)
+    counts = [
+        f"{_quantity(kind, text, by_kind[kind])} ({text.outcome})" for kind, text in brief.items() if kind in by_kind
+    ]
+    return [*lines, f"left out as before: {', '.join(counts)}; see: snapshot show {snapshot}"] if counts else lines
+
+
+def warning_lines(left_out: Iterable[LeftOut], *, remedy: bool = True) -> list[str]:
+    """One line per kind of what is restored but may differ from the source; with the `remedy` if there is one."""
     by_kind = _by_kind(left_out)
     append_only = sorted({one.name for one in by_kind.get(LeftOutKind.APPEND_ONLY_TABLE, [])})
-    lines = [f"warning: {WARNINGS[LeftOutKind.APPEND_ONLY_TABLE]}: {_shorten(append_only)}"] if append_only else []
+    texts = {kind: text if remedy else text.replace(f" ({REMEDY})", "") for kind, text in WARNINGS.items()}
+    lines = [f"warning: {texts[LeftOutKind.APPEND_ONLY_TABLE]}: {_shorten(append_only)}"] if append_only else []
     return lines + [
-        f"warning: {what}: {_shorten(_names(kind, by_kind[kind]))}"
-        for kind, what in WARNINGS.items()
+        f"warning: {text}: {_shorten(_names(kind, by_kind[kind]))}"
+        for kind, text in texts.items()
         if kind in by_kind and kind != LeftOutKind.APPEND_ONLY_TABLE
     ]
 
 
 def warnings_of_several(left_out: Mapping[str, Iterable[LeftOut]]) -> list[str]:
-    """The warnings of several snapshots, by name: each line once, with the snapshots that it applies to."""
+    """The warnings of several snapshots, by name: each line once, short, with the snapshots that it applies to."""
     snapshots: dict[str, list[str]] = {}
     for name, found in left_out.items():
-        for line in warning_lines(found):
+        for line in warning_lines(found, remedy=False):
             snapshots.setdefault(line, []).append(name)
     return [f"{line} (in {_shorten(names)})" for line, names in snapshots.items()]
 
@@ -91,10 +114,13 @@ def _names(kind: LeftOutKind, found: list[LeftOut]) -> list[str]:
 
 def _line(kind: LeftOutKind, found: list[LeftOut]) -> str:
     text = KINDS[kind]
-    names = _names(kind, found)
-    count = sum(each.count for each in found) if kind in COUNTED else len(names)
-    label = text.singular if count == 1 else text.plural
-    return f"not in the snapshot: {count_text(count)} {label} ({text.outcome}): {_shorten(names)}"
+    names = _shorten(_names(kind, found))
+    return f"not in the snapshot: {_quantity(kind, text, found)} ({text.outcome}): {names}"
+
+
+def _quantity(kind: LeftOutKind, text: KindText, found: list[LeftOut]) -> str:
+    count = sum(each.count for each in found) if kind in COUNTED else len({each.name for each in found})
+    return f"{count_text(count)} {text.singular if count == 1 else text.plural}"
 
 
 def _shorten(names: list[str]) -> str:

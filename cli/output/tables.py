@@ -3,12 +3,12 @@
 One rule for all of them. In a pipe each row is one line with every column in full, whatever the terminal: grep and awk
 read it. Where a terminal is too narrow for that,
 
-1. cells have their shorter text, and columns without a value are left out;
+1. cells have their shorter text; columns without a value are left out, and those of figures that `show` has as well;
 2. what is long does not widen its column: in the first column it stands on a line of its own, elsewhere below its row;
 3. in the order of their importance, the columns stay that fit, and the values of the others go below their row.
 
 A value below its row has the title of its column. Lines are broken between values, and between words only where one
-value is longer than a line. Nothing is cut off.
+value is longer than a line. No value is cut off.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ Cell = str | Shorter
 class FittingTable:
     """A table; a row has a cell for each title. `numbers` are the titles of columns that are aligned at the right.
 
-    `important` are titles by importance, the others follow from the left; the first column always stays.
+    `important` are titles by importance, the others follow from the left; the first column always stays. `spared` are
+    titles of columns that are left out, not put below their rows, where the terminal is too narrow for all.
     """
 
     titles: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     numbers: Set[str] = frozenset()
     important: Sequence[str] = ()
+    spared: Set[str] = frozenset()
 
     def lines(self, width: int | None, encoding: str | None = None) -> Iterator[str]:
         """The header and the rows in so many characters; None: in a pipe."""
@@ -74,6 +76,8 @@ class FittingTable:
                 yield line
             notes, values = list[str](), list[str]()
             for number, (title, cell) in enumerate(zip(self.titles, row, strict=True)):
+                if title in self.spared:
+                    continue
                 if number == 0 or (number in shown and cells[number] == cell.short):
                     notes += [cell.below] * bool(cell.below)
                 else:
@@ -83,7 +87,11 @@ class FittingTable:
 
     def _columns(self, rows: Sequence[Sequence[str]], width: int) -> list[int]:
         """The columns that stay, from the left: the first, and by importance those that fit beside it."""
-        candidates = [number for number, _ in enumerate(self.titles) if any(row[number] for row in rows)]
+        candidates = [
+            number
+            for number, title in enumerate(self.titles)
+            if title not in self.spared and any(row[number] for row in rows)
+        ]
         widths = dict(zip(candidates, _widths(self.titles, rows, candidates), strict=True))
         ranks = {title: rank for rank, title in enumerate(self.important)}
         shown = [0]

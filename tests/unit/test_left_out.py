@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cli.output.left_out import left_out_lines, warning_lines, warnings_of_several
+from cli.output.left_out import left_out_lines, left_out_since, warning_lines, warnings_of_several
 from fleet.record import fields_of, from_builtins
 from fleet.tables.left_out import (
     COUNTED,
@@ -56,9 +56,38 @@ def test_an_entry_round_trips_through_json() -> None:
 def test_a_warning_of_several_snapshots_appears_once() -> None:
     log, bag = (LeftOut("a", LeftOutKind.APPEND_ONLY_TABLE, f"t.{name}", "") for name in ("log", "bag"))
     first, second = warnings_of_several({"one": [log], "two": [log], "three": [bag], "four": []})
-    assert all("updates and deletes are not followed (" in one for one in (first, second))
-    assert first.endswith("): t.log (in one; two)")
-    assert second.endswith("): t.bag (in three)")
+    # What helps is said by `show` of each.
+    assert first == "warning: inserts and truncates only, updates and deletes are not followed: t.log (in one; two)"
+    assert second == "warning: inserts and truncates only, updates and deletes are not followed: t.bag (in three)"
+
+
+def test_an_increment_names_what_is_new_and_counts_the_rest() -> None:
+    before = [
+        LeftOut("a", LARGE, "pg_largeobject", "", 1200),
+        LeftOut("a", UNLOGGED, "t.x", ""),
+        LeftOut("b", UNLOGGED, "t.x", ""),
+        LeftOut("a", LeftOutKind.APPEND_ONLY_TABLE, "t.log", ""),
+        LeftOut("a", LeftOutKind.UNCOUNTED_TABLE, "t.log", ""),
+    ]
+    now = [LeftOut("a", LARGE, "pg_largeobject", "", 1300), *before[1:]]
+    uncounted, rest = left_out_since(now, before, "daily")
+    # That counters don't count is of this increment, whatever was before.
+    assert uncounted.startswith("warning: it is not known whether rows of append-only tables were updated or deleted")
+    assert rest == (
+        "left out as before: 1 unlogged table (empty when restored), 1,300 large objects (not restored),"
+        " 1 append-only table (without updates and deletes); see: snapshot show daily"
+    )
+    new = LeftOut("a", UNLOGGED, "t.y", "")
+    assert left_out_since([*now[:2], new], before, "daily") == [
+        "not in the snapshot: 1 unlogged table (empty when restored): t.y on a",
+        "left out as before: 1 unlogged table (empty when restored), 1,300 large objects (not restored);"
+        " see: snapshot show daily",
+    ]
+    assert left_out_since(now, (), "daily") == left_out_lines(now)
+    # Every kind is either counted or always named.
+    for kind in set(LeftOutKind) - {LeftOutKind.UNCOUNTED_TABLE}:
+        one = LeftOut("a", kind, "the.name", "", 1)
+        assert left_out_since([one], [one], "daily")[0].startswith("left out as before: 1 ")
 
 
 def test_stored_large_objects_are_marked_as_of_the_full_snapshot_and_not_as_left_out() -> None:

@@ -84,6 +84,17 @@ def test_what_a_shorter_cell_lacks_is_below_its_row_without_a_title() -> None:
     assert list(table.lines(43)) == ["operation   result", "oooooooooo  failed: a node is away (exit 6)"]
 
 
+def test_figures_that_others_have_leave_a_narrow_terminal_to_the_rest() -> None:
+    rows = [("daily", "5", "5.8 MiB", "closed"), ("", "0", "9.9 KiB", "")]
+    table = FittingTable(("name", "transactions", "size", "comment"), rows, spared={"transactions"})
+    assert list(table.lines(37)) == [
+        "name   transactions  size     comment",
+        "daily  5             5.8 MiB  closed",
+        "       0             9.9 KiB",
+    ]
+    assert list(table.lines(36)) == ["name   size     comment", "daily  5.8 MiB  closed", "       9.9 KiB"]
+
+
 def test_columns_without_a_value_need_no_room() -> None:
     table = FittingTable(("name", "a title of many words", "size"), [("x" * 8, "", "1")])
     assert list(table.lines(20)) == ["name      size", f"{'x' * 8}  1"]

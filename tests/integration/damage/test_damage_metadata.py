@@ -13,6 +13,7 @@ import pytest
 from check.report import CheckReport
 from check.verify import CheckRequest, check_snapshots
 from fleet.progress import Silent
+from fleet.sizes import size_text
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from snapshots.create.continuable import ChainObjectMissingError
@@ -71,7 +72,7 @@ def test_a_metadata_check_names_what_it_skipped(stored: StoredChain) -> None:
     skipped = [one.what for one in report.snapshots[0].skipped]
     size = sum((stored.store / key).stat().st_size for key in stored.objects())
     assert skipped == [
-        f"contents of the objects ({size} bytes in {len(stored.objects())} objects)",
+        f"contents of the objects ({size_text(size)} in {len(stored.objects())} objects)",
         "copies against each other", "global transactions between shards",
     ]  # fmt: skip
 

@@ -9,6 +9,7 @@ import time
 
 from fleet.config import Fleet
 from fleet.nodes.clocks import check_clocks
+from fleet.nodes.collation_versions import note_collation_versions
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from fleet.step_times import StepTimes
@@ -31,6 +32,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
     with open_sessions(fleet, nodes) as sessions:
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
+        note_collation_versions(sessions, progress)
         progress.reached(CrashPoint.CHECKED)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress) as context:
             operation, slot = context.operation, slot_name(context.operation.id)

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from fleet.config import Fleet, GroupRules, Node
 from fleet.nodes.clocks import check_clocks
+from fleet.nodes.collation_versions import note_collation_versions
 from fleet.nodes.free_connections import check_free_connections
 from fleet.nodes.preconditions import find_fillings, find_node_problems
 from fleet.nodes.problems import refuse_unfit
@@ -108,6 +109,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         check_clocks(sessions.clocks, progress)
         check_free_connections(sessions.by_node)
         plan = plan_full(fleet, request, sessions, store)
+        note_collation_versions(sessions, progress)
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
         return plan

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fleet.config import Fleet, GroupRules
 from fleet.label import own_label
 from fleet.nodes.baseline import NodeIdentity
+from fleet.nodes.collation_versions import note_collation_versions
 from fleet.nodes.lock import lock_fleet
 from fleet.nodes.preconditions import find_node_problems
 from fleet.nodes.problems import GRANT, NodeProblem, refuse_unfit
@@ -89,6 +90,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         }
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
         note_unknown_slots(store, sessions, progress)
+        note_collation_versions(sessions, progress)
         return InitReport(
             store=identity,
             store_created=created,

@@ -19,6 +19,7 @@ from fleet.nodes.encodings import RAW
 from fleet.nodes.pinned import SessionState, read_state, set_query, state_query, wanted_settings
 from fleet.nodes.poolers import refuses_options
 from storage.errors import BusyError, SnapshotError, UnreachableError
+from wal.drain.quiet_connecting import quiet_connecting
 
 OBJECT_IN_USE = "55006"
 # So that several batches fit into AHEAD_BYTES (overlap.py).
@@ -75,14 +76,15 @@ def open_reader(node: Node) -> Iterator[adbc.AdbcConnection]:
 @contextmanager
 def _open(asked: str) -> Iterator[adbc.AdbcConnection]:
     with ExitStack() as stack:
-        try:
-            database = stack.enter_context(adbc_driver_postgresql.connect(asked))
-            connection = stack.enter_context(adbc.AdbcConnection(database))
-        except adbc.Error as error:
-            if not refuses_options(error):
-                raise
-            database = stack.enter_context(adbc_driver_postgresql.connect(make_conninfo(asked, options="")))
-            connection = stack.enter_context(adbc.AdbcConnection(database))
+        with quiet_connecting():
+            try:
+                database = stack.enter_context(adbc_driver_postgresql.connect(asked))
+                connection = stack.enter_context(adbc.AdbcConnection(database))
+            except adbc.Error as error:
+                if not refuses_options(error):
+                    raise
+                database = stack.enter_context(adbc_driver_postgresql.connect(make_conninfo(asked, options="")))
+                connection = stack.enter_context(adbc.AdbcConnection(database))
         yield connection
 
 

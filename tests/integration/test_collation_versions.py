@@ -1,0 +1,63 @@
+"""A database whose collation version differs from its library's: the server warns of it whenever a session begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from embedded.fleet import EmbeddedFleet
+from fleet.config import Fleet
+from fleet.nodes.privileges import STANDBY_SNAPSHOT_VERSION
+from fleet.progress import Noting, Silent
+from snapshots.create.full_plan import preview_full
+from snapshots.create.initialise import initialise
+from snapshots.create.request import CreateRequest
+from tests.integration.own_shard import database_on
+from wal.drain.peek import open_reader
+
+DIFFERENT = "UPDATE pg_database SET datcollversion = '1.old' WHERE datname = current_database()"
+
+
+@pytest.fixture(scope="module")
+def differing(shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with database_on(shared_fleet, "collated", tmp_path_factory.mktemp("collated")) as fleet:
+        with psycopg.connect(fleet.primaries[0].dsn) as connection:
+            connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+            connection.execute(DIFFERENT)
+        yield fleet
+
+
+def actual_version(dsn: str) -> tuple[str, int]:
+    """The version of the library's collation, and that of the server."""
+    with psycopg.connect(dsn) as connection:
+        (actual,) = connection.execute(
+            "SELECT coalesce(pg_database_collation_actual_version(oid), 'none') FROM pg_database"
+            " WHERE datname = current_database()"
+        ).fetchone() or ("",)
+        return str(actual), connection.info.server_version
+
+
+def test_it_is_said_once_in_our_own_words_and_never_by_libpq(
+    differing: Fleet, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (primary,) = differing.primaries
+    (actual, version), noting = actual_version(primary.dsn), Noting(Silent())
+    initialise(differing, noting)
+    ours = [one for one in noting.notes if "collation version" in one]
+    assert ours[0] == (
+        f"node {primary.id}: database collated was made with collation version 1.old, its server's library has"
+        f" {actual}:"
+        ' indexes over text may be in another order; in that database: REINDEX DATABASE "collated"; ALTER DATABASE'
+        ' "collated" REFRESH COLLATION VERSION;'
+    )
+    # Those of version 15 have no part in a snapshot.
+    standbys = [one.endswith("; let this standby have the library of its primary") for one in ours[1:]]
+    assert standbys == [True] * (len(differing.nodes) - 1 if version >= STANDBY_SNAPSHOT_VERSION else 0)
+    again = Noting(Silent())
+    preview_full(differing, CreateRequest("daily"), again)
+    assert [one for one in again.notes if "collation version" in one] == ours
+    with open_reader(primary), open_reader(primary):
+        pass
+    assert "WARNING" not in capfd.readouterr().err

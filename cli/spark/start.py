@@ -123,6 +123,7 @@ class SparkStart:
         self.is_recording = False
         self._log = self.temporary / "spark.log"
         self._gateway: Any = None
+        self._jvm: subprocess.Popen[bytes] | None = None
         self._session: SparkSession | None = None
         self._error: BaseException | None = None
         self._work: Path | None = None
@@ -154,10 +155,10 @@ class SparkStart:
         session, self._session = self._session, None
         if session is not None and graceful:
             session.stop()
-        if self._gateway is not None:
-            self._end_jvm(self._gateway.proc, graceful=graceful, archive_seconds_max=archive_seconds_max)
+        if self._jvm is not None:
+            self._end_jvm(self._jvm, graceful=graceful, archive_seconds_max=archive_seconds_max)
             _forget_session()
-            self._gateway = None
+            self._jvm = self._gateway = None
         if self._archive is not None:
             self._archive.close()
             self._archive = None
@@ -192,14 +193,13 @@ class SparkStart:
         check_loopback()
         drop_foreign_variables(self._master)
         import pyspark
-        from pyspark.java_gateway import launch_gateway
 
         if pyspark.SparkContext._active_spark_context is not None:
             raise RuntimeError("this process has a Spark session already")
         settings = self._configure(Path(pyspark.__file__).parent, pyspark.__version__)
         with self._log.open("wb") as log, in_private_file(settings, self.temporary):
             output = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
-            self._gateway = launch_gateway(None, output)  # type: ignore[no-untyped-call]  # pyspark's own
+            self._launch_gateway(output)
         if self._is_unwanted.is_set():
             return
         if settings.get(ARCHIVE) and has_executors(self._master):
@@ -221,6 +221,22 @@ class SparkStart:
         setattr(context._accumulatorServer, "handle_error", lambda *_: None)  # noqa: B010  # mypy refuses the plain form
         self._session = SparkSession.builder.getOrCreate()
 
+    def _launch_gateway(self, output: dict[str, Any]) -> None:
+        """Start the JVM, and connect to it; stop() knows its process at once: it may be long until it can be reached.
+
+        Left alone, it would not end: without the folder in which it says how to reach it, its first thread dies alone.
+        """
+        from pyspark import java_gateway
+
+        def launch(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+            if self._is_unwanted.is_set():
+                raise RuntimeError("the session was stopped")
+            self._jvm = subprocess.Popen(*arguments, **settings)
+            return self._jvm
+
+        setattr(java_gateway, "Popen", launch)  # noqa: B010  # mypy refuses the plain form
+        self._gateway = java_gateway.launch_gateway(None, output)  # type: ignore[no-untyped-call]  # pyspark's own
+
     def _configure(self, spark_home: Path, spark_version: str) -> dict[str, str]:
         _silence_pyspark()
         java = find_java(*filter(None, [cache_folder()]), self.temporary)
@@ -235,15 +251,15 @@ class SparkStart:
         return with_private_options(settings, self.temporary)
 
     def _await_jvm(self, *, and_session: bool) -> None:
-        """Wait until there is a JVM to end: its process is not known until it has reported its port."""
+        """Wait until there is a JVM to end, or there will be none."""
         deadline = time.monotonic() + LAUNCH_SECONDS_MAX
-        while and_session or self._gateway is None:
+        while and_session or self._jvm is None:
             if self._is_over.wait(0.05) or time.monotonic() > deadline:
                 return
 
     def _end_jvm(self, jvm: subprocess.Popen[bytes], *, graceful: bool, archive_seconds_max: float) -> None:
         """Ask the JVM to end; kill it and its children if it does not, or if not `graceful`."""
-        if graceful:
+        if graceful and self._gateway is not None:
             # Only if graceful: after an aborted call this would wait for the call's answer.
             self._gateway.shutdown()
         if jvm.stdin is not None:

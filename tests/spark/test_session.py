@@ -174,6 +174,28 @@ def test_no_process_survives_its_command(number: signal.Signals, tmp_path: Path)
         assert not Path(temporary).exists()
 
 
+STOPPED = """
+import json, os, signal, sys, time
+from cli.spark.start import start_spark_at
+start = start_spark_at("local[1]", json.loads(sys.argv[1]), "test")
+while start._jvm is None:
+    time.sleep(0.01)
+print(start._jvm.pid, start.temporary)
+os.kill(start._jvm.pid, signal.SIGSTOP)
+start.stop(graceful=False)
+"""
+
+
+def test_a_jvm_that_can_not_be_reached_yet_ends_with_its_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, json.dumps(SETTINGS)],
+        capture_output=True, text=True, timeout=START_SECONDS_MAX, check=True,
+    )  # fmt: skip
+    jvm, temporary = done.stdout.split()
+    assert_gone(int(jvm))
+    assert (Path(temporary).exists(), done.stderr) == (False, "")
+
+
 @pytest.mark.parametrize(("master", "reason"), draw(MASTERS))
 def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, reason: str) -> None:
     program = (

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from msgspec import structs
 
 import restore.drill.place
 from embedded.fleet import EmbeddedFleet
 from embedded.sandbox import find_confinement
-from fleet.config import Fleet
+from fleet.config import Fleet, load_fleet
 from fleet.durations import Duration
 from fleet.fleet_file import AssertionTable, DrillTable
 from fleet.nodes.connections import with_database
@@ -22,6 +23,7 @@ from restore.drill.drill import DrillReport, run_drill
 from restore.drill.place import DrillUnfitError
 from restore.request import RestoreRequest
 from tests.commands.snapshot_runs import Ready, Runs
+from tests.faults.cancelled_command import cancel_when
 from tests.integration.documented_roles import drop_role
 from tests.integration.own_database import own_database
 from tests.integration.refusing import NoSpark, execute
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME, DATABASE = "hostile", "hostile_shop"
+CANCEL_SECONDS_MAX = 20.0
 DENIED = "42501"
 # What is tried, and what PostgreSQL answers a role without privileges: insufficient_privilege, unless it is said.
 ATTACKS = {
@@ -87,6 +90,12 @@ CREATE OR REPLACE FUNCTION m.is_safe() RETURNS boolean LANGUAGE plpgsql AS $$
   END $$;
 CREATE FUNCTION m.never_ends() RETURNS int LANGUAGE plpgsql AS $$
   BEGIN LOOP BEGIN PERFORM pg_sleep(3600); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP; END $$;
+"""
+# In the source it holds at once.
+HELD = """
+CREATE FUNCTION m.holds() RETURNS boolean LANGUAGE plpgsql AS $$
+  BEGIN IF current_user ^@ 'cutline_drill_' THEN PERFORM m.never_ends(); END IF; RETURN true; END $$;
+CREATE TABLE m.held (id int PRIMARY KEY CHECK (m.holds())); INSERT INTO m.held VALUES (1)
 """
 ASSERTIONS = (
     AssertionTable("s1", "SELECT what, found FROM m.broken()"),
@@ -194,3 +203,27 @@ def test_an_assertion_whose_function_swallows_its_cancellation_ends_with_its_ses
     assert (first.holds, second.holds) == (False, None)
     assert second.why == "not asked: an earlier assertion did not end, so the server was stopped"
     assert report.result == "fails"
+
+
+def test_a_drill_is_cancelled_whose_load_a_check_holds_for_ever(hostile: Runs, tmp_path: Path) -> None:
+    (node,) = hostile.fleet.nodes
+    execute(node.dsn, HELD)
+    try:
+        hostile.full("held", only_primary=True)
+    finally:
+        execute(node.dsn, "DROP TABLE m.held")
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(f'{hostile.fleet.path.read_text()}\n[drill]\nextensions = ["dblink"]\n')
+    held = "SELECT count(*) FROM pg_stat_activity WHERE usename ^@ 'cutline_drill_' AND wait_event = 'PgSleep'"
+
+    def is_held() -> bool:
+        with psycopg.connect(with_database(node, "postgres").dsn) as connection:
+            return connection.execute(held.encode()).fetchone() != (0,)
+
+    words = ("restore", "held", "--drill", "--to", str(hostile.fleet.path))
+    run = cancel_when(load_fleet(fleet), is_held, *words, spark=hostile.spark.running)
+    assert (run.code, run.results, is_held()) == (8, ["cancelled"], False), run.document
+    assert run.seconds < CANCEL_SECONDS_MAX
+    with psycopg.connect(with_database(node, "postgres").dsn) as connection:
+        query = "SELECT datname FROM pg_database UNION SELECT rolname FROM pg_roles"
+        assert [name for (name,) in connection.execute(query) if "cutline_drill" in name] == []

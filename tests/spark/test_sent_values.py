@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from columns.bytes_column import from_list
 from columns.python_workers import broadcast, map_batches
@@ -51,6 +52,16 @@ def test_tasks_and_functions_bring_large_arrays_with_them(spark: SparkSession) -
     words = np.arange(COUNT)
     sums = run_tasks(spark, lambda task: int(task.sum() + words.sum()), [words, words[::2]], Silent())
     assert sums == [sum(range(COUNT)) * 2, sum(range(COUNT)) + sum(range(0, COUNT, 2))]
+
+
+@pytest.mark.timeout(120)
+def test_results_of_megabytes_come_back(spark: SparkSession) -> None:
+    """The driver fetches each by a message of its own, on one encrypted connection. Smaller ones it is sent."""
+    numbers = [*range(8)]
+    found = (
+        spark.sparkContext.parallelize(numbers, len(numbers)).map(lambda number: b"%d" % number * (2 << 20)).collect()
+    )
+    assert found == [b"%d" % number * (2 << 20) for number in numbers]
 
 
 def test_arrow_tables_become_rows(spark: SparkSession) -> None:

@@ -9,7 +9,6 @@ counts only then. So that role has meanwhile what the owner is to have, and the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,6 +20,7 @@ from fleet.nodes.privileges import quote
 from restore.ddl.statements import literal
 from restore.parts.role_changes import RoleChanges
 from snapshots.ddl.archive import PRIVILEGES
+from snapshots.ddl.search_path import list_elements
 from snapshots.records.database_facts import NO_LIMIT, DatabasePrivilege, DatabaseProperties, DatabaseSetting
 
 # Their values are lists of names, which have to be written one by one (PostgreSQL's variable_is_guc_list_quote).
@@ -28,7 +28,8 @@ LISTS = frozenset((
     "local_preload_libraries", "search_path", "session_preload_libraries", "shared_preload_libraries",
     "temp_tablespaces", "unix_socket_directories",
 ))  # fmt: skip
-ELEMENT = re.compile(r'\s*("(?:[^"]|"")*"|[^,]*)\s*(?:,|\Z)')
+# Of these, names of identifiers; the others are files.
+IDENTIFIERS = frozenset(("search_path", "temp_tablespaces"))
 # A library that the server lacks would let nobody into the database any more. The servers accept its name all the same.
 PRELOADED = {"session_preload_libraries": "", "local_preload_libraries": "$libdir/plugins/"}
 SET_KIND, LIMIT_KIND, LABEL_KIND = "DATABASE SETTING", "DATABASE CONNECTION LIMIT", "SECURITY LABEL"
@@ -181,22 +182,14 @@ def setting_value(name: str, value: str) -> str:
     """The value of a setting as pg_db_role_setting has it, as SET takes it."""
     if name.lower() not in LISTS:
         return literal(value)
-    return ", ".join(map(literal, _elements(value)))
-
-
-def _elements(value: str) -> list[str]:
-    found: list[str] = []
-    for match in ELEMENT.finditer(value):
-        text = match[1].strip()
-        found.append(text[1:-1].replace('""', '"') if text.startswith('"') else text)
-        if match.end() == len(value):
-            break
-    return found
+    return ", ".join(map(literal, list_elements(value, folds=name.lower() in IDENTIFIERS) or [""]))
 
 
 def _loads(setting: DatabaseSetting) -> Iterator[str]:
     if (folder := PRELOADED.get(setting.name.lower())) is not None:
-        yield from (f"LOAD {literal(folder + library)};" for library in _elements(setting.value) if library)
+        yield from (
+            f"LOAD {literal(folder + library)};" for library in list_elements(setting.value, folds=False) if library
+        )
 
 
 def _labels(where: str, properties: DatabaseProperties) -> Iterator[str]:

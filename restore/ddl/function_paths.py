@@ -18,7 +18,7 @@ import psycopg
 
 from fleet.nodes.encodings import raw_text
 from fleet.tables.names import quote_identifier
-from snapshots.ddl.search_path import DEFAULT
+from snapshots.ddl.search_path import DEFAULT, list_elements
 
 # Errors of a name that was not found, or was found with other types: class 42 without those that no search_path mends.
 NOT_FOUND = re.compile(r"3F000|42(?!501|710|701|P04|P05|P06|P07|723)...")
@@ -43,17 +43,13 @@ STORED_QUERY = b"""
 SELECT pg_catalog.convert(name, 'UTF8', pg_catalog.getdatabaseencoding())
   FROM pg_catalog.unnest(%s::bytea[]) WITH ORDINALITY AS of (name, n) ORDER BY n
 """
-ELEMENT = re.compile(r'\s*("(?:[^"]|"")*"|[^,"\s][^,"]*)\s*(?:,|\Z)')
 
 
 def path_elements(path: str | None) -> list[str]:
     """The schemas of a search_path as it is stored, DEFAULT if it is None: quoted names, and USER unquoted."""
-    found: list[str] = []
-    for match in ELEMENT.finditer(DEFAULT if path is None else path):
-        text = match[1].strip()
-        name = text[1:-1].replace('""', '"') if text.startswith('"') else text.lower()
-        found.append(USER if name == USER else quote_identifier(name))
-    return found
+    names = list_elements(DEFAULT if path is None else path)
+    # An empty path is stored as one name without characters, which no statement takes.
+    return [USER if name == USER else quote_identifier(name) for name in names if name]
 
 
 def path_of_owner(path: str | None, owner: str) -> str:

@@ -7,6 +7,7 @@ setting of the database (ALTER DATABASE … SET) is stored with its DDL.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 SEARCH_PATH = "search_path"
+ELEMENT = re.compile(r'\s*("(?:[^"]|"")*"|[^,]*)\s*(?:,|\Z)')
 # PostgreSQL's default.
 DEFAULT = '"$user", public'
 PATH_QUERY = """
@@ -23,6 +25,19 @@ SELECT substr(setting, length('search_path=') + 1)
  WHERE s.setrole = 0 AND s.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND setting ^@ 'search_path='
 """
+
+
+def list_elements(value: str, *, folds: bool = True) -> list[str]:
+    """The names in the value of a setting that is a list, as pg_db_role_setting has it.
+
+    Of names without quotes `folds` makes small letters, as PostgreSQL does of identifiers, but not of files.
+    """
+    found = (match[1].strip() for match in ELEMENT.finditer(value))
+    return [
+        text[1:-1].replace('""', '"') if text.startswith('"') else text.lower() if folds else text
+        for text in found
+        if text
+    ]
 
 
 def read_search_path(connection: psycopg.Connection[Any]) -> str | None:

@@ -79,7 +79,7 @@ class Dialect(Protocol):
         ...
 
     def expect_answers(self, store: FsspecStore) -> None:
-        """Take it that the store has answered another process of the command."""
+        """Do what ObjectStore.expect_answers promises."""
         ...
 
     def explain(self, error: Exception) -> Fault:
@@ -100,8 +100,8 @@ class FsspecStore:
         """Return the file system's path of an object, or of the root for ""."""
         return f"{self.root}/{key}" if key else self.root
 
-    def expect_root(self) -> None:
-        """Wait for the store as for one that has answered: it is known that it did."""
+    def expect_answers(self) -> None:
+        """See ObjectStore."""
         self.dialect.expect_answers(self)
 
     def create(self, key: str, body: bytes) -> None:

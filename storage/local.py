@@ -204,8 +204,8 @@ class LocalStore:
         ):
             os.unlink(leftover.id, dir_fd=descriptors[-1])
 
-    def expect_root(self) -> None:
-        """Never make the folder: it is known that it was there."""
+    def expect_answers(self) -> None:
+        """See ObjectStore."""
         self._was_there.set()
 
     @contextmanager

@@ -64,8 +64,8 @@ def open_store(url: str, options: Mapping[str, object], *, is_made: bool = False
     """
     # A forked process must not share its parent's connections, hence the process id.
     store = _open_once(url, to_hashable(options), os.getpid())
-    if is_made and (expect := getattr(store, "expect_root", None)):
-        expect()
+    if is_made:
+        store.expect_answers()
     return store
 
 

@@ -67,6 +67,13 @@ class ObjectStore(Protocol):
         """The store's address, without credentials, for messages."""
         ...
 
+    def expect_answers(self) -> None:
+        """Take it that the store has answered another process of the command.
+
+        So it is not made where it is missing, and is waited for as one that has answered.
+        """
+        ...
+
     def create(self, key: str, body: bytes) -> None:
         """Create `key` completely or not at all, durably, by one atomic conditional put.
 

@@ -66,6 +66,10 @@ class EncryptedStore:
 
         return stored_size(written_size)
 
+    def expect_answers(self) -> None:
+        """See ObjectStore."""
+        self.raw.expect_answers()
+
     def create(self, key: str, body: bytes) -> None:
         """See ObjectStore."""
         self.raw.create(key, self.encode(key, body))

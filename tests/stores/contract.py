@@ -42,6 +42,12 @@ class ObjectStoreContract:
     def store(self) -> ObjectStore:
         raise NotImplementedError
 
+    def test_a_store_that_has_answered_another_process_is_the_same(self, store: ObjectStore) -> None:
+        store.create("a/first", b"1")
+        store.expect_answers()
+        store.create("a/second", b"2")
+        assert [store.read(key) for key in store.list("a")] == [b"1", b"2"]
+
     @pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 4096])
     def test_a_created_object_is_read_back(self, store: ObjectStore, body: bytes) -> None:
         store.create("a/b/object", body)

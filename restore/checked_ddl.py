@@ -20,10 +20,6 @@ from restore.ddl.beforehand import take_superusers_part, with_beforehand
 from restore.ddl.ddl import Ddl, show_name
 from restore.ddl.role_statements import ChangedRoles
 from restore.ddl.unprivileged import adapt_ddl
-from restore.estimates.volumes import (
-    database_properties,
-    newest_facts,
-)
 from restore.memberships import check_memberships, read_our_name
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import INSTALL, check_compression, check_extensions, check_tablespaces
@@ -70,7 +66,7 @@ def read_all_ddl(
         except ObjectDamagedError as error:
             obstacles.add(explain_damage(plan.store.open(), plan.chain, plan.wanted, error))
             continue
-        facts = newest_facts(plan.chain, target.source)
+        facts = plan.chain.database_facts(target.source)
         superusers = plan.superusers
         rules = (superusers.extensions, superusers.install or INSTALL) if superusers else ()
         allows = plan.request.allow_refused_ddl
@@ -124,7 +120,7 @@ def read_all_ddl(
 
 def _with_database(plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase) -> Ddl:
     """The DDL with what the database itself gets. The archive has the search_path of the last change of the DDL."""
-    properties = database_properties(plan.chain, target.source)
+    properties = plan.chain.database_properties(target.source)
     path = ddl.search_path if properties is None else find_path(properties)
     return replace(ddl, database=planned.ddl, search_path=path)
 

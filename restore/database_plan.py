@@ -13,7 +13,6 @@ import psycopg
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import INHERIT_OPTION_VERSION, read_role
 from restore.ddl.database_ddl import DatabaseDdl, change_roles
-from restore.estimates.volumes import database_properties
 from restore.memberships import check_memberships
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
@@ -38,7 +37,7 @@ class PlannedDatabase:
 
 def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connection[Any]) -> PlannedDatabase:
     """Find what the target's database gets, as far as our role may give it that."""
-    scope, properties = plan.request.scope, database_properties(plan.chain, target.source)
+    scope, properties = plan.request.scope, plan.chain.database_properties(target.source)
     if properties is None or scope.data_only or scope.no_database_settings:
         return PlannedDatabase()
     ours = read_role(target.node, connection)

@@ -30,7 +30,6 @@ from restore.estimates.volumes import (
     ShardVolume,
     combine_volumes,
     measure_volume,
-    newest_facts,
     without_large_objects,
     without_rows,
 )
@@ -328,7 +327,7 @@ def check_targets(
         check_target(
             target, connection, source, obstacles, request.into_tables, replace=request.replace, is_resumed=is_resumed
         )
-        check_locales(node, connection, source, newest_facts(chain, target.source), obstacles)
+        check_locales(node, connection, source, chain.database_facts(target.source), obstacles)
         with obstacles.collecting(node.id):
             check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(target.source)))
         with obstacles.collecting(node.id):

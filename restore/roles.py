@@ -29,7 +29,6 @@ from restore.ddl.server_roles import (
     role_settings,
     withheld_attributes,
 )
-from restore.estimates.volumes import database_properties
 from restore.memberships import read_our_name
 from restore.parts.role_changes import RoleChanges
 from restore.plan import RestorePlan
@@ -151,7 +150,7 @@ def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
 
 
 def _roles_of_database(plan: RestorePlan, target: Target) -> Iterator[str]:
-    if (properties := database_properties(plan.chain, target.source)) is None:
+    if (properties := plan.chain.database_properties(target.source)) is None:
         return
     yield properties.owner
     for one in properties.privileges or ():

@@ -31,7 +31,6 @@ from fleet.config import Fleet
 from fleet.record import to_builtins
 from restore.ddl.database_ddl import database_statements
 from restore.ddl.server_roles import server_statements
-from restore.estimates.volumes import database_properties
 from restore.targets.database_records import without_record
 from snapshots.globals.server_globals_object import read_stored_globals
 from snapshots.listing.entry import Entry
@@ -111,7 +110,7 @@ def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[s
         if identity.backup_of is not None:
             continue
         of_server = read_stored_globals(store, chain, identity.node)
-        of_database = database_properties(chain, identity.node)
+        of_database = chain.database_properties(identity.node)
         kept, left_out = without_record(of_database) if of_database else (None, [])
         statements = database_statements(identity.database, kept) if kept else []
         found.append(

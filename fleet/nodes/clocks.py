@@ -148,11 +148,19 @@ def note_clocks(
     readings: Collection[ClockReading], progress: Progress, not_before: datetime | None = None
 ) -> Agreement | None:
     """As `use_clocks`; note if the machine's clock is wrong, or if none can be believed."""
-    global _told_seconds  # the state of this process
     found = use_clocks(readings, not_before)
     if found is None:
-        progress.note(f"warning: {_differ_text(readings, not_before)}")
-    elif abs(found.ahead_seconds - _told_seconds) > OFF_SECONDS_MAX:
+        agree = find_agreement(readings) is not None
+        progress.note(f"warning: {_differ_text(readings, not_before, are_too_early=agree)}")
+    else:
+        _note_machine(found, progress)
+    return found
+
+
+def _note_machine(found: Agreement, progress: Progress) -> None:
+    """Note if this machine's clock is wrong, once for each difference."""
+    global _told_seconds  # the state of this process
+    if abs(found.ahead_seconds - _told_seconds) > OFF_SECONDS_MAX:
         _told_seconds = found.ahead_seconds
         if found.ahead_seconds:
             off = f"{_difference_text(found.ahead_seconds)} {'behind' if found.ahead_seconds > 0 else 'ahead of'}"
@@ -161,13 +169,12 @@ def note_clocks(
                 f"warning: the clock of this machine is {off} {nodes}: the nodes' time is used; synchronize this"
                 " machine's clock"
             )
-    return found
 
 
 def note_late_clock(cut_at: datetime, progress: Progress) -> None:
     """Note if this cut was made at a time that is still to come, and go on from that: for what asks no node."""
     if cut_at - utc_now() > timedelta(seconds=AGREE_SECONDS_MAX):
-        progress.note(f"warning: {_differ_text((), cut_at)}")
+        progress.note(f"warning: {_differ_text((), cut_at, are_too_early=True)}")
         set_time(cut_at, steady_seconds())
 
 
@@ -180,24 +187,26 @@ def check_clocks(
     """
     found = use_clocks(readings, not_before)
     if found is not None:
-        return note_clocks(readings, progress, not_before) or found
+        _note_machine(found, progress)
+        return found
     also = ""
     ends_chain = ChainEnd.NO
-    if not_before is not None and find_agreement(readings) is not None:
+    if are_too_early := not_before is not None and find_agreement(readings) is not None:
         also = f"; if they are right, that time is wrong: {NEW_CHAIN}"
         ends_chain = ChainEnd.PERHAPS
     raise ClocksDifferError(
-        _differ_text(readings, not_before),
+        _differ_text(readings, not_before, are_too_early=are_too_early),
         hint=f"set the clocks of the nodes and of this machine by NTP, then repeat the command{also}",
         ends_chain=ends_chain,
         details={"times": {one.node: one.time.isoformat() for one in readings}, "here": machine_now().isoformat()},
     )
 
 
-def _differ_text(readings: Collection[ClockReading], not_before: datetime | None) -> str:
+def _differ_text(readings: Collection[ClockReading], not_before: datetime | None, *, are_too_early: bool) -> str:
+    """Why none can be believed; `are_too_early`: they agree, but are before the last cut."""
     machine = f"{_shown(machine_now())} by the clock of this machine"
     shown = ", ".join([*(f"{_shown(one.time)} by the clock of node {one.node}" for one in readings), machine])
-    if not_before is not None and (not readings or find_agreement(readings) is not None):
+    if not_before is not None and (are_too_early or not readings):
         return f"a cut was made at {_shown(not_before)}, but now it is {shown}"
     return f"the clocks differ, and none can be believed: it is {shown}"
 

@@ -15,8 +15,9 @@ from fleet.nodes.sessions import in_parallel
 from fleet.some_names import list_some
 from storage.errors import RefusedError
 
-# What the command itself needs beside its tasks: its own session, that of the watch, a dump and its session; while a
-# restore makes indexes, one that asks how far it is, one of pg_restore's beside its jobs, and their session.
+# What the command itself needs beside its tasks, at most. A create: its own session, that of the watch, pg_dump's, and
+# one that sees what pg_dump waits for. A restore: its own, that of the watch, and one that asks how far it is; those
+# that run DDL are no more than tasks. One is to spare, for what is asked in between.
 COMMAND_SESSIONS = CONNECTIONS_MIN - 1
 # Of these, what it has not opened yet when it asks; and one for a task.
 STILL_NEEDED = 3

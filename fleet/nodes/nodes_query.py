@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -13,12 +12,11 @@ import psycopg
 
 from fleet.config import Node
 from fleet.nodes.connections import connect, unreachable_error
+from fleet.nodes.daemon_threads import start_daemons
 from fleet.nodes.shut_down import shut_down_after
 from storage.errors import SnapshotError
 
 T = TypeVar("T")
-# Of so many silent nodes the time for all others is used up.
-THREADS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +40,8 @@ class NodesQuery(Generic[T]):
         self._found: dict[str, T] = {}
         self._problems: dict[str, str] = {}
         self._deadline = time.monotonic() + seconds_max
-        # A deque can be emptied by several threads.
         self._left = deque(self._nodes)
-        # Daemons: a node that accepts the connection but never answers must not keep the command from ending.
-        self._threads = [
-            threading.Thread(target=self._run, name=f"query {number}", daemon=True)
-            for number in range(min(len(self._nodes), THREADS_MAX))
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                node = self._left.popleft()
-            except IndexError:
-                return
-            self._ask_one(node)
+        self._threads = start_daemons(self._ask_one, self._left, "query")
 
     def _ask_one(self, node: Node) -> None:
         seconds = max(self._deadline - time.monotonic(), 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -22,6 +21,7 @@ from fleet.nodes.connections import (
     refuses_database,
     unreachable_error,
 )
+from fleet.nodes.daemon_threads import THREADS_MAX, start_daemons
 from fleet.nodes.privileges import find_connect_problems
 from fleet.nodes.problems import RUN_INIT, NodeProblem, raising_unfit, refuse_unfit
 from fleet.nodes.shut_down import cancel_statements
@@ -29,8 +29,6 @@ from fleet.nodes.watch import Watch, watch_nodes
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-# A fleet may have a thousand nodes; what is asked of each takes milliseconds, or waits for what all of them wait for.
-THREADS_MAX = 64
 CANCEL_AGAIN_SECONDS = 0.5
 
 
@@ -181,23 +179,17 @@ def _connect_all(nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]) -
     the command. What is connected later is closed then.
     """
     futures = [Future[psycopg.Connection[Any]]() for _ in nodes]
-    # A deque can be emptied by several threads.
     left = deque(zip(nodes, futures, strict=True))
 
-    def run() -> None:
-        while True:
-            try:
-                node, future = left.popleft()
-            except IndexError:
-                return
-            try:
-                future.set_result(_connect(node, refused))
-            except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
-                future.set_exception(error)
+    def connect_one(one: tuple[Node, Future[psycopg.Connection[Any]]]) -> None:
+        node, future = one
+        try:
+            future.set_result(_connect(node, refused))
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+            future.set_exception(error)
 
     try:
-        for number in range(min(len(nodes), THREADS_MAX)):
-            threading.Thread(target=run, name=f"connect {number}", daemon=True).start()
+        start_daemons(connect_one, left, "connect")
         wait(futures)
     except KeyboardInterrupt:
         left.clear()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from fleet.tables.groups import Group
 from snapshots.ddl.archive import FOREIGN_KEY, ArchiveEntry
 from snapshots.records.chain import Chain
-from snapshots.records.database_facts import DatabaseFacts, DatabaseProperties
 from snapshots.records.stored_object import LARGE_OBJECTS, NamedObject, ObjectList, listed_objects
 
 # A database takes at least this: its catalogs.
@@ -79,17 +78,6 @@ class BegunShard:
         return replace(volume, loaded=volume.row_count, changes=0, large_bytes=0, tables=0)
 
 
-def newest_facts(chain: Chain, shard: str) -> DatabaseFacts | None:
-    """The newest facts of a shard's database; None if no commit has any."""
-    return next((one.databases[shard] for one in reversed(chain.commits) if shard in one.databases), None)
-
-
-def database_properties(chain: Chain, shard: str) -> DatabaseProperties | None:
-    """What belonged to a shard's database itself; None if no commit says it."""
-    facts = newest_facts(chain, shard)
-    return facts.properties if facts else None
-
-
 def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: Iterable[ArchiveEntry]) -> ShardVolume:
     """The volume of a shard's `groups`; `entries` are those of its DDL that are restored."""
     chosen = tuple(groups)
@@ -103,7 +91,7 @@ def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: I
     large_bytes = sum(size_of(one) for one in chain.full.entries if (one.kind, one.node) == (LARGE_OBJECTS, shard))
     segments = chain.segments(shard)
     segment_bytes = sum(one.size for one in segments)
-    facts = newest_facts(chain, shard)
+    facts = chain.database_facts(shard)
     size, is_rough = EMPTY_BYTES + EXPANSION * (base_bytes + large_bytes), True
     if facts:
         all_rows = sum(chain.base_rows(shard).values())

@@ -100,7 +100,7 @@ def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str
     while left:
         if notes.waited_seconds > seconds_max:
             raise wait_error(what, notes.waited_seconds, left)
-        notes.report(left)
+        notes.report_transactions(left)
         time.sleep(POLL_SECONDS)
         prepared = {one.key for one in _on_primaries(sessions, _list_prepared)}
         left = [one for one in awaited if one.key in prepared]

@@ -28,6 +28,7 @@ from snapshots.records.commit import (
     Increment,
     Sequence,
 )
+from snapshots.records.database_facts import DatabaseFacts, DatabaseProperties
 from snapshots.records.stored_object import BASE, DDL, GLOBALS, NamedObject, StoredObject
 from wal.segments.archive import Segment, check_contiguous
 
@@ -189,6 +190,15 @@ class Chain:
     def globals_object(self, shard: str) -> StoredObject | None:
         """What the shard's server has besides its databases, at the last commit; None if no commit lists it."""
         return self._newest_object(GLOBALS, shard)
+
+    def database_facts(self, shard: str) -> DatabaseFacts | None:
+        """The newest facts of the shard's database; None if no commit has any."""
+        return next((one.databases[shard] for one in reversed(self.commits) if shard in one.databases), None)
+
+    def database_properties(self, shard: str) -> DatabaseProperties | None:
+        """What belongs to the shard's database itself; None if no commit says it."""
+        facts = self.database_facts(shard)
+        return facts.properties if facts else None
 
     def _newest_object(self, kind: str, shard: str) -> StoredObject | None:
         for commit in reversed(self.commits):

@@ -23,7 +23,6 @@ from fleet.progress import Silent
 from fleet.read_only.frozen import freeze, thaw
 from restore.ddl.ddl import SchemaLoadError
 from restore.ddl.statements import literal
-from restore.estimates.volumes import database_properties
 from restore.obstacles.obstacles import TargetLacksError
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
@@ -217,13 +216,14 @@ def test_a_setting_that_the_target_refuses_is_known_before_a_row_is_loaded(
 ) -> None:
     """A library that is not there would let nobody into the restored database; the server itself accepts its name."""
 
+    stored = Chain.database_properties
+
     def with_one_more(chain: Chain, shard: str) -> DatabaseProperties:
-        properties = database_properties(chain, shard)
+        properties = stored(chain, shard)
         assert properties is not None
         return structs.replace(properties, settings=(*properties.settings, setting))
 
-    for module in ("restore.database_plan", "restore.checked_ddl"):
-        monkeypatch.setattr(f"{module}.database_properties", with_one_more)
+    monkeypatch.setattr(Chain, "database_properties", with_one_more)
     target = named(place.runs.fleet, "back_refused")
     for refused in (
         lambda: preview_restore(plan_restore(place.runs.fleet, target, RestoreRequest(NAME, replace=True)), Silent()),

@@ -15,7 +15,8 @@ import psycopg
 import pytest
 
 from cli.output.failure import failure_of
-from fleet.nodes.sessions import THREADS_MAX, in_parallel
+from fleet.nodes.daemon_threads import THREADS_MAX
+from fleet.nodes.sessions import in_parallel
 from storage.errors import IndeterminateError, SnapshotError
 from storage.open_files import is_used_up
 from storage.store import AnswerLostError, StoreUnreachableError, WritingRefusedError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psycopg
@@ -22,7 +22,7 @@ from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
 from fleet.sizes import size_text
 from storage.errors import UnreachableError
-from wal.slots.waiting import NOTE_SECONDS, REPEAT_SECONDS
+from wal.slots.waiting import WaitNotes
 
 REPLAY_POLL_SECONDS = 0.05
 # A task waits no longer: the driver has waited for the standby before.
@@ -142,26 +142,9 @@ def replay_error(state: ReplayState, what: str, seconds: float) -> ReplayLagErro
     )
 
 
-@dataclass(slots=True)
-class ReplayNotes:
-    """Reports a wait for a standby: first after NOTE_SECONDS, then when the cause changes and every REPEAT_SECONDS."""
-
-    what: str
-    seconds_max: float
-    progress: Progress
-    began: float = field(default_factory=time.monotonic)
-    _reported: str = ""
-    _reported_at: float = 0.0
-
-    def report(self, state: ReplayState) -> None:
-        """Report what is waited for now, if a note is due."""
-        now = time.monotonic()
-        if now - self.began < NOTE_SECONDS:
-            return
-        if state.why == self._reported and now - self._reported_at < REPEAT_SECONDS:
-            return
-        self._reported, self._reported_at = state.why, now
-        self.progress.note(f"{self.what} waits for up to {self.seconds_max:.0f} s: {state.text}")
+def report_replay(notes: WaitNotes, state: ReplayState, seconds_max: float) -> None:
+    """Report that a standby is waited for, `seconds_max` at most, if a note is due: again if the cause changes."""
+    notes.report(state.why, f"up to {seconds_max:.0f} s: {state.text}")
 
 
 def await_standbys(
@@ -175,13 +158,13 @@ def await_standbys(
     began = time.monotonic()
 
     def wait(node: Node) -> None:
-        notes = ReplayNotes(what, seconds_max, progress, began)
+        notes = WaitNotes(what, progress, began)
         with raising_unreachable(node), connect(node) as connection:
             while state := read_replay(node.id, connection, needed[node.shard]):
                 waited = time.monotonic() - began
                 if waited > seconds_max or state.why == PROMOTED:
                     raise replay_error(state, what, waited)
-                notes.report(state)
+                report_replay(notes, state, seconds_max)
                 if is_over.wait(REPLAY_POLL_SECONDS):
                     return
 

@@ -27,7 +27,7 @@ from fleet.nodes.sessions import in_parallel, let_end
 from fleet.nodes.shut_down import shut_down_after
 from fleet.progress import Progress, Silent
 from storage.errors import ChainEnd, RefusedError, SnapshotError
-from wal.slots.replay import ReplayNotes, ReplayState, read_replay, replay_error
+from wal.slots.replay import ReplayState, read_replay, replay_error, report_replay
 from wal.slots.waiting import Awaited, WaitNotes, open_transactions, wait_error
 
 PLUGIN = "pgoutput"
@@ -160,7 +160,6 @@ class _SlotWait:
         self.notes = WaitNotes(self.what, progress)
         # Of a standby that has not replayed the first record of running transactions that was logged for it.
         self.behind: ReplayState | None = None
-        self._replay_notes = ReplayNotes(self.what, max(seconds_max, SLOT_SECONDS_MIN), progress)
         self._needed: Lsn | None = None
         self.awaited: list[Awaited] = []
         self._connection, self._node, self._primary = connection, node, primary
@@ -232,12 +231,12 @@ class _SlotWait:
             self.awaited = transactions
             self._round = {one.xid for one in transactions}
         if self.behind is None:
-            self.notes.report(self.awaited)
+            self.notes.report_transactions(self.awaited)
 
     def _look_at_replay(self, standby: psycopg.Connection[Any]) -> None:
         self.behind = read_replay(self._node.id, standby, self._needed) if self._needed is not None else None
         if self.behind is not None:
-            self._replay_notes.report(self.behind)
+            report_replay(self.notes, self.behind, self._seconds_max)
 
 
 def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:

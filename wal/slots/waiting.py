@@ -7,7 +7,7 @@ it waits for those of all databases of the server (PostgreSQL manual, "Logical D
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -116,12 +116,12 @@ def prepared_transactions(node: str, connection: psycopg.Connection[Any]) -> lis
 
 @dataclass(slots=True)
 class WaitNotes:
-    """Reports a wait: first after NOTE_SECONDS, again on every change, and every REPEAT_SECONDS."""
+    """Reports a wait of `what`: first after NOTE_SECONDS, again on every change, and every REPEAT_SECONDS."""
 
     what: str
     progress: Progress
     began: float = field(default_factory=time.monotonic)
-    _reported: frozenset[AwaitedKey] | None = None
+    _reported: Hashable = None
     _reported_at: float = 0.0
 
     @property
@@ -129,20 +129,21 @@ class WaitNotes:
         """How long the wait has lasted so far."""
         return time.monotonic() - self.began
 
-    def report(self, awaited: Iterable[Awaited]) -> None:
-        """Report the transactions that are waited for now, if a note is due."""
-        transactions = list(awaited)
-        keys = frozenset(one.key for one in transactions)
+    def report(self, key: Hashable, text: str) -> None:
+        """Note that `what` waits, and for what, if a note is due; with another `key` than the last one has it is."""
         now = time.monotonic()
-        if now - self.began < NOTE_SECONDS or not transactions:
+        if now - self.began < NOTE_SECONDS or (key == self._reported and now - self._reported_at < REPEAT_SECONDS):
             return
-        if keys == self._reported and now - self._reported_at < REPEAT_SECONDS:
-            return
-        self._reported, self._reported_at = keys, now
-        self.progress.note(f"{self.what} waits for {describe_waits(transactions)}")
+        self._reported, self._reported_at = key, now
+        self.progress.note(f"{self.what} waits for {text}")
+
+    def report_transactions(self, awaited: Collection[Awaited]) -> None:
+        """Report the transactions that are waited for now, if there are any."""
+        if awaited:
+            self.report(frozenset(one.key for one in awaited), describe_waits(awaited))
 
 
-def describe_waits(awaited: list[Awaited]) -> str:
+def describe_waits(awaited: Iterable[Awaited]) -> str:
     """Describe the first NAMED_MAX transactions, for messages."""
     return join_some((one.text() for one in awaited), NAMED_MAX) or "transactions that its primary does not show"
 

@@ -6,9 +6,11 @@ error ends in `run`, which reports it and returns its exit code (cli/output/exit
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -45,6 +47,9 @@ from storage.waits import listening
 PROGRAM = "snapshot"
 # The signals that ended the command, other than Ctrl-C.
 _signals: list[int] = []
+# timeout(1) sends its signal to the command and to the command's group: what follows so soon is the same.
+SAME_SECONDS = 1.0
+_signalled_at = -math.inf
 SHARED_FLAGS = ("--json", "--quiet", "--verbose")
 FLEET_OPTION = "--fleet"
 
@@ -301,17 +306,27 @@ def _no_interrupts() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _is_repeated() -> bool:
+    """Whether this signal is the one before once more, which has interrupted the command already."""
+    global _signalled_at
+    before, _signalled_at = _signalled_at, time.monotonic()
+    return _signalled_at - before < SAME_SECONDS
+
+
 def _before_dashes(arguments: Sequence[str]) -> Sequence[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     begin_stopping()
-    signal.default_int_handler(number, frame)
+    if not _is_repeated():
+        signal.default_int_handler(number, frame)
 
 
 def _unwind(number: int, _frame: object) -> None:
     begin_stopping()
+    if _is_repeated():
+        return
     # Not SystemExit: only KeyboardInterrupt aborts a call into the JVM; anything else waits until the job ends.
     _signals.append(number)
     raise KeyboardInterrupt(number)

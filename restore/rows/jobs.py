@@ -181,16 +181,23 @@ def _segment_tasks(
 
 def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
     """Run jobs side by side, and add up what they have placed; after the first error of one cancel the others."""
+    stopped: KeyboardInterrupt | None = None
     with ThreadPoolExecutor(max_workers=len(jobs)) as threads:
         running = [threads.submit(job) for job in jobs]
         try:
             wait(running, return_when=FIRST_EXCEPTION)
         finally:
-            # They must have released their sessions before the caller undoes anything.
+            # They must have released their sessions before the caller undoes anything. Another signal changes nothing:
+            # py4j then closes the connections of all threads, and a thread that waits for a job begins it again.
             while any(not one.done() for one in running):
-                with suppress(Exception):
-                    session.sparkContext.cancelAllJobs()
-                wait(running, timeout=POLL_SECONDS)
+                try:
+                    with suppress(Exception):
+                        session.sparkContext.cancelAllJobs()
+                    wait(running, timeout=POLL_SECONDS)
+                except KeyboardInterrupt as interrupt:
+                    stopped = interrupt
+            if stopped is not None:
+                raise stopped
     if errors := [error for one in running if (error := one.exception())]:
         # A job that fails may have cancelled the others before it ends.
         raise next((error for error in errors if CANCELLED not in str(error)), errors[0])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -17,6 +20,46 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SLEEP_SECONDS, SECONDS_MAX = 120, 60
+
+
+class InterruptedOnce:
+    """A session whose user presses Ctrl-C once more, while the jobs are being cancelled."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+        self.cancelled = 0
+
+    @property
+    def sparkContext(self) -> InterruptedOnce:  # noqa: N802  # Spark's name
+        return self
+
+    def cancelAllJobs(self) -> None:  # noqa: N802  # Spark's name
+        self.cancelled += 1
+        if self.cancelled == 1:
+            raise KeyboardInterrupt
+        self._context.cancelAllJobs()
+
+
+def test_another_interrupt_does_not_leave_a_job_running(spark: SparkSession, tmp_path: Path) -> None:
+    def sleep(_task: int) -> int:
+        (tmp_path / "sleeping").touch()
+        time.sleep(SLEEP_SECONDS)
+        return 0
+
+    def sleeping() -> Counter[int]:
+        return Counter(run_tasks(spark, sleep, [1], Silent()))
+
+    def interrupt() -> None:
+        while not (tmp_path / "sleeping").exists():
+            time.sleep(0.1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    session, began = InterruptedOnce(spark), time.monotonic()
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_together(cast("SparkSession", session), [sleeping])
+    assert session.cancelled > 1
+    assert time.monotonic() - began < SECONDS_MAX
 
 
 def test_what_the_jobs_placed_is_added_up(spark: SparkSession) -> None:

@@ -50,6 +50,15 @@ def stand_in(context: typer.Context, how: str) -> None:
         import time
         sys.stderr.write("waiting\\n"); sys.stderr.flush()
         time.sleep(60)
+    if how == "twice":
+        import os, signal, time
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+            sys.stderr.write("cleaned\\n")
     with progress(context) as steps:
         steps.step("count", total=2, unit="rows")
         steps.advance(2)
@@ -217,6 +226,11 @@ def test_a_signal_ends_the_command_with_its_code(number: signal.Signals, code: i
         process.communicate(timeout=20)
         assert process.returncode == code
         assert time.monotonic() - began < 10
+
+
+def test_a_signal_that_comes_twice_at_once_interrupts_once() -> None:
+    done = run_stand_in("twice")
+    assert (done.returncode, done.stderr.startswith("cleaned\n")) == (8, True), done
 
 
 def test_a_result_is_lines_or_one_document_and_progress_is_on_stderr() -> None:

@@ -72,7 +72,7 @@ WAYS: dict[str, tuple[str, list[str], bool]] = {
     "by rows": ("", [DRIVER, SEGMENTS, "check.contents.STORED_BYTES_MAX"], False),
     "with filters": ("", [DRIVER, SEGMENTS, KEYS, COUNTED], False),
     "into one database": ("", [], True),
-    "long lines": ("UPDATE wide SET t = t || n, n = n + 1000", [], False),
+    "long lines": ("UPDATE wide SET t = t || n, n = n + 1000", [DRIVER, SEGMENTS], False),
     "unchanged values": ("UPDATE part SET n = -n, id = md5('moved' || n)::uuid", [DRIVER, SEGMENTS], False),
     "without a key": ("DELETE FROM line WHERE n % 2 = 0", [DRIVER, SEGMENTS], False),
 }

@@ -160,6 +160,8 @@ class _SlotWait:
         self.notes = WaitNotes(self.what, progress)
         # Of a standby that has not replayed the first record of running transactions that was logged for it.
         self.behind: ReplayState | None = None
+        # Its own: a busy standby is behind every now and then, which says nothing new of the transactions.
+        self._replay_notes = WaitNotes(self.what, progress)
         self._needed: Lsn | None = None
         self.awaited: list[Awaited] = []
         self._connection, self._node, self._primary = connection, node, primary
@@ -236,7 +238,7 @@ class _SlotWait:
     def _look_at_replay(self, standby: psycopg.Connection[Any]) -> None:
         self.behind = read_replay(self._node.id, standby, self._needed) if self._needed is not None else None
         if self.behind is not None:
-            report_replay(self.notes, self.behind, self._seconds_max)
+            report_replay(self._replay_notes, self.behind, self._seconds_max)
 
 
 def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:

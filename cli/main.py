@@ -318,14 +318,12 @@ def _before_dashes(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    begin_stopping()
-    if not _is_repeated():
+    if begin_stopping() or not _is_repeated():
         signal.default_int_handler(number, frame)
 
 
 def _unwind(number: int, _frame: object) -> None:
-    begin_stopping()
-    if _is_repeated():
+    if not begin_stopping() and _is_repeated():
         return
     # Not SystemExit: only KeyboardInterrupt aborts a call into the JVM; anything else waits until the job ends.
     _signals.append(number)

@@ -17,14 +17,19 @@ _is_stopping = threading.Event()
 _is_sent, _is_signalled = threading.Event(), threading.Event()
 
 
-def begin_stopping() -> None:
-    """Note that a signal has stopped this process: what it cleans up is not to be interrupted by a request."""
-    if _is_sent.is_set():
+def begin_stopping() -> bool:
+    """Note that a signal has stopped this process: what it cleans up is not to be interrupted by a request.
+
+    Returns whether a request is behind the signal.
+    """
+    is_requested = _is_sent.is_set()
+    if is_requested:
         _is_sent.clear()
     else:
         _is_signalled.set()
     _is_stopping.set()
     hurry()
+    return is_requested
 
 
 def stop_process(request: CancelRequest) -> None:

@@ -202,6 +202,9 @@ def _lost_published(
         return None
     if exists:
         lines = [f"if it is the restored one, rename it to {target.loading}, {again}"]
+        if undoes:
+            # By its name alone it would not be dropped.
+            lines = [f"if it is the restored one, drop it: DROP DATABASE {quote(database)};   {again}"]
         if record.replace and target.aside not in databases:
             lines.append(f"if it is the one that was there before, rename it to {target.aside}, {again}")
         else:

@@ -24,7 +24,10 @@ from restore.preview import preview_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from restore.targets.target import lock_targets
+from snapshots.create.increment import create_increment
 from snapshots.create.initialise import initialise
+from snapshots.create.request import CreateRequest
+from snapshots.operations.crash_points import CrashPoint
 from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import (
@@ -33,6 +36,7 @@ from tests.commands.snapshot_runs import (
     run_command,
     runs_on,
 )
+from tests.commands.watching import Reached, Watching
 from tests.faults.ports import HOST, free_ports
 from tests.integration.refusing import NoSpark, changed, create, execute, refused, take_increment
 
@@ -173,19 +177,27 @@ def test_while_one_operation_runs_no_other_starts(chain: Runs) -> None:
 
 
 def test_one_of_two_concurrent_creates_of_an_increment_wins(chain: Runs) -> None:
+    """On a busy machine one could be over before the other has begun: whichever has the lock waits for the other."""
     results: list[object] = []
+    is_refused = threading.Event()
+
+    def wait(reached: Reached) -> None:
+        if reached.point == CrashPoint.LOCKED:
+            is_refused.wait(WAIT_SECONDS_MAX)
 
     def create_one() -> None:
         try:
-            results.append(chain.increment(NAME).increment)
+            made = create_increment(chain.fleet, CreateRequest(NAME), chain.spark, Watching(wait))
+            results.append(made.increment)
         except SnapshotError as error:
             results.append(error.exit_code)
+            is_refused.set()
 
     threads = [threading.Thread(target=create_one) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_SECONDS_MAX)
+        thread.join(2 * WAIT_SECONDS_MAX)
     assert sorted(map(str, results)) == ["2", "7"]
     assert names_of_snapshots(chain.fleet) == [NAME]
 

@@ -117,6 +117,9 @@ class FaultyStore:
         """See ObjectStore."""
         return self._bucket.stored.url
 
+    def expect_answers(self) -> None:
+        """See ObjectStore. Its faults are those of calls."""
+
     def create(self, key: str, body: bytes) -> None:
         """See ObjectStore; but a put that was stored may be answered with 412, as if the client had retried it."""
         fault = self._before_effect(Call("create", key, CREATE_FAULTS))

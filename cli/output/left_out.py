@@ -65,8 +65,10 @@ def left_out_since(left_out: Iterable[LeftOut], before: Iterable[LeftOut], snaps
     """
     known = {(one.node, one.kind, one.name) for one in before}
     brief = {**KINDS, **PARTIAL}
-    old = [one for one in left_out if (one.node, one.kind, one.name) in known and one.kind in brief]
-    lines = left_out_lines(one for one in left_out if one not in old)
+    old, new = list[LeftOut](), list[LeftOut]()
+    for one in left_out:
+        (old if (one.node, one.kind, one.name) in known and one.kind in brief else new).append(one)
+    lines = left_out_lines(new)
     by_kind = _by_kind(old)
     counts = [
         f"{_quantity(kind, text, by_kind[kind])} ({text.outcome})" for kind, text in brief.items() if kind in by_kind
@@ -75,7 +77,7 @@ def left_out_since(left_out: Iterable[LeftOut], before: Iterable[LeftOut], snaps
 
 
 def warning_lines(left_out: Iterable[LeftOut], *, remedy: bool = True) -> list[str]:
-    """One line per kind of what is restored but may differ from the source; with the `remedy` if there is one."""
+    """One line for each kind of object that is restored but may differ from the source, with or without `remedy`."""
     by_kind = _by_kind(left_out)
     append_only = sorted({one.name for one in by_kind.get(LeftOutKind.APPEND_ONLY_TABLE, [])})
     texts = {kind: text if remedy else text.replace(f" ({REMEDY})", "") for kind, text in WARNINGS.items()}

@@ -6,6 +6,7 @@ the others took: a test that passes only in a worker that has stopped nothing is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,8 @@ def forget() -> None:
     stopping._is_sent.clear()
     stopping._is_signalled.clear()
     cli.main._signals.clear()
+    # Else a signal within a second of another test's would be taken for the same one.
+    cli.main._signalled_at = -math.inf
     waits._told.clear()
     clock.follow_machine()
     clocks._told_seconds = 0.0

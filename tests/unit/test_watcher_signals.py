@@ -99,7 +99,8 @@ def test_the_signal_behind_a_request_ends_only_the_task(watched: Watched) -> Non
 
 
 @pytest.mark.usefixtures("unwinding")
-def test_a_signal_that_comes_while_a_cancelled_task_is_undone_ends_the_watch(watched: Watched) -> None:
+@pytest.mark.parametrize("_test", ["one", "the next"])
+def test_a_signal_that_comes_while_a_cancelled_task_is_undone_ends_the_watch(watched: Watched, _test: str) -> None:
     def cancelled_then_signalled() -> TaskResult:
         try:
             return cancel_increment()

@@ -95,7 +95,8 @@ def _read(
             except psycopg.errors.LockNotAvailable as error:
                 waited = time.monotonic() - began
                 locked = locked_error(node, "reading sequences", relations, waited, modes=MODES)
-                if waited >= seconds_max:
+                # By the limit, not by the time: a wait may be over a moment early, and rows would lack.
+                if limit >= seconds_max:
                     locked.hint += "; or wait longer: --wait SECONDS"
                     raise locked from error
                 tell(f"{locked.message}; it waits for up to {seconds_max:.0f} s")

@@ -2,11 +2,15 @@
 
 Indexes over text may then be in another order than the one that the server looks for. What is copied does not depend on
 it; queries do. The server says so to every session; Cutline once, at `init` and with a full snapshot.
+
+A standby has its primary's indexes, and gets them anew when the primary's are: there, only another library than the
+primary's is to be mended.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -18,27 +22,49 @@ from fleet.progress import Progress
 # A collation that has no versions has none recorded, either.
 VERSIONS_QUERY = """
 SELECT datname, datcollversion, coalesce(pg_database_collation_actual_version(oid), 'none') FROM pg_database
- WHERE datname = current_database() AND datcollversion <> coalesce(pg_database_collation_actual_version(oid), 'none')
+ WHERE datname = current_database() AND datcollversion IS NOT NULL
 """
 
 
+class CollationVersions(NamedTuple):
+    """The version of a database's collation: as it was when the database was made, and that of its server's library."""
+
+    database: str
+    recorded: str
+    actual: str
+
+
 def note_collation_versions(sessions: Sessions, progress: Progress) -> None:
-    """Note the nodes whose database has another collation version than their library, and what mends it."""
-    for text in in_parallel(lambda node: _difference(node, sessions.connections[node.id]), sessions.nodes):
-        if text:
+    """Note the nodes whose library has another collation version than their database, and what mends it."""
+    found = in_parallel(lambda node: _read(sessions.connections[node.id]), sessions.nodes)
+    versions = {node.id: one for node, one in zip(sessions.nodes, found, strict=True) if one is not None}
+    for node in sessions.nodes:
+        if text := difference_text(node, versions):
             progress.note(text)
 
 
-def _difference(node: Node, connection: psycopg.Connection[Any]) -> str:
+def _read(connection: psycopg.Connection[Any]) -> CollationVersions | None:
     row = connection.execute(VERSIONS_QUERY).fetchone()
-    if row is None:
+    return CollationVersions(*row) if row else None
+
+
+def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> str:
+    """What is to be mended on the node, "" if nothing is; `versions` are by node, of those whose collation has any."""
+    found, primary = versions.get(node.id), versions.get(node.shard)
+    if found is None or primary is None:
         return ""
-    database, recorded, actual = row
-    what = (
-        f"node {node.id}: database {database} was made with collation version {recorded}, its server's library has"
-        f" {actual}: indexes over text may be in another order"
-    )
     if node.backup_of is not None:
-        return f"{what}; let this standby have the library of its primary"
-    name = quote(database)
-    return f"{what}; in that database: REINDEX DATABASE {name}; ALTER DATABASE {name} REFRESH COLLATION VERSION;"
+        if found.actual == primary.actual:
+            return ""
+        return (
+            f"node {node.id}: its library has collation version {found.actual}, that of its primary {primary.actual}:"
+            " queries over text may find other rows than there; let this standby have the library of its primary"
+        )
+    if found.recorded == found.actual:
+        return ""
+    name = quote(found.database)
+    return (
+        f"node {node.id}: database {found.database} was made with collation version {found.recorded}, its server's"
+        f" library has {found.actual}: indexes over text may be in another order; in that database: REINDEX DATABASE"
+        f" {name}; ALTER DATABASE {name} REFRESH COLLATION VERSION;"
+    )

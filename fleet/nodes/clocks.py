@@ -151,7 +151,7 @@ def note_clocks(
     found = use_clocks(readings, not_before)
     if found is None:
         agree = find_agreement(readings) is not None
-        progress.note(f"warning: {_differ_text(readings, not_before, are_too_early=agree)}")
+        progress.note(_differ_text(readings, not_before, are_too_early=agree))
     else:
         _note_machine(found, progress)
     return found
@@ -166,15 +166,14 @@ def _note_machine(found: Agreement, progress: Progress) -> None:
             off = f"{_difference_text(found.ahead_seconds)} {'behind' if found.ahead_seconds > 0 else 'ahead of'}"
             nodes = f"node{'s'[: len(found.nodes) - 1]} {list_some(sorted(found.nodes), NODES_SHOWN_MAX)}"
             progress.note(
-                f"warning: the clock of this machine is {off} {nodes}: the nodes' time is used; synchronize this"
-                " machine's clock"
+                f"the clock of this machine is {off} {nodes}: the nodes' time is used; synchronize this machine's clock"
             )
 
 
 def note_late_clock(cut_at: datetime, progress: Progress) -> None:
     """Note if this cut was made at a time that is still to come, and go on from that: for what asks no node."""
     if cut_at - utc_now() > timedelta(seconds=AGREE_SECONDS_MAX):
-        progress.note(f"warning: {_differ_text((), cut_at, are_too_early=True)}")
+        progress.note(_differ_text((), cut_at, are_too_early=True))
         set_time(cut_at, steady_seconds())
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DAYS = timedelta(days=400)
-WARNING = "warning: the clock of this machine is 400 days {} nodes s1, s2: the nodes' time is used"
+WARNING = "the clock of this machine is 400 days {} nodes s1, s2: the nodes' time is used"
 
 
 @dataclass

@@ -24,6 +24,7 @@ from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.shut_down import shut_down
 from snapshots.ddl.search_path import DEFAULT, read_search_path
+from storage.errors import SnapshotError
 
 BOOLEAN_OID = 16
 # A function may catch that its statement was cancelled, and go on: then its session is ended.
@@ -117,6 +118,9 @@ def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: fl
         limit.is_over = True
         try:
             limit.has_ended_server = reader.end(process)
+        except (SnapshotError, psycopg.Error):
+            # Nobody waits for this thread's errors; whoever waits for the answer gets one below.
+            limit.has_ended_server = False
         finally:
             # Whoever waits for an answer gets an error, also if the server does not end the session.
             shut_down(connection)

@@ -33,7 +33,7 @@ from restore.obstacles.disk_space import find_data_directory
 from restore.plan import RestorePlan
 from restore.roles import find_existing_roles
 from restore.targets.databases import drop_database
-from restore.targets.superusers import Superusers, find_marked, mark_role
+from restore.targets.superusers import Superusers, find_marked
 from restore.targets.target import SYSTEM_QUERY, Connections, Target, suffix_of, target_of
 from storage.errors import SnapshotError, UsageError
 
@@ -136,8 +136,7 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
             (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
             if system not in made:
                 # It asks the assertions, too: of a table that FORCEs row security no role else sees all rows.
-                create_login(target.maintenance, name, password, "CREATEDB BYPASSRLS")
-                mark_role(connection, name, name)
+                create_login(target.maintenance, name, password, "CREATEDB BYPASSRLS", mark=name)
                 made.add(system)
             nodes[target.shard], folders[target.shard] = target.maintenance, find_data_directory(connection)
             encoding = plan.chain.baseline[target.source].encoding
@@ -185,12 +184,12 @@ def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progre
 
     What somebody uses stays, which is noted: it keeps no other drill from its work. Raises what a lost session raises.
     """
+    made, found = _made_roles(target, session), session.execute(DATABASES_QUERY).fetchall()
+    # Read last: a drill has a session before it makes anything, until it has dropped everything.
     living = {name for (name,) in session.execute(LIVING_QUERY)}
-    roles = [(role, mark) for role, mark in _made_roles(target, session) if mark not in living]
+    roles = [(role, mark) for role, mark in made if mark not in living]
     databases = dict.fromkeys(
-        database
-        for (database,) in session.execute(DATABASES_QUERY).fetchall()
-        if (match := NAME.fullmatch(database)) and match["drill"] not in living
+        database for (database,) in found if (match := NAME.fullmatch(database)) and match["drill"] not in living
     )
     for what, why in (*_drop_databases(target, session, databases, roles), *_drop_roles(session, roles)):
         progress.note(f"node {target.node.id}: {what} of a drill that was killed is left: {why}")

@@ -16,6 +16,7 @@ from restore.ddl.ddl import SchemaLoadError
 from restore.drill.assertions import Reader
 from restore.obstacles.obstacles import ObstaclesError, TargetLacksError
 from restore.plan import RestorePlan
+from restore.targets.superusers import mark_role
 from restore.targets.target import Target, TargetUnfitError
 from storage.errors import RefusedError, remember_secret
 
@@ -49,14 +50,16 @@ def new_password() -> str:
     return password
 
 
-def create_login(superuser: Node, role: str, password: str, attributes: str) -> None:
-    """Create a role that can log in; the server's log has no password."""
-    with connect(superuser) as connection:
+def create_login(superuser: Node, role: str, password: str, attributes: str, *, mark: str = "") -> None:
+    """Create a role that can log in, and `mark` it in the same transaction; the server's log has no password."""
+    with connect(superuser) as connection, connection.transaction():
         verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
         statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} ").format(
             sql.Identifier(role), sql.Literal(verifier.decode())
         )
         connection.execute(statement + sql.SQL(attributes))
+        if mark:
+            mark_role(connection, role, mark)
 
 
 def end_session(node: Node, process: int) -> bool:

@@ -13,8 +13,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import psycopg
 from psycopg.conninfo import make_conninfo
 
 from embedded.fleet import stop_fleet
@@ -32,6 +34,7 @@ from restore.drill.place import DrillPlace, create_login, end_session, new_passw
 from restore.plan import RestorePlan
 from restore.targets.superusers import Superusers
 from restore.targets.target import suffix_of, target_of
+from storage.errors import SnapshotError
 
 DATABASE = "drill"
 INSTALL = "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml"
@@ -115,10 +118,17 @@ def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset
 
 def _make_reader(node: Node, superuser: Node, server: EmbeddedNode, role: str) -> Reader:
     """Make the role that may read everything, and no more; its session a superuser's ends, or the end of the server."""
-
-    def end(process: int) -> bool:
-        return not end_session(superuser, process) and stop_server(server, immediate=True)
-
     password = new_password()
     create_login(superuser, role, password, "BYPASSRLS IN ROLE pg_read_all_data")
-    return Reader(replace(node, dsn=make_conninfo(node.dsn, user=role, password=password)), end)
+    dsn = make_conninfo(node.dsn, user=role, password=password)
+    return Reader(replace(node, dsn=dsn), partial(end_in_any_case, superuser, server))
+
+
+def end_in_any_case(superuser: Node, server: EmbeddedNode, process: int) -> bool:
+    """End the session with this process id, or else stop its server; return whether that was needed."""
+    try:
+        has_ended = end_session(superuser, process)
+    except (SnapshotError, psycopg.Error):
+        # Code of the owners may have used up what a superuser's session needs, too.
+        has_ended = False
+    return not has_ended and stop_server(server, immediate=True)

@@ -8,8 +8,10 @@ import pytest
 
 from cli.output.drill import drill_document, drill_lines
 from cli.output.junit import junit_of_drill
-from fleet.config import FleetFileError, check_drill, load_fleet
+from embedded.server import EmbeddedNode
+from fleet.config import FleetFileError, Node, check_drill, load_fleet
 from fleet.fleet_file import AssertionTable, Expected
+from restore.drill import servers
 from restore.drill.assertions import AssertionResult, expected_text, is_as_expected
 from restore.drill.drill import EXIT_CODES, DrillReport
 from restore.report import NodeReport, RestoreReport
@@ -131,3 +133,12 @@ def test_a_drill_proves_something_only_if_everything_was_asked() -> None:
 def test_what_is_expected_is_shown() -> None:
     shown = {LEFT_OUT.expected: "no rows", "x": '"x"', True: "true", ((1, "x"),): '(1, "x")', (1, 2): "(1), (2)"}
     assert {expected_text(expected): text for expected, text in shown.items()} == {one: one for one in shown.values()}
+
+
+def test_a_session_that_can_not_be_ended_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it matter whether its server can still be asked to end it."""
+    stopped: list[EmbeddedNode] = []
+    monkeypatch.setattr(servers, "stop_server", lambda node, *, immediate: (stopped.append(node), immediate)[1])
+    server = EmbeddedNode("s1", tmp_path)
+    assert servers.end_in_any_case(Node("s1", f"host={tmp_path} port=5432"), server, 1)
+    assert stopped == [server]

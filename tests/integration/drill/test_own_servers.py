@@ -22,6 +22,7 @@ import restore.drill.assertions
 import restore.restore
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Node, load_fleet
+from fleet.durations import Duration
 from fleet.fleet_file import AssertionTable
 from fleet.nodes.connections import NodeUnreachableError, connect, with_database
 from fleet.nodes.shut_down import shut_down
@@ -112,6 +113,10 @@ def test_a_role_that_may_no_more_than_a_restore_drills_as_itself(
         assert left_on(shared_fleet) == before
 
 
+NEVER_ENDS = """
+CREATE FUNCTION never_ends() RETURNS int LANGUAGE plpgsql AS $$
+  BEGIN LOOP BEGIN PERFORM pg_sleep(3600); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP; END $$
+"""
 OF_OTHERS = """
 [[drill.assertion]]
 node = "s2"
@@ -323,3 +328,19 @@ def test_an_assertion_has_the_search_path_of_the_database_and_no_answer_without_
         # Nor are more rows read than are shown.
         found = ask(AssertionTable("s1", "SELECT generate_series(1, 1000000)", 1), reader)
         assert (found.why, len(found.found)) == ("expected 1, found (1), (2), (3), (4), (5), …", ROWS_SHOWN_MAX)
+
+
+def test_a_session_that_nobody_can_end_holds_up_no_answer(
+    shared_fleet: EmbeddedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(_process: int) -> bool:
+        raise NodeUnreachableError("node s1: sorry, too many clients already")
+
+    uncaught: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", uncaught.append)
+    with database_on(shared_fleet, "endless", tmp_path) as fleet:
+        execute(fleet.primaries[0].dsn, NEVER_ENDS)
+        assertion = AssertionTable("s1", "SELECT public.never_ends()", timeout=Duration(0.5))
+        found = ask(assertion, Reader(fleet.primaries[0], end))
+    assert (found.holds, found.why) == (False, "no answer after 0.5 s: its session was ended")
+    assert (found.has_ended_server, uncaught) == (False, [])

@@ -18,6 +18,8 @@ from fleet.programs.wheel import Programs, run_as
 
 # What starts a server: pg_ctl runs the postgres beside it.
 STARTERS = ("pg_ctl", "postgres")
+# Where a build has its libraries, and its modules there or one below. No pattern: what is ~/library?
+LIBRARIES, MODULES = ("lib", "lib32", "lib64"), ("", "postgresql")
 # A module that every build has.
 A_MODULE = "plpgsql.so"
 # As initdb --show and ldd print them: share_path=/opt/15/share; libssl.so.3 => /opt/ssl/lib/libssl.so.3 (0x00007fb358a)
@@ -27,7 +29,7 @@ ASK_SECONDS_MAX = 120
 
 
 def needed_files(programs: Programs) -> list[Path]:
-    """Its files, folders and links that are not below SYSTEM, each at its real place; a folder precedes its contents.
+    """Its files, folders and links that are not below SYSTEM, each at its real place, and none in a folder among them.
 
     Raises ProgramFailedError if a program that tells of them does not end.
     """
@@ -36,9 +38,9 @@ def needed_files(programs: Programs) -> list[Path]:
     pending, modules = [*names], list[Path]()
     for install in dict.fromkeys(program.parent.parent for program in real):
         # Wheels keep libraries beside their packages.
-        pending += [*install.glob("lib*"), install / "share", *install.parent.parent.glob("*.libs")]
-        for pattern in (f"lib*/{A_MODULE}", f"lib*/postgresql/{A_MODULE}"):
-            modules += [module for one in install.glob(pattern) for module in one.parent.glob("*.so")]
+        pending += [*(install / name for name in (*LIBRARIES, "share")), *install.parent.parent.glob("*.libs")]
+        places = [install / name / below for name in LIBRARIES for below in MODULES]
+        modules += [module for one in places if (one / A_MODULE).exists() for module in one.glob("*.so")]
     pending += [*_shared_files(programs), *_libraries(programs, [*real, *modules])]
     system, found = [Path(path) for path in SYSTEM], list[Path]()
     while pending:
@@ -47,7 +49,8 @@ def needed_files(programs: Programs) -> list[Path]:
                 found.append(step)
                 if not step.is_symlink():
                     pending += _links_below(step)
-    return sorted(found)
+    # A folder may have come after what is in it, and can't be changed once it is shown.
+    return sorted(path for path in found if not _is_in(path, (one for one in found if one != path)))
 
 
 def _shared_files(programs: Programs) -> list[Path]:

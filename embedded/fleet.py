@@ -6,6 +6,7 @@ made it, root, and the account that runs its servers can connect.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -152,7 +153,8 @@ def start_fleet(
         if shape != [(node.id, node.backup_of) for node in fleet.nodes]:
             raise FolderTakenError(
                 f"{directory} holds a fleet with other nodes: {', '.join(node.id for node in fleet.nodes)}",
-                hint=f"request the same shards and standbys, or first run: snapshot demo down {directory} --delete",
+                hint="request the same shards and standbys, or first run: snapshot demo down"
+                f" {shlex.quote(str(directory))} --delete",
             )
         return _resume(fleet)
 
@@ -173,7 +175,9 @@ def open_fleet(directory: Path) -> EmbeddedFleet:
     directory = directory.resolve()
     state = read_state(directory)
     if state is None:
-        raise NoFleetError(f"{directory} holds no embedded fleet", hint=f"make one: snapshot demo up {directory}")
+        raise NoFleetError(
+            f"{directory} holds no embedded fleet", hint=f"make one: snapshot demo up {shlex.quote(str(directory))}"
+        )
     return EmbeddedFleet(directory, state.nodes_directory, state.nodes)
 
 
@@ -240,7 +244,7 @@ def _resume(fleet: EmbeddedFleet) -> EmbeddedFleet:
         return fleet
     lost = [node.id for node in down if not node.data_directory.exists()]
     if lost:
-        directory = fleet.directory
+        directory = shlex.quote(str(fleet.directory))
         raise RefusedError(
             f"the data of {', '.join(lost)} is missing",
             hint=f"make a new fleet: snapshot demo down {directory} --delete, then snapshot demo up {directory}",

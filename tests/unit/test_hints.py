@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import typer.main
 
-from cli.main import app
+from cli.main import COMMANDS, app
 from cli.output.failure import _USAGE_MISTAKE, CommandFailure, naming_fleet
 from fleet.hints import NEW_CHAIN
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("cli", "restore", "check", "snapshots", "wal", "fleet", "storage")
+PACKAGES = ("cli", "embedded", "restore", "check", "snapshots", "wal", "fleet", "storage")
 # A command follows one of these, or begins a hint; in "the snapshot was deleted" there is none.
 LEAD = r"(?:: |; |\(| {3}|then |or |as )"
 WORDS = r"snapshot((?: (?:--[a-z-]+|[a-z-]+|[A-Z]+|x)(?=[\s;,.)]|$))+)"
@@ -91,6 +91,19 @@ def test_the_commands_are_found() -> None:
         ["create", "x", "--incremental"]
     ]
     assert len(found_commands()) > 20
+
+
+def test_no_hint_leaves_the_name_of_the_program_out() -> None:
+    bare = re.compile(rf"(?<!snapshot )\b(?:{'|'.join(COMMANDS)}) (?:NAME|DIR|--[a-z])")
+    assert bare.search("the next one drops them: restore NAME --drill")
+    found = {
+        f"{path.relative_to(ROOT)}:{line} {text}"
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, text, is_hint in texts_of(path)
+        if is_hint and bare.search(text)
+    }
+    assert found == set()
 
 
 def test_every_command_of_a_hint_names_the_fleet_file_that_was_given() -> None:

@@ -8,6 +8,7 @@ import platform
 
 import pytest
 
+from wal.drain import quiet_connecting as module
 from wal.drain.quiet_connecting import quiet_connecting
 
 LIBC = ctypes.CDLL(None)
@@ -40,3 +41,15 @@ def test_an_error_puts_it_back(capfd: pytest.CaptureFixture[str]) -> None:
         raise KeyError
     write(b"after")
     assert capfd.readouterr().err == "after"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's stderr can be changed")
+def test_where_no_more_files_can_be_opened_the_session_says_so(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_stream", None)
+    monkeypatch.setattr(module.os, "devnull", "/nowhere/at/all")
+    with quiet_connecting():
+        write(b"within ")
+    write(b"after")
+    assert capfd.readouterr().err == "within after"

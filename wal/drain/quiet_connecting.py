@@ -24,6 +24,7 @@ _lock = threading.Lock()
 # How many sessions are being opened, and what `stderr` was before the first of them.
 _opening = 0
 _before: int | None = None
+_stream: int | None = None
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def quiet_connecting() -> Iterator[None]:
         return
     with _lock:
         if not _opening:
-            _before, variable.value = variable.value, _nowhere()
+            _before, variable.value = variable.value, _nowhere() or variable.value
         _opening += 1
     try:
         yield
@@ -55,12 +56,11 @@ def _variable() -> ctypes.c_void_p | None:
     return ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stderr")
 
 
-@cache
-def _nowhere() -> int:
-    """A C stream that leads nowhere."""
-    fopen = ctypes.CDLL(None).fopen
-    fopen.restype, fopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_char_p)
-    stream = fopen(os.fsencode(os.devnull), b"we")
-    if not stream:
-        raise OSError(f"{os.devnull} can't be opened")
-    return int(stream)
+def _nowhere() -> int | None:
+    """A C stream that leads nowhere; None if no more files can be opened: then the session can't be, either."""
+    global _stream  # one for the process
+    if _stream is None:
+        fopen = ctypes.CDLL(None).fopen
+        fopen.restype, fopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_char_p)
+        _stream = fopen(os.fsencode(os.devnull), b"we")
+    return _stream

@@ -8,6 +8,7 @@ setting of the database (ALTER DATABASE … SET) is stored with its DDL.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from psycopg.pq import TransactionStatus
 
 SEARCH_PATH = "search_path"
 ELEMENT = re.compile(r'\s*("(?:[^"]|"")*"|[^,]*)\s*(?:,|\Z)')
+# As PostgreSQL folds identifiers in UTF-8 (scansup.c): no other letters.
+FOLDED = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 # PostgreSQL's default.
 DEFAULT = '"$user", public'
 PATH_QUERY = """
@@ -30,11 +33,11 @@ SELECT substr(setting, length('search_path=') + 1)
 def list_elements(value: str, *, folds: bool = True) -> list[str]:
     """The names in the value of a setting that is a list, as pg_db_role_setting has it.
 
-    Of names without quotes `folds` makes small letters, as PostgreSQL does of identifiers, but not of files.
+    In names without quotes `folds` makes A to Z small letters, as PostgreSQL does in identifiers, but not in files.
     """
     found = (match[1].strip() for match in ELEMENT.finditer(value))
     return [
-        text[1:-1].replace('""', '"') if text.startswith('"') else text.lower() if folds else text
+        text[1:-1].replace('""', '"') if text.startswith('"') else text.translate(FOLDED) if folds else text
         for text in found
         if text
     ]

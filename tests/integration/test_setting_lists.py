@@ -13,7 +13,7 @@ from restore.ddl.function_paths import path_elements
 from snapshots.ddl.search_path import list_elements, read_search_path
 from tests.integration.own_shard import database_on
 
-SCHEMAS = ("foo", "Bar", 'a "b", c', "pub")
+SCHEMAS = ("foo", "Bar", 'a "b", c', "pub", "Ärea")
 
 
 def schemas_of(dsn: str) -> list[str]:
@@ -25,7 +25,17 @@ def schemas_of(dsn: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "value",
-    ['Foo, "Bar"', 'PUB,"foo"', '"a ""b"", c" ,Bar', 'foo ,  "Bar",pub', '"$user", foo', "", '""', "$USER, FOO"],
+    [
+        'Foo, "Bar"',
+        'PUB,"foo"',
+        '"a ""b"", c" ,Bar',
+        'foo ,  "Bar",pub',
+        '"$user", foo',
+        "",
+        '""',
+        "$USER, FOO",
+        "Ärea, FOO",
+    ],
 )
 def test_a_list_that_was_set_as_a_text_means_the_same(shared_fleet: EmbeddedFleet, tmp_path: Path, value: str) -> None:
     with database_on(shared_fleet, "listed", tmp_path) as fleet:

@@ -145,7 +145,11 @@ def finish_database(
     done.problems = [*(f"node {target.node.id}: {line}" for line in lines), *refresh_views(target.node, ddl, watch)]
     if analyzes:
         # Before the event triggers exist: one on logins would run in the session.
-        with connect(target.node, client_encoding=RAW) as connection, ending(watch, connection):
+        with (
+            raising_unreachable(target.node),
+            connect(target.node, client_encoding=RAW) as connection,
+            ending(watch, connection),
+        ):
 
             def run_one(statement: bytes) -> object:
                 return run_with_paths(connection, statement, ddl.search_path)

@@ -134,7 +134,7 @@ def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan:
         map(raw_text, name_bytes(connection, [pair[side] for pair in scope.role_map], encoding)) for side in (0, 1)
     )
     pairs = dict(zip(before, after, strict=True))
-    with connect(target.maintenance, client_encoding=RAW) as raw:
+    with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
         known = frozenset(raw_text(bytes(name)) for (name,) in raw.execute(KNOWN_QUERY))
     return RoleChanges(pairs, scope.no_owner, read_our_name(target), known)
 

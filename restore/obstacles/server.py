@@ -12,7 +12,7 @@ import psycopg
 
 from fleet.config import Node
 from fleet.nodes.baseline import ICU, LIBC, NodeIdentity
-from fleet.nodes.connections import connect
+from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.some_names import list_some
 from restore.obstacles.obstacles import Obstacles, TargetLacksError
@@ -123,7 +123,7 @@ def check_tablespaces(node: Node, needed: set[str], obstacles: Obstacles) -> Non
     if not needed:
         return
     # Names are bytes, in the encoding of the database where they were created.
-    with connect(node, client_encoding=RAW) as raw:
+    with raising_unreachable(node), connect(node, client_encoding=RAW) as raw:
         known = {raw_text(bytes(name)) for (name,) in raw.execute(TABLESPACES_QUERY.encode())}
     if lacking := sorted(raw_bytes(name).decode(errors="backslashreplace") for name in needed - known):
         obstacles.add(

@@ -15,7 +15,7 @@ from msgspec import structs
 from psycopg import sql
 
 from fleet.config import Node
-from fleet.nodes.connections import connect
+from fleet.nodes.connections import connect, raising_unreachable
 from fleet.progress import Progress
 from fleet.tables.large_objects import count_large_objects
 from restore.parts.role_changes import UNCHANGED, RoleChanges
@@ -93,7 +93,7 @@ def load_large_objects(
     raise_first([report.problem for report in run_tasks(session, load_large, tasks, progress, dealing)])
     counts = count_by_node(full)
     for shard, target in targets.items():
-        with connect(target.node) as connection:
+        with raising_unreachable(target.node), connect(target.node) as connection:
             if (count := count_large_objects(connection)) != counts.get(shard, 0):
                 raise LoadError(
                     f"node {target.node.id}: {count} large objects after the restore, {counts.get(shard, 0)} expected",

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
+import pytest
 
 from embedded.fleet import EmbeddedFleet
+from fleet.nodes.connections import NodeUnreachableError
 from fleet.progress import Silent
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
@@ -36,6 +38,13 @@ CREATE TABLE odd (id int PRIMARY KEY);
 CREATE INDEX ON odd (fails(id));
 INSERT INTO odd VALUES (1), (2);
 ALTER TABLE without_key REPLICA IDENTITY FULL
+"""
+ENDING = """
+CREATE FUNCTION ends(i int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+  IF current_query() ^@ 'ANALYZE' THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN i; END $$;
+CREATE TABLE odd (id int PRIMARY KEY);
+CREATE INDEX ON odd (ends(id));
+INSERT INTO odd VALUES (1), (2)
 """
 # PostgreSQL leaves some pages between its batches.
 FROZEN_QUERY = "SELECT relallvisible > relpages / 2 FROM pg_class WHERE oid = %s::regclass AND relpages > 0"
@@ -73,3 +82,15 @@ def test_only_tables_that_one_task_loads_alone_are_frozen(
                 for name in ("alone", "changed", "without_key", "small")
             }
         assert found == {"alone": (True,), "changed": (False,), "without_key": (False,), "small": (False,)}
+
+
+def test_a_session_that_is_lost_while_tables_are_analyzed_is_a_node_that_is_away(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
+) -> None:
+    with own_database(shared_fleet, tmp_path, "analyzed") as fleet:
+        runs, target = Runs(fleet, Ready(spark)), restore_target(fleet)
+        execute(fleet.primaries[0].dsn, ENDING)
+        runs.init()
+        runs.full("chain")
+        with pytest.raises(NodeUnreachableError, match="node s1: "):
+            runs.restore("chain", target, scope=RestoreScope(analyze=True))

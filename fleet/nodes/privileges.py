@@ -23,7 +23,7 @@ STANDBY_SNAPSHOT_VERSION = 160000
 # A server that has just answered with a refusal answers again at once.
 CONNECT_SECONDS_MAX = "2"
 ROLE_QUERY = """
-SELECT rolname, rolsuper, rolreplication, rolbypassrls, rolinherit, rolcreaterole,
+SELECT rolname, rolsuper, rolreplication, rolinherit, rolcreaterole,
        pg_has_role('pg_read_all_stats', 'USAGE'), current_database(), current_setting('server_version_num')::int
   FROM pg_roles WHERE rolname = current_user
 """
@@ -68,7 +68,6 @@ class Role:
     name: str
     is_super: bool
     may_replicate: bool
-    bypasses_policies: bool
     inherits: bool
     may_create_roles: bool
     sees_statistics: bool

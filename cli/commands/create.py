@@ -120,7 +120,9 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
                 commit: Commit = create_restore_point(fleet, request, noting)
             else:
                 commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
-    before = _left_out_before(fleet, commit) if incremental else ()
+    # The commit is done: the store is asked once more only if the lines for people have something to name.
+    is_named = incremental and bool(commit.left_out) and not command_context(context).json
+    before = _left_out_before(fleet, commit) if is_named else ()
     lines = lines_of(commit, before)
     if request.only_cut:
         lines.append(f"to recover physical backups to it: snapshot show {request.name} --recovery-plan")

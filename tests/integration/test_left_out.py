@@ -245,3 +245,10 @@ def assert_every_output_warns_of_append_only_tables(runs: Runs) -> None:
     report = runs.check(NAME)
     assert f"  {WARNING}" in check_lines(report)
     assert report.to_json()["snapshots"][0]["append_only"] == ["public.log"]
+    # Nothing is new: what is left out is counted.
+    words = ("create", NAME, "--incremental")
+    lines = run_as_text(runs.fleet, *words, spark=runs.spark.session()).splitlines()
+    assert [line for line in lines if line.startswith(("not in the snapshot", "warning: "))] == []
+    (counted,) = [line for line in lines if line.startswith("left out as before: ")]
+    assert "3 large objects (not restored)" in counted
+    assert counted.endswith(f" show {NAME}")

@@ -81,7 +81,7 @@ def open_databases(targets: Iterable[Target], connections: Connections) -> list[
 
 
 def publish_database(target: Target, connection: psycopg.Connection[Any], record: DatabaseRecord) -> bool:
-    """Give the restored database its real name, in one transaction; return whether another one was put aside.
+    """Give the restored database its real name, in one transaction; return whether another one is put aside.
 
     Does nothing if that is done. Raises RestoredMissingError, TargetUnfitError, NodeUnreachableError.
     """
@@ -91,9 +91,11 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
     check_swappable(target, found, record)
     is_replacing = target.database in found
     steps = [(target.database, target.aside)] if is_replacing else []
-    marked = structs.replace(record, aside=is_replacing)
+    # An earlier process may have put one aside, and what it published then was lost.
+    is_aside = is_replacing or target.aside in found
+    marked = structs.replace(record, aside=is_aside)
     _rename(target, connection, [*steps, (target.loading, target.database)], marked)
-    return is_replacing
+    return is_aside
 
 
 def check_swappable(target: Target, found: Mapping[str, FoundDatabase], record: DatabaseRecord) -> None:

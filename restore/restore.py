@@ -182,7 +182,8 @@ def _restore(
                 ending, plan.target_fleet, plan.targets, run.connections, run.operation
             )
             run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
-        if run.pace and not is_resumed and _is_measured(plan):
+        if run.pace and not is_resumed:
+            lease.is_typical = _is_typical(plan)
             transactions = sum(one.counts["transactions"] for one in plan.chain.increments)
             lease.figures = run.pace.figures(report.bytes, transactions)
         lease.is_done, lease.stays_open = True, False
@@ -213,7 +214,7 @@ def _wal_phase(run: RestoreRun) -> WalPhase | None:
     )
 
 
-def _is_measured(plan: RestorePlan) -> bool:
+def _is_typical(plan: RestorePlan) -> bool:
     """Whether what the restore took says how long others take: it loads everything, and nothing else."""
     request = plan.request
     # Verifying the copies has started Spark's workers.
@@ -269,10 +270,10 @@ def _publish(run: RestoreRun) -> list[str]:
     def publish(target: Target) -> str | None:
         connection = run.connections[target.shard]
         record = run.records[target.shard]
-        is_replacing = publish_database(target, connection, record)
-        run.records[target.shard] = structs.replace(record, aside=is_replacing)
+        is_aside = publish_database(target, connection, record)
+        run.records[target.shard] = structs.replace(record, aside=is_aside)
         run.progress.reached(RestoreCrashPoint.RENAMED, node=target.node.id)
-        return f"{target.node.id}: {target.aside}" if is_replacing else None
+        return f"{target.node.id}: {target.aside}" if is_aside else None
 
     if run.plan.request.scope.data_only:
         publish_rows(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +14,7 @@ from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.privileges import quote
 from fleet.progress import Progress
 from restore.targets.database_records import list_databases
-from restore.targets.databases import clear_records, find_closed, is_shut
+from restore.targets.databases import clear_records, find_closed, is_empty, is_shut
 from restore.targets.target import Connections, Target, suffix_of
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished, settle_recorded
 from snapshots.operations.recorded import read_open_intents
@@ -119,10 +119,12 @@ def check_whole(
 ) -> None:
     """Raise UsageError unless `targets` are all that the restore has: it ends as a whole.
 
-    Raises UnfinishedRestoreError if it is not known what it has left in one of them, or, unless the command `undoes`
-    it, if what it has published there is gone.
+    Raises UnfinishedRestoreError if it is not known what it has left in one of them, if a database that has its name
+    and no record is not empty, or, unless the command `undoes` it, if what it has published there is gone.
     """
     targets = list(targets)
+    if not found.is_filling:
+        _check_unrecorded_empty(found, targets, connections, undoes=undoes)
     if lacking := sorted(found.shards - {one.shard for one in targets}):
         raise UsageError(
             f"{found.label()} is also of {', '.join(lacking)}, which this command does not name",
@@ -130,9 +132,10 @@ def check_whole(
         )
     for target in (one for one in targets if one.shard in found.shards - found.records.keys()):
         connection, own = connections[target.shard], target.named(found.suffix)
+        databases = list_databases(connection)
         if found.is_filling:
             problem = _lost_filling(found, own, connection)
-        elif own.aside in list_databases(connection) or _may_be_published(found, targets, store):
+        elif own.aside in databases or _may_be_published(found, target, targets, databases, store):
             problem = _lost_published(found, own, connection, undoes=undoes)
         else:
             problem = None
@@ -146,10 +149,49 @@ def check_whole(
             )
 
 
-def _may_be_published(found: UnfinishedRestore, targets: Iterable[Target], store: ObjectStore) -> bool:
-    """Whether a database without its record may have its real name."""
+def find_taken_for_old(found: UnfinishedRestore, targets: Iterable[Target], connections: Connections) -> Iterator[str]:
+    """Of a restore that is being undone, the databases of which only their names say that they are the old ones.
+
+    Yields a line for each.
+    """
+    if not found.is_abandoned or found.is_filling:
+        return
+    for target in (one for one in targets if one.shard in found.shards - found.databases.keys()):
+        databases, own = list_databases(connections[target.shard]), target.named(found.suffix)
+        if target.database in databases and own.aside not in databases:
+            yield (
+                f"node {target.node.id}: database {target.database} has no record of the restore, so it is taken for"
+                " the one that was there before"
+            )
+
+
+def _check_unrecorded_empty(
+    found: UnfinishedRestore, targets: Iterable[Target], connections: Connections, *, undoes: bool
+) -> None:
+    """Raise UnfinishedRestoreError if a database would be dropped for its name alone, and has something in it.
+
+    A restore gives its databases their records before it creates anything in them.
+    """
+    for target in (one.named(found.suffix) for one in targets if one.shard in found.databases.keys() - found.records):
+        database = list_databases(connections[target.shard])[target.loading]
+        # None is closed before everything is loaded.
+        if not database.is_open or not is_empty(target.loaded):
+            drop = f"DROP DATABASE {quote(target.loading)};" if undoes else _empty_again(target.loading, target)
+            raise UnfinishedRestoreError(
+                f"node {target.node.id}: database {target.loading} has the name of a restore's database, but no record"
+                " of a restore, and is not empty",
+                hint=f"if nobody needs it: {drop}   else rename it; then repeat the command",
+                details={"node": target.node.id, "database": target.loading},
+            )
+
+
+def _may_be_published(
+    found: UnfinishedRestore, target: Target, targets: Iterable[Target], databases: Container[str], store: ObjectStore
+) -> bool:
+    """Whether the target's database, which has no record, may have its real name; `databases` are those that exist."""
     if found.is_abandoned:
-        return False
+        # Of the phase before nothing is known any more. What is there is the restored one, or the old one put back.
+        return target.database in databases and not found.last_record.replace
     is_renamed = any(found.databases.get(one.shard) == one.database for one in targets)
     # Without a store that can be written, what is gone may have had the decision.
     return is_renamed or found.is_decided(store) or (found.was_closing and not found.last_record.in_store)
@@ -201,10 +243,9 @@ def _lost_published(
     if target.loading in databases:
         return None
     if exists:
-        lines = [f"if it is the restored one, rename it to {target.loading}, {again}"]
-        if undoes:
-            # By its name alone it would not be dropped.
-            lines = [f"if it is the restored one, drop it: DROP DATABASE {quote(database)};   {again}"]
+        # By its name alone it would neither be dropped nor loaded again.
+        drop = f"drop it: DROP DATABASE {quote(database)};" if undoes else _loaded_again(database, target)
+        lines = [f"if it is the restored one, {drop}   {again}"]
         if record.replace and target.aside not in databases:
             lines.append(f"if it is the one that was there before, rename it to {target.aside}, {again}")
         else:
@@ -215,6 +256,15 @@ def _lost_published(
     return _Lost(
         gone, [bring_back, f"if it is lost for good, undo the restore: {record.command} --abandon", SAME_TARGET]
     )
+
+
+def _loaded_again(database: str, target: Target) -> str:
+    return f"it can only be loaded again, and what was written to it since is lost: {_empty_again(database, target)}"
+
+
+def _empty_again(database: str, target: Target) -> str:
+    """The statements after which a restore is resumed with an empty database in the place of this one."""
+    return f"DROP DATABASE {quote(database)}; CREATE DATABASE {quote(target.loading)} TEMPLATE template0;"
 
 
 def check_no_unfinished(

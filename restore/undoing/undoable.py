@@ -15,10 +15,14 @@ from restore.plan import provisional_targets
 from restore.publishing import check_nothing_prepared, is_restored
 from restore.run import lock_target_fleet
 from restore.targets.database_records import list_databases
-from restore.targets.databases import is_empty
 from restore.targets.target import Connections, Target, ending_on_silence, lock_targets
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished
-from restore.unfinished_checks import check_readable, check_recorded, check_whole
+from restore.unfinished_checks import (
+    check_readable,
+    check_recorded,
+    check_whole,
+    find_taken_for_old,
+)
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 
@@ -69,8 +73,9 @@ def hold_undoable(
             check_readable(one, targets)
             check_recorded(one, store)
             _check_undoable(store, one, name)
-            _check_unrecorded_empty(one, own[one.suffix])
             check_whole(one, targets, connections, store, undoes=True)
+            for line in find_taken_for_old(one, targets, connections):
+                progress.note(line)
             _check_old_are_there(one, own[one.suffix], connections)
         yield Undoable(store, targets, connections, watch, inside, found, own)
 
@@ -102,23 +107,6 @@ def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> 
             f"{found.label()} {what}, and can't be undone",
             hint=f"to end it: {restore_command(name, found.scope.nodes)} --resume",
         )
-
-
-def _check_unrecorded_empty(found: UnfinishedRestore, targets: list[Target]) -> None:
-    """Raise UnfinishedRestoreError if a database would be dropped for its name alone, and has something in it.
-
-    A restore gives its databases their records before it creates anything in them.
-    """
-    for target in targets:
-        if found.is_filling or target.shard in found.records or target.shard not in found.databases:
-            continue
-        if not is_empty(target.loaded):
-            raise UnfinishedRestoreError(
-                f"node {target.node.id}: database {target.loading} has the name of a restore's database, but no record"
-                " of a restore, and is not empty",
-                hint=f"if nobody needs it: DROP DATABASE {quote(target.loading)};   else rename it",
-                details={"node": target.node.id, "database": target.loading},
-            )
 
 
 def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:

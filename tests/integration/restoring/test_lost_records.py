@@ -56,6 +56,14 @@ def drop_in(hint: str) -> str:
     return str(statement)
 
 
+def leave_marked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin to undo the restore, and end before anything is renamed."""
+    with monkeypatch.context() as patch:
+        patch.setattr("restore.undoing.abandoning.put_back", lose)
+        with pytest.raises(NodeUnreachableError):
+            abandon_restore(place.fleet, place.target, NAME, print, Silent())
+
+
 def lose(*_: object) -> None:
     raise NodeUnreachableError("node s2: it is gone")
 
@@ -105,13 +113,60 @@ def test_a_published_database_without_its_record_keeps_both_ends_from_lying(plac
         assert len(open_restores(place)) == 1
         (aside,) = [one for one in place.databases_of(place.target.primaries[shard]) if "_before_" in one]
         loading = aside.replace("_before_", "_restoring_")
-        assert f"if it is the restored one, rename it to {loading}" in raised.value.hint
+        # Its name alone is no leave to drop what users may have written to.
         execute(maintenance_of(place, shard), f"ALTER DATABASE {DATABASE} RENAME TO {loading}")
-        with pytest.raises(UnfinishedRestoreError, match=f"{loading} has the name .* and is not empty") as raised:
-            abandon(place)
+        for end in (resume, abandon):
+            with pytest.raises(UnfinishedRestoreError, match=f"{loading} has the name .* and is not empty") as raised:
+                end(place)
         execute(maintenance_of(place, shard), drop_in(raised.value.hint))
         abandon(place)
         assert_old(place)
+
+
+def test_a_published_database_without_its_record_is_loaded_again_as_the_hint_says(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED, 2)
+        shard = place.states().index("new")
+        execute(maintenance_of(place, shard), f"COMMENT ON DATABASE {DATABASE} IS 'production'")
+        with pytest.raises(UnfinishedRestoreError) as raised:
+            resume(place)
+        assert "what was written to it since is lost" in raised.value.hint
+        execute(maintenance_of(place, shard), *re.findall("(?:DROP|CREATE) DATABASE .*?;", raised.value.hint))
+        report = resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
+        assert_restored(place)
+        # That of the shard, too, whose old database the first process has put aside.
+        assert sorted(one.partition(":")[0] for one in report.aside) == ["s1", "s2", "s3"]
+
+
+def test_an_undo_goes_on_only_if_what_is_published_is_known(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An undo that ended after its first step has marked all records, and renamed nothing back."""
+    try:
+        restore_left(place, RestoreCrashPoint.RENAMED, 2, WITHOUT_REPLACE)
+        shard = next(number for number, state in enumerate(place.states()) if state == "new")
+        leave_marked(place, monkeypatch)
+        execute(maintenance_of(place, shard), f"COMMENT ON DATABASE {DATABASE} IS 'production'")
+        before = place.databases()
+        with pytest.raises(UnfinishedRestoreError, match=f"{DATABASE} has no record of the restore") as raised:
+            abandon(place)
+        assert place.databases() == before
+        execute(maintenance_of(place, shard), drop_in(raised.value.hint))
+        abandon(place)
+        assert (place.databases(), open_restores(place)) == (set(), [])
+    finally:
+        drop_databases(place)
+
+
+def test_an_undo_says_which_databases_it_takes_for_old_ones(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED, 2)
+        shard = place.states().index("new")
+        leave_marked(place, monkeypatch)
+        own = maintenance_of(place, shard)
+        execute(own, f"DROP DATABASE {beside(place, shard, '_before_')}", f"COMMENT ON DATABASE {DATABASE} IS NULL")
+        watching = Watching()
+        abandon_restore(place.fleet, place.target, NAME, print, watching)
+        (note,) = [one for one in watching.notes if "taken for the one that was there before" in one]
+        assert note.startswith(f"node s{shard + 1}: database {DATABASE} ")
 
 
 def test_an_undo_opens_databases_also_where_nothing_else_is_left(place: Place) -> None:
@@ -279,7 +334,7 @@ def test_what_was_published_first_is_not_forgotten_without_its_record(
             with pytest.raises(UnfinishedRestoreError, match=r"node s1: .* has no record of the restore") as raised:
                 end(place)
         assert f"was there before, rename it to {DATABASE}_before_{suffix}, then" in raised.value.hint
-        execute(maintenance_of(place, 0), f"ALTER DATABASE {DATABASE} RENAME TO {DATABASE}_restoring_{suffix}")
+        execute(maintenance_of(place, 0), *re.findall("(?:DROP|CREATE) DATABASE .*?;", raised.value.hint))
         resume(place)
         assert_restored(place)
 

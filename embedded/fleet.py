@@ -43,6 +43,7 @@ from embedded.server import (
 )
 from fleet.nodes.sessions import in_parallel
 from fleet.programs.wheel import Programs, server_programs
+from fleet.real_path import real_path
 from storage.errors import RefusedError
 from storage.folders import make_folder
 
@@ -172,7 +173,7 @@ def is_fleet(directory: Path) -> bool:
 
 def open_fleet(directory: Path) -> EmbeddedFleet:
     """The fleet of `directory`, without starting it; raise NoFleetError."""
-    directory = directory.resolve()
+    directory = real_path(directory)
     state = read_state(directory)
     if state is None:
         raise NoFleetError(

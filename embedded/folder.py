@@ -24,6 +24,7 @@ from embedded.server import FOLDER_BYTES_MAX, EmbeddedNode
 from fleet.ownership import is_own, is_own_alone
 from fleet.programs.wheel import can_enter, server_programs
 from fleet.programs.wheel_copy import shared_temporary_directory
+from fleet.real_path import real_path
 from storage.errors import BusyError, RefusedError, UsageError
 
 STATE = "demo.json"
@@ -54,7 +55,7 @@ class State:
 
 
 def read_state(directory: Path) -> State | None:
-    """The state of `directory`, None if there is no fleet; raise FolderTakenError for a foreign file."""
+    """The state of `directory`, None if there is no fleet; raise FolderTakenError for a foreign file or path."""
     try:
         document = json.loads(_read_own(directory / STATE))
         nodes_directory = Path(document["nodes_directory"])
@@ -68,6 +69,9 @@ def read_state(directory: Path) -> State | None:
         return State(nodes_directory, nodes, bool(document["complete"]))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        # Such as that the path leads through a file.
+        raise FolderTakenError(f"{directory}: {error.strerror}", hint="choose another folder") from error
     except (ValueError, KeyError, TypeError) as error:
         raise FolderTakenError(
             f"{directory / STATE} was not written by this version of snapshot demo",
@@ -85,7 +89,7 @@ def _read_own(path: Path) -> str:
 
 def refuse_foreign_folder(directory: Path) -> None:
     """Raise FolderTakenError if another user owns the folder: root, too, would write where they can put links."""
-    if not is_own(directory.resolve()):
+    if not is_own(real_path(directory)):
         raise _foreign(directory)
 
 
@@ -138,7 +142,7 @@ def shape_of(shards: int, backups: int) -> list[tuple[str, str | None]]:
 
 def check_directory(directory: Path) -> Path:
     """The absolute, resolved path; raise UsageError if it can't be passed to PostgreSQL."""
-    directory = directory.resolve()
+    directory = real_path(directory)
     # pg_ctl passes the data directory to a shell, in double quotes.
     if re.search(r'["$`\\\n]', str(directory)):
         raise UsageError(

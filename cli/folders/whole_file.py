@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fleet.real_path import real_path
 from storage.errors import UsageError
 
 
@@ -56,8 +57,8 @@ def _target_of(path: Path) -> Path:
         if stat.S_ISLNK(found.st_mode):
             if found.st_uid not in (0, os.geteuid()):
                 raise OSError(0, "it is a symbolic link of another user")
-            return path.resolve()
-    return path.parent.resolve() / path.name
+            return real_path(path)
+    return real_path(path.parent) / path.name
 
 
 def _mode_of(target: Path) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from fleet.nodes.encodings import raw_text
 from fleet.programs.wheel_copy import copy_wheel
+from fleet.real_path import real_path
 from storage.errors import RefusedError, UnreachableError, UsageError
 
 # For root, the first of these that exists runs the server.
@@ -170,7 +171,7 @@ def check_programs_folder(folder: Path) -> Path:
 
     Raises PostgresMissingError if the account that runs root's servers can't run them.
     """
-    folder = folder.resolve()
+    folder = real_path(folder)
     if lacking := [name for name in SERVER_PROGRAMS if not os.access(folder / name, os.X_OK)]:
         raise UsageError(
             f"{folder} lacks PostgreSQL's programs {', '.join(lacking)}",

@@ -18,6 +18,7 @@ from msgspec import UnsetType
 
 from fleet.label import read_label
 from fleet.record import Time, to_builtins
+from snapshots.activity.kinds import DRILL
 from snapshots.operations.recorded import document_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import CheckedPoint, Intent, Outcome, read_intent, read_outcome
@@ -48,9 +49,9 @@ class Ended:
 
     @property
     def kind(self) -> str:
-        """Which command it was of; "" if that is not known."""
+        """Which command it was of, or "drill"; "" if that is not known."""
         if self.intent is not None:
-            return self.intent.kind
+            return DRILL if self.intent.is_drill else self.intent.kind
         return _or(self.outcome.kind, "") if self.outcome else ""
 
     @property

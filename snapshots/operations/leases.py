@@ -81,14 +81,16 @@ class HeldLease:
     """A lease while it is held. `is_stored`: the operation is recorded in the store.
 
     The holder sets `stays_open` if the operation has no outcome yet when its process ends with an error, `is_done` if
-    it has done all of it, whatever interrupts it, `figures` if it is to be recorded what the restore measured, and
-    `code` if its command ends with another exit code than 0 although it is done.
+    it has done all of it, whatever interrupts it, `figures` if it is to be recorded what the restore measured, with
+    `is_typical` if others are estimated by them, and `code` if its command ends with another exit code than 0 although
+    it is done.
     """
 
     is_stored: bool
     stays_open: bool = False
     is_done: bool = False
     figures: RestoreFigures | UnsetType = UNSET
+    is_typical: bool = False
     code: int = 0
 
     def details(self, code: int) -> OutcomeDetails:
@@ -99,7 +101,9 @@ class HeldLease:
         volumes = {"rows": figures.rows, "bytes": figures.bytes}
         if not isinstance(figures.transactions, UnsetType):
             volumes["transactions"] = figures.transactions
-        return OutcomeDetails(code, volumes, figures=figures)
+        if self.is_typical:
+            return OutcomeDetails(code, volumes, figures=figures)
+        return OutcomeDetails(code, volumes, phases={name: one.seconds for name, one in figures.steps.items()})
 
 
 @contextmanager

@@ -43,12 +43,13 @@ CANCELLED, BUG, INTERRUPTED = 8, 70, 130
 
 @dataclass(frozen=True, slots=True)
 class OutcomeDetails:
-    """What an outcome says besides how the operation ended; see Outcome. `times` measures its phases."""
+    """What an outcome says besides how the operation ended; see Outcome. `times` measure phases that are not given."""
 
     code: int | UnsetType = UNSET
     volumes: Mapping[str, int] | UnsetType = UNSET
     causes: tuple[str, ...] | UnsetType = UNSET
     figures: RestoreFigures | UnsetType = UNSET
+    phases: Mapping[str, float] | UnsetType = UNSET
     times: StepTimes | None = None
 
 
@@ -192,6 +193,7 @@ def record_outcome(
 ) -> None:
     """Store an operation's outcome, unless it already has one: the first one counts."""
     details = details or OutcomeDetails()
+    phases = details.times.phases() if details.times else details.phases
     outcome = Outcome(
         operation=intent.operation,
         kind=intent.kind,
@@ -204,7 +206,7 @@ def record_outcome(
         code=details.code,
         volumes=dict(details.volumes) if isinstance(details.volumes, Mapping) else UNSET,
         causes=details.causes or UNSET,
-        phases=details.times.phases() if details.times else UNSET,
+        phases=dict(phases) if isinstance(phases, Mapping) else UNSET,
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)

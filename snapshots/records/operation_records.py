@@ -137,9 +137,9 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     """How an operation ended. Early versions did not repeat kind, snapshot and increment of the intent.
 
     `code` is the exit code of the command, `volumes` counts what it worked on (bytes, objects, rows, …), and `causes`
-    says why it had to try again. `phases` has the seconds of each step by its name, in order, except of restores: one
-    that loaded everything itself has `figures`. A check has what it has `checked`. What has no intent has `by` and
-    `began_at` here; `snapshot` is "" for all.
+    says why it had to try again. `phases` has the seconds of each step by its name, in order; a restore by which others
+    are estimated has `figures` in their place, and one that was resumed has neither. A check has what it has `checked`.
+    What has no intent has `by` and `began_at` here; `snapshot` is "" for all.
     """
 
     operation: str

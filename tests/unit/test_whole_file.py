@@ -12,6 +12,9 @@ import pytest
 
 from cli.folders.whole_file import replaced_file
 from cli.monitoring.metrics_file import replace_metrics
+from embedded.fleet import open_fleet
+from embedded.folder import check_directory, refuse_foreign_folder
+from fleet.programs.wheel import check_programs_folder
 from storage.errors import UsageError
 
 
@@ -101,3 +104,17 @@ def test_a_link_that_another_user_has_made_is_not_followed(tmp_path: Path, monke
     with pytest.raises(UsageError, match="a symbolic link of another user"), replaced_file(link) as write:
         write("lost")
     assert file.read_text() == "kept"
+
+
+def test_links_that_lead_in_a_circle_are_named(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    for path in (loop, loop / "report.html"):
+        said = f"{path}: (symbolic links lead in a circle at {loop}|Too many levels of)"
+        with pytest.raises(UsageError, match=said), replaced_file(path):
+            pass
+    for use in (check_programs_folder, check_directory, open_fleet, refuse_foreign_folder):
+        with pytest.raises(UsageError, match="in a circle"):
+            use(loop)
+        with pytest.raises(UsageError, match="null"):
+            use(Path("a\0b"))

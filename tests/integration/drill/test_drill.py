@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 
 import restore.drill.drill
 import restore.obstacles.server
@@ -70,7 +70,11 @@ def test_what_does_not_hold_is_named_and_a_shard_that_is_lacking_is_skipped(dril
     assert report.result == "fails"
     # Who waits for the operation, or looks it up, learns what the assertions found.
     (ended, *_) = read_history(fleet.store.open(), 1, NAME)
-    assert (ended.kind, ended.code) == ("restore", 1)
+    assert (ended.kind, ended.code, ended.volumes["rows"]) == ("drill", 1, sum(drilled.rows))
+    # As long as it loaded; other restores are not estimated by a drill.
+    assert 0 < sum(ended.phases.values()) < report.seconds
+    assert ended.outcome is not None
+    assert ended.outcome.figures is UNSET
     whys = [one.why for one in report.assertions]
     assert whys[:2] == ["expected 1.5, found 2.50", 'expected "NULL", found NULL']
     assert 'column "nothing" does not exist' in whys[2]

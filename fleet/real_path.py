@@ -1,0 +1,20 @@
+"""The place that a path leads to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from storage.errors import UsageError
+
+
+def real_path(path: Path) -> Path:
+    """The absolute path without links; raise UsageError if there can be none: the links lead in a circle, or a NUL."""
+    try:
+        # Unlike Path.resolve, which raises RuntimeError for a circle before Python 3.13, it ends at the link.
+        found = Path(os.path.realpath(path))
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r}: {error}", hint="name another path") from error
+    if found.is_symlink():
+        raise UsageError(f"{path}: symbolic links lead in a circle at {found}", hint="name another path")
+    return found

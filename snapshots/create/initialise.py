@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from fleet.config import Fleet, GroupRules
@@ -77,7 +78,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         if isinstance(raw, LocalStore) and raw.others_may:
             progress.note(
                 f"other users of this machine may {raw.others_may} {raw.url}, which will hold whole databases;"
-                f" to end that: chmod -R go= {raw.root}"
+                f" to end that: chmod -R go= {shlex.quote(str(raw.root))}"
             )
         if not forgets_nodes and _find_fleet_id(store, fleet) is not None:
             check_servers(read_recorded_primaries(store), sessions.identities)

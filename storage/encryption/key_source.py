@@ -6,6 +6,7 @@ import base64
 import binascii
 import os
 import re
+import shlex
 import stat
 import subprocess
 from dataclasses import dataclass
@@ -89,11 +90,12 @@ def _read_file(path: Path) -> str:
             if status.st_uid not in (0, os.geteuid()):
                 raise EncryptionKeyError(
                     f"the encryption key's file {path} belongs to another user",
-                    hint=f"run: chown {os.geteuid()} {path}",
+                    hint=f"run: chown {os.geteuid()} {shlex.quote(str(path))}",
                 )
             if stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) & ~allowed:
                 raise EncryptionKeyError(
-                    f"the encryption key's file {path} is open to other users", hint=f"run: chmod 600 {path}"
+                    f"the encryption key's file {path} is open to other users",
+                    hint=f"run: chmod 600 {shlex.quote(str(path))}",
                 )
             return file.read(KEY_TEXT_BYTES_MAX).decode("ascii", "replace")
     except OSError as error:

@@ -194,6 +194,10 @@ class _Probe:
             # A server that is starting or has no free sessions does answer; libpq drops the SQLSTATE of its refusal. A
             # limit of this process is not the node's silence.
             return error.sqlstate is not None or "FATAL" in str(error) or is_used_up(error)
+        except (OSError, RuntimeError):
+            # Such as that no thread can be started that looks up a name: also a limit of this process. Ended by it, the
+            # watch would notice no silence from then on.
+            return True
         return True
 
     async def end(self) -> None:

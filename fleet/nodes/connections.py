@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -166,13 +166,28 @@ def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramCo
     return ProgramConnection(make_conninfo("", **given), environment)
 
 
+class _Cursor(psycopg.Cursor[Any]):
+    """A cursor that notes the node on an error for lack of a privilege: what is lacking has to be granted there."""
+
+    def execute(self, *args: Any, **options: Any) -> Self:
+        try:
+            return super().execute(*args, **options)
+        except psycopg.errors.InsufficientPrivilege as error:
+            error.add_note(f"node {node_of(self.connection)}")
+            raise
+
+
+class _ClientCursor(_Cursor, psycopg.ClientCursor[Any]):
+    """The same, for commands that take no parameters of the protocol."""
+
+
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
     """Open an autocommit session on `node`; raise NodeUnreachableError if that is not possible.
 
     Raises SessionUnfitError if a connection pooler is between that keeps no sessions, or if a setting can't be set;
     LoginTriggerError; and OtherServerError if another server answers than the one that the command has found there.
     """
-    return _begin(node, conninfo(node.dsn, **more), psycopg.Cursor)
+    return _begin(node, conninfo(node.dsn, **more), _Cursor)
 
 
 def connect_with_path(node: Node, path: str, **more: str) -> psycopg.Connection[Any]:
@@ -184,7 +199,7 @@ def connect_with_path(node: Node, path: str, **more: str) -> psycopg.Connection[
 def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
     """Open a session on `node` that takes replication commands for its database; raise as `connect` does."""
     asked = conninfo(node.dsn, replication="database", **more)
-    session = _begin(node, asked, psycopg.ClientCursor)
+    session = _begin(node, asked, _ClientCursor)
     try:
         session.execute("IDENTIFY_SYSTEM")
     except BaseException as error:
@@ -198,7 +213,7 @@ def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
     return session
 
 
-def _begin(node: Node, asked: str, cursors: type[psycopg.Cursor[Any]]) -> psycopg.Connection[Any]:
+def _begin(node: Node, asked: str, cursors: type[_Cursor]) -> psycopg.Connection[Any]:
     """Open a session, and let it have the settings that the connection string asks for."""
 
     def open_bare(text: str) -> psycopg.Connection[Any]:

@@ -5,7 +5,7 @@ docs/roles.md lists them; that the two agree is tested.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,11 @@ FUNCTIONS_QUERY = """
 SELECT p.oid::regprocedure::text FROM pg_proc p
  WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname = ANY (%s)
    AND NOT has_function_privilege(p.oid, 'EXECUTE')
+ ORDER BY 1
+"""
+CATALOGS_QUERY = """
+SELECT c.relname FROM pg_class c
+ WHERE c.relnamespace = 'pg_catalog'::regnamespace AND c.relname = ANY (%s) AND NOT has_table_privilege(c.oid, 'SELECT')
  ORDER BY 1
 """
 CONNECT_QUERY = "SELECT has_database_privilege(oid, 'CONNECT') FROM pg_database WHERE datname = %s"
@@ -129,6 +134,16 @@ def find_function_problems(
     role = read_role(node, connection)
     for (signature,) in connection.execute(FUNCTIONS_QUERY, (list(functions),)).fetchall():
         yield lacks_function(node.id, role, signature, purpose)
+
+
+def find_catalog_problems(
+    node: Node, connection: psycopg.Connection[Any], catalogs: Iterable[str]
+) -> Iterator[NodeProblem]:
+    """Yield the problem of each of these catalogs of PostgreSQL, by name, that our role may not read."""
+    role = read_role(node, connection)
+    for (name,) in connection.execute(CATALOGS_QUERY, (list(catalogs),)).fetchall():
+        statement = f"GRANT SELECT ON pg_catalog.{name} TO {role.quoted};"
+        yield NodeProblem(node.id, f"role {role.name} may not read {name}", statement, role.place)
 
 
 def lacks_function(node: str, role: Role, signature: str, purpose: Purpose = Purpose.EVERYTHING) -> NodeProblem:

@@ -13,9 +13,9 @@ import psycopg
 from fleet.nodes.server_messages import shorten_message
 from storage.errors import RefusedError
 
-# What to do if a server refuses what our role may not do; init itself can't name more than the server does.
-RUN_INIT = "run: snapshot init   it prints all grants that are missing"
+# What to do if a server refuses what our role may not do; init can't name what only the server knows to be missing.
 GRANT = "grant the role what the message asks for: docs/roles.md"
+RUN_INIT = f"run: snapshot init   it prints the grants that are missing; if it prints none, {GRANT}"
 
 
 class NodeUnfitError(RefusedError):
@@ -88,8 +88,10 @@ def raising_unfit(kind: type[RefusedError] = NodeUnfitError, *, hint: str) -> It
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
+        # Its session's (fleet/nodes/connections.py).
+        node = next(iter(getattr(error, "__notes__", [])), "")
         raise kind(
-            f"a server refused what the role of the dsn may not do: {shorten_message(error)}", hint=hint
+            f"{node or 'a server'} refused what the role of the dsn may not do: {shorten_message(error)}", hint=hint
         ) from error
 
 

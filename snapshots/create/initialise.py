@@ -11,6 +11,7 @@ from fleet.nodes.baseline import NodeIdentity
 from fleet.nodes.collation_versions import note_collation_versions
 from fleet.nodes.lock import lock_fleet
 from fleet.nodes.preconditions import find_node_problems
+from fleet.nodes.privileges import find_catalog_problems
 from fleet.nodes.problems import GRANT, NodeProblem, refuse_unfit
 from fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from fleet.nodes.session_kinds import find_session_problems
@@ -23,6 +24,7 @@ from fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
 from fleet.tables.privileges import find_large_object_problems, find_table_problems
 from fleet.tables.publications import check_admissible, ensure_publications
 from snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
+from snapshots.ddl.fingerprint import PUBLIC_CATALOGS
 from snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
 from snapshots.operations.slot_guard import note_unknown_slots
 from snapshots.records.store_identity import StoreIdentity, ensure_identity, read_identity
@@ -126,6 +128,7 @@ def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> 
     problems = find_node_problems(sessions) + find_table_problems(sessions, rules, fleet_id)
     problems += find_session_problems(sessions, sessions.nodes, [open_reader])
     for node, connection in sessions.primaries.items():
+        problems += find_catalog_problems(sessions.fleet.node(node), connection, PUBLIC_CATALOGS)
         problems += find_large_object_problems(sessions.fleet.node(node), connection)
         problems += find_freeze_problems(sessions.fleet.node(node), connection, fleet_id)
     refuse_unfit(problems)

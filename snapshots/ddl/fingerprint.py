@@ -118,8 +118,21 @@ CATALOGS = (
     CatalogRows("pg_ts_parser", excluded=_is_in("prsnamespace", "schemas")),
     CatalogRows("pg_ts_template", excluded=_is_in("tmplnamespace", "schemas")),
     CatalogRows("pg_type", excluded=_is_in("pg_type.oid", "types")),
-    CatalogRows("pg_user_mapping"),
 )
+# By default nobody may read this catalog, as it has passwords. pg_dump reads the view, which shows a role only the
+# options that it may use: for a role that may not read the catalog the view's values count, all that it can dump.
+USER_MAPPINGS = CatalogRows("pg_user_mapping")
+VISIBLE_USER_MAPPINGS = """
+SELECT 'pg_user_mapping', count(*), sum(hash_record_extended(ROW(umid, srvid, umuser, umoptions), 0))
+  FROM pg_user_mappings
+"""
+READS_USER_MAPPINGS = "SELECT has_table_privilege('pg_user_mapping', 'SELECT')"
+
+# What everybody may read by default.
+PUBLIC_CATALOGS = (
+    *(one.name for one in CATALOGS),
+    "pg_class", "pg_database", "pg_depend", "pg_roles", "pg_shdepend", "pg_user_mappings",
+)  # fmt: skip
 
 
 def _part(catalog: CatalogRows) -> str:
@@ -128,14 +141,19 @@ def _part(catalog: CatalogRows) -> str:
     return f"{rows} FROM {catalog.name}" + (f" WHERE NOT ({catalog.excluded})" if catalog.excluded else "")
 
 
-QUERY = f"""{HIDDEN}
+def _query(user_mappings: str) -> bytes:
+    parts = " UNION ALL ".join([PARTS, *map(_part, CATALOGS), user_mappings])
+    return f"""{HIDDEN}
 SELECT md5(string_agg(format('%s %s %s', catalog, rows, hashes), ',' ORDER BY catalog))
-  FROM ({PARTS}UNION ALL
-{" UNION ALL ".join(_part(catalog) for catalog in CATALOGS)}) AS part (catalog, rows, hashes)
-"""
+  FROM ({parts}) AS part (catalog, rows, hashes)
+""".encode()
+
+
+QUERY, QUERY_OF_VISIBLE = _query(_part(USER_MAPPINGS)), _query(VISIBLE_USER_MAPPINGS)
 
 
 def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
     """The fingerprint of the connection's database, 32 hexadecimal digits; one statement reads all catalogs."""
-    (fingerprint,) = connection.execute(QUERY.encode()).fetchone() or ("",)
+    reads_all = connection.execute(READS_USER_MAPPINGS).fetchone() == (True,)
+    (fingerprint,) = connection.execute(QUERY if reads_all else QUERY_OF_VISIBLE).fetchone() or ("",)
     return str(fingerprint)

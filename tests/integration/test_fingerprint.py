@@ -14,7 +14,7 @@ import pytest
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
 from fleet.nodes.connections import connect
-from snapshots.ddl.fingerprint import CATALOGS, read_fingerprint
+from snapshots.ddl.fingerprint import CATALOGS, USER_MAPPINGS, read_fingerprint
 from tests.run.soak import SOAK_SECONDS
 
 DATABASE = "fingerprints"
@@ -208,13 +208,35 @@ def test_a_role_that_reads_all_data_reads_the_same_fingerprint(
         assert read_fingerprint(owner) == read_fingerprint(reader)
 
 
+def test_a_role_that_may_not_read_user_mappings_sees_what_pg_dump_shows_it(
+    shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]
+) -> None:
+    dsn = shared_fleet.primaries[0].dsn(DATABASE)
+    run(database, f"REVOKE pg_read_all_data FROM {READER}")
+    with connect(Node("s1", dsn)) as owner, connect(Node("s1", dsn), user=READER) as reader:
+        assert reader.execute("SELECT has_table_privilege('pg_user_mapping', 'SELECT')").fetchone() == (False,)
+        seen = [read_fingerprint(reader)]
+        assert seen == [read_fingerprint(owner)]
+        mapping = f"USER MAPPING FOR {READER} SERVER elsewhere"
+        for change in (
+            f"CREATE {mapping} OPTIONS (a 'hidden')", f"GRANT USAGE ON FOREIGN SERVER elsewhere TO {READER}",
+            f"ALTER {mapping} OPTIONS (SET a 'b')",
+        ):  # fmt: skip
+            run(database, change)
+            now = read_fingerprint(reader)
+            assert now not in seen, change
+            seen.append(now)
+        run(database, "CREATE TABLE u (id int)")
+        assert read_fingerprint(reader) not in seen
+
+
 def test_no_catalog_is_forgotten(database: psycopg.Connection[object]) -> None:
     found = database.execute(
         "SELECT relname FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind = 'r'"
         " AND (NOT relisshared OR relname = 'pg_tablespace')"
     ).fetchall()
     names = {str(row[0]) for row in found}  # type: ignore[index]  # a row
-    assert names - {"pg_subscription_rel"} == {catalog.name for catalog in CATALOGS} | NOT_DUMPED
+    assert names - {"pg_subscription_rel"} == {catalog.name for catalog in (*CATALOGS, USER_MAPPINGS)} | NOT_DUMPED
 
 
 def test_the_fingerprint_is_read_quickly(shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]) -> None:

@@ -22,6 +22,8 @@ from fleet.read_only.resume import resume_fleet
 from snapshots.create.increment import create_increment
 from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest
+from snapshots.ddl.dump import read_stored_ddl
+from snapshots.records.chains import read_chain
 from storage.errors import SnapshotError
 from storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, run_command
@@ -175,6 +177,52 @@ def test_without_publishing_a_role_creates_where_a_superuser_ran_init(
     assert {one["for"] for one in lacking(backup)} == {Purpose.TERMINAL}
 
 
+def test_grants_on_tables_are_enough_where_reading_all_data_is_too_much(
+    shop: Fleet, backup: Fleet, spark: SparkSession
+) -> None:
+    grant_all(shop, [one for one in statements("create") if "pg_read_all_data" not in one] + statements("read-tables"))
+    initialise(replace(backup, nodes=shop.nodes), Silent())
+    primaries = [node.dsn for node in shop.primaries]
+    mapping = f"USER MAPPING FOR {OWNER} SERVER elsewhere"
+    grant(primaries, ["CREATE FOREIGN DATA WRAPPER nothing", "CREATE SERVER elsewhere FOREIGN DATA WRAPPER nothing"])
+    try:
+        # Passwords of other servers: nobody may read that catalog.
+        grant(primaries, ["CREATE USER MAPPING FOR PUBLIC SERVER elsewhere OPTIONS (password 'unreadable')"])
+        assert [one for one in lacking(backup) if one["for"] == Purpose.EVERYTHING] == []
+        runs = Runs(backup, Ready(spark))
+        runs.full("lean")
+        grant(primaries, [f"CREATE {mapping}"])
+        runs.increment("lean")
+        assert runs.check_one("lean").conflicts == []
+        store = backup.store.open()
+        chain = read_chain(store, "lean")
+        for node in shop.primaries:
+            ddl = read_stored_ddl(store, chain, node.id)
+            assert (f'FOR "{OWNER}" SERVER "elsewhere"'.encode() in ddl, b"unreadable" in ddl) == (True, False)
+        assert run_command(backup, "show", "lean")[0] == 0
+    finally:
+        grant(primaries, ["DROP FOREIGN DATA WRAPPER nothing CASCADE"])
+
+
+def test_a_catalog_that_was_revoked_from_everybody_is_named(shop: Fleet, backup: Fleet, spark: SparkSession) -> None:
+    grant_all(shop, statements("create"))
+    initialise(replace(backup, nodes=shop.nodes), Silent())
+    node, runs = shop.primaries[0], Runs(backup, Ready(spark))
+    grant([node.dsn], [f'REVOKE pg_read_all_data FROM "{BACKUP}"', *statements("read-tables")])
+    execute(node.dsn, "REVOKE SELECT ON pg_cast FROM PUBLIC")
+    try:
+        await_standbys(shop)
+        with pytest.raises(NodeUnfitError, match=rf"node {node.id} refused .*: permission denied for table pg_cast"):
+            runs.full("none")
+        (found,) = [one for one in lacking(backup) if one["for"] == Purpose.EVERYTHING]
+        assert (found["node"], found["statement"]) == (node.id, f'GRANT SELECT ON pg_catalog.pg_cast TO "{BACKUP}";')
+        grant([node.dsn], [found["statement"]])
+        await_standbys(shop)
+        assert [one for one in lacking(backup) if one["for"] == Purpose.EVERYTHING] == []
+    finally:
+        execute(node.dsn, "GRANT SELECT ON pg_cast TO PUBLIC")
+
+
 def test_a_privilege_that_is_taken_away_meanwhile_is_no_bug(
     shop: Fleet, backup: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +231,8 @@ def test_a_privilege_that_is_taken_away_meanwhile_is_no_bug(
     execute(node.dsn, "REVOKE EXECUTE ON FUNCTION pg_lock_status() FROM PUBLIC")
     try:
         monkeypatch.setattr("snapshots.create.initialise.find_node_problems", lambda _: [])
-        with pytest.raises(NodeUnfitError, match="permission denied for function pg_lock_status") as raised:
+        refused = f"node {node.id} refused .*: permission denied for function pg_lock_status"
+        with pytest.raises(NodeUnfitError, match=refused) as raised:
             initialise(backup, Silent())
         assert "docs/roles.md" in raised.value.hint
     finally:

@@ -248,8 +248,17 @@ def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:
 def plan_lines(plan: FullPlan) -> list[str]:
     """The same for people."""
     return [
-        f"{shard}: {quantity_text(len(found), 'tables')}, "
-        f"about {quantity_text(sum(t.rows_estimate for t in found), 'rows')}, "
+        f"{shard}: {quantity_text(len(found), 'tables')}, {_rows_text([t.rows_estimate for t in found])}, "
         f"{size_text(sum(t.size_bytes for t in found))} to read on each of its nodes"
         for shard, found in plan.tables.items()
     ]
+
+
+def _rows_text(estimates: list[int | None]) -> str:
+    """How many rows the tables have, as far as it is known."""
+    known = [rows for rows in estimates if rows is not None]
+    if not (unknown := len(estimates) - len(known)):
+        return f"about {quantity_text(sum(known), 'rows')}"
+    if not any(known):
+        return "rows not known (ANALYZE was never run)"
+    return f"about {quantity_text(sum(known), 'rows')} and those of {quantity_text(unknown, 'tables')} without ANALYZE"

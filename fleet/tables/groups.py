@@ -33,7 +33,7 @@ ORDINARY_TABLE = """
 # If a session holds or awaits ACCESS EXCLUSIVE on a table, its size is estimated from the catalog: pg_relation_size
 # would wait, perhaps forever. A table that was dropped after the query began has neither size nor privileges.
 TABLES_QUERY = f"""
-SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.reltuples, 0)::bigint,
+SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::bigint,
        CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(c.oid), 0)
             ELSE c.relpages * current_setting('block_size')::bigint END,
        coalesce(has_table_privilege(c.oid, 'SELECT'), true),
@@ -160,6 +160,7 @@ class Group(Record, frozen=True):
 class Table:
     """A table in a database: its group, and what is needed to admit and copy it.
 
+    `rows_estimate` is None if the table has pages, but neither VACUUM nor ANALYZE has counted its rows.
     `key_is_immediate` is None without a primary key, and False if that is deferrable and so can't be the replica
     identity. `hides_rows`: row security policies limit which rows our role may read. `is_published`: Cutline publishes
     its updates. `has_generated`: it has generated columns, which a replica identity can't include.
@@ -167,7 +168,7 @@ class Table:
 
     oid: int
     group: Group
-    rows_estimate: int
+    rows_estimate: int | None
     size_bytes: int
     readable: bool
     key_is_immediate: bool | None
@@ -216,7 +217,7 @@ def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[
 
 
 def _make_table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRules) -> Table:
-    oid, schema, name, replica_identity, rows_estimate, size_bytes, readable, *facts = row
+    oid, schema, name, replica_identity, rows, size_bytes, readable, *facts = row
     _, is_generated, *_ = facts
     identity = {"d": "default", "i": "index", "f": "full", "n": "nothing"}[replica_identity]
     keyed = identity in ("default", "index") and any(column[-1] for column in columns)
@@ -232,6 +233,7 @@ def _make_table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: Gro
     ordered = [column for is_key, column in stored if is_key] + [column for is_key, column in stored if not is_key]
     key_width = sum(is_key for is_key, _ in stored)
     group = Group(0, schema, name, identity, key_width, tuple(ordered))
+    rows_estimate = None if rows < 0 and size_bytes else max(rows, 0)
     return Table(oid, group, rows_estimate, size_bytes, readable, *facts)
 
 
@@ -257,7 +259,7 @@ def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[s
     largest: dict[str, int] = {}
     for some in tables.values():
         for table in some:
-            rows = max(table.rows_estimate, table.size_bytes // 256)
+            rows = max(table.rows_estimate or 0, table.size_bytes // 256)
             largest[table.group.name] = max(largest.get(table.group.name, 0), rows)
     kinds = {(table.group.name, table.group.is_multiset) for some in tables.values() for table in some}
     numbers = {kind: number for number, kind in enumerate(sorted(kinds), start=1)}

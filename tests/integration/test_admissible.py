@@ -52,6 +52,18 @@ def test_the_statement_that_a_refusal_names_admits_the_table(place: Place) -> No
     assert all(takes_updates(place, name) for name in tables_of(place))
 
 
+def test_rows_that_nothing_has_counted_are_not_known(place: Place) -> None:
+    plain = "(id int PRIMARY KEY) WITH (autovacuum_enabled = off)"
+    for statement in (
+        f"CREATE TABLE empty {plain}",
+        f"CREATE TABLE filled {plain}", "INSERT INTO filled SELECT generate_series(1, 700)",
+        f"CREATE TABLE counted {plain}", "INSERT INTO counted SELECT generate_series(1, 5)", "ANALYZE counted",
+    ):  # fmt: skip
+        place.connection.execute(statement.encode())
+    rows = {name: table.rows_estimate for name, table in tables_of(place).items()}
+    assert (rows["empty"], rows["filled"], rows["counted"]) == (0, None, 5)
+
+
 def test_columns_whose_output_postgresql_can_not_read_are_refused(place: Place) -> None:
     for statement in (
         "CREATE EXTENSION pg_trgm", "CREATE EXTENSION btree_gist", "CREATE DOMAIN tree AS pg_node_tree",

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.output.context import command_context
+from cli.output.format import quantity_is
 from cli.output.results import emit, progress
 from cli.spark.protection import check_protection
 from fleet.nodes.problems import actions_of, grants_of, optional_lines
@@ -55,7 +56,8 @@ def init(
 def lines_of(report: InitReport) -> list[str]:
     """The output for people."""
     lines = [
-        f"fleet {report.store.name} ({report.store.fleet_id}): {len(report.nodes)} nodes are ready for snapshots",
+        f"fleet {report.store.name} ({report.store.fleet_id}): {quantity_is(len(report.nodes), 'nodes')}"
+        " ready for snapshots",
         "the store passed its probe" + (", and now belongs to this fleet" if report.store_created else ""),
     ]
     if report.deleting_refused:
@@ -70,7 +72,8 @@ def lines_of(report: InitReport) -> list[str]:
     )
     for node, tables in report.groups.items():
         new = report.published[node]
-        lines.append(f"{node}: {len(tables)} tables are published" + (f", new: {', '.join(new)}" if new else ""))
+        published = f"{node}: {quantity_is(len(tables), 'tables')} published"
+        lines.append(published + (f", new: {', '.join(new)}" if new else ""))
         if report.append_only[node]:
             lines.append(
                 f"{node}: append-only, inserts and truncates are followed: {', '.join(report.append_only[node])}"

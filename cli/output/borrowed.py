@@ -26,5 +26,5 @@ def borrowed_lines(report: RestoreReport, *, is_done: bool = True) -> list[str]:
     for one in report.borrowed:
         more = len(one.groups) - NAMED_MAX
         names = ", ".join(one.groups[:NAMED_MAX]) + (f" and {more} more tables" if more > 0 else "")
-        lines.append(f"{'taken' if is_done else 'would be taken'} from the copy of {one.node} for {one.shard}: {names}")
+        lines.append(f"{'taken' if is_done else 'to take'} from the copy of {one.node} for {one.shard}: {names}")
     return lines

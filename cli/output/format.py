@@ -50,6 +50,11 @@ def quantity_text(amount: int, unit: str) -> str:
     return f"{count_text(amount)} {unit.removesuffix('s') if amount == 1 else unit}".rstrip()
 
 
+def quantity_is(amount: int, unit: str) -> str:
+    """`1 node is`, `3 nodes are`: the subject of a sentence, with its verb."""
+    return f"{quantity_text(amount, unit)} {'is' if amount == 1 else 'are'}"
+
+
 def seconds_text(seconds: float) -> str:
     """`0.4 s`, `59.9 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`: two parts at most."""
     if round(seconds, 1) < SECONDS_PER_MINUTE:

@@ -151,7 +151,7 @@ def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     lines += preview.replaces
     lines += borrowed_lines(report, is_done=False)
     lines += left_out_lines(report.not_in_snapshot)
-    lines += [f"role would be created on {role}" for role in _missing_roles(plan, preview)]
+    lines += [f"role to create on {role}" for role in _missing_roles(plan, preview)]
     return lines + [one.text for one in report.open_operations]
 
 

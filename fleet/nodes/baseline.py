@@ -195,14 +195,20 @@ def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
 
 def _changed_error(node: str, name: str, was: object, now: object) -> BaselineChangedError:
     what, why = name.replace("_", " "), f": {CHANGE_REASONS[name]}" if name in CHANGE_REASONS else ""
-    texts = [_version_text(value) if name == "server_version" else value for value in (was, now)]
+    # What a node is, not what it has.
+    subject = "it" if name in ("presence", "backup_of") else f"its {what}"
+    texts = [_value_text(name, value) for value in (was, now)]
     return BaselineChangedError(
-        f"node {node}: its {what} was {texts[0]} at the full snapshot and is {texts[1]}{why}",
+        f"node {node}: {subject} was {texts[0]} at the full snapshot and is {texts[1]}{why}",
         hint=NEW_CHAIN,
         ends_chain=ChainEnd.FOR_GOOD,
         details={"node": node, "property": what, "was": str(was), "now": str(now)},
     )
 
 
-def _version_text(number: object) -> str:
-    return f"{int(str(number)) // 10000}.{int(str(number)) % 10000}"
+def _value_text(name: str, value: object) -> str:
+    if name == "server_version":
+        return f"{int(str(value)) // 10000}.{int(str(value)) % 10000}"
+    if name == "backup_of":
+        return f"a standby of {value}" if value else "a primary"
+    return str(value)

@@ -56,10 +56,15 @@ class OtherSession:
     address: str
     is_superuser: bool
 
+    @property
+    def process(self) -> str:
+        """The session without its node, for a message."""
+        what = f"process {self.pid} ({self.application}, {self.state or 'no client'})"
+        return f"{what} of {self.user or 'no user'} from {self.address}"
+
     def text(self) -> str:
         """The session, for a message."""
-        process = f"process {self.pid} ({self.application}, {self.state or 'no client'})"
-        return f"node {self.node}: {process} of {self.user or 'no user'} from {self.address}"
+        return f"node {self.node}: {self.process}"
 
     def details(self) -> dict[str, object]:
         """The session, for `--json`."""
@@ -139,6 +144,6 @@ def _terminate(connection: psycopg.Connection[Any], pid: int) -> bool:
     return True
 
 
-def sessions_text(sessions: list[OtherSession]) -> str:
-    """The first NAMED_MAX sessions, for a message."""
-    return join_some((one.text() for one in sessions), NAMED_MAX)
+def sessions_text(sessions: list[OtherSession], *, names_node: bool = True) -> str:
+    """The first NAMED_MAX sessions, for a message, which may name their node itself."""
+    return join_some((one.text() if names_node else one.process for one in sessions), NAMED_MAX)

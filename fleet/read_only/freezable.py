@@ -104,11 +104,11 @@ def _administer(role: Role, other: str) -> Iterator[str]:
 def _find_obstacles(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
     """Yield what else writes to the database, or can't be stopped."""
     role, database = read_role(node, connection), connection.info.dbname
-    others = [] if role.is_super else other_sessions("", connection, SessionFilter())
+    others = [] if role.is_super else other_sessions(node.id, connection, SessionFilter())
     if protected := [one for one in others if one.is_superuser]:
         yield NodeProblem(
             node.id,
-            f"role {role.name} may not end superusers' sessions: {sessions_text(protected)}",
+            f"role {role.name} may not end superusers' sessions: {sessions_text(protected, names_node=False)}",
             "end them, or create the snapshot as a superuser",
             purpose=Purpose.TERMINAL,
         )

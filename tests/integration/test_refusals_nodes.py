@@ -185,11 +185,11 @@ def test_a_promoted_standby_ends_a_chain_at_once(embedded: EmbeddedFleet, runs: 
     execute(promoted.dsn, "SELECT pg_promote()")
     # Still listed as a standby. The hint's first remedy needs another server; this follows the second.
     assert_refused(runs, chain.snapshot, "fleet-topology", "node s1-b1 is not a standby")
-    assert_refused(alone, chain.snapshot, "baseline-changed", "node s1-b1: its presence was part of the fleet")
+    assert_refused(alone, chain.snapshot, "baseline-changed", "node s1-b1: it was part of the fleet")
     # Listed as another primary, which is the hint's third remedy.
     as_primary = Runs(replace(runs.fleet, nodes=(*runs.fleet.primaries, Node("s1-b1", promoted.dsn))), runs.spark)
-    assert_refused(as_primary, chain.snapshot, "baseline-changed", "node s1-b1: its backup of was s1")
-    assert_refused(as_primary, of_primaries.snapshot, "baseline-changed", "node s1-b1: its presence was absent")
+    assert_refused(as_primary, chain.snapshot, "baseline-changed", "node s1-b1: it was a standby of s1")
+    assert_refused(as_primary, of_primaries.snapshot, "baseline-changed", "node s1-b1: it was absent")
     # In place of the primary. The promoted server's control file has the old timeline until its next checkpoint.
     in_its_place = Runs(replace(runs.fleet, nodes=(Node("s1", promoted.dsn),)), runs.spark)
     assert_refused(in_its_place, of_primaries.snapshot, "baseline-changed", "node s1: its timeline was 1 .* and is 2")

@@ -79,13 +79,13 @@ def test_a_minor_upgrade_and_a_restart_are_allowed() -> None:
 
 
 @pytest.mark.parametrize(("was", "nodes", "message"), [
-    (WITH_STANDBY, (A, B), "node a-b1: its presence was part of the fleet .* absent from fleet.toml"),
-    (WAS, (A,), "node b: its presence was part of the fleet"),
-    (WAS, (A, B, C), "node c: its presence was absent at the full snapshot and is in fleet.toml"),
-    (WITH_STANDBY, (A, B, STANDBY, Node("b-b1", "v", "b")), "node b-b1: its presence was absent"),
-    (WITH_STANDBY, (A, B, Node("a-b1", "z", "b")), "node a-b1: its backup of was a at .* and is b"),
-    (WITH_STANDBY, (A, B, Node("a-b1", "z")), "node a-b1: its backup of was a at .* and is None"),
-    (WITH_STANDBY, (Node("a", "x", "a-b1"), B, Node("a-b1", "z")), "node a: its backup of was None at .* a-b1"),
+    (WITH_STANDBY, (A, B), "node a-b1: it was part of the fleet .* absent from fleet.toml"),
+    (WAS, (A,), "node b: it was part of the fleet"),
+    (WAS, (A, B, C), "node c: it was absent at the full snapshot and is in fleet.toml"),
+    (WITH_STANDBY, (A, B, STANDBY, Node("b-b1", "v", "b")), "node b-b1: it was absent"),
+    (WITH_STANDBY, (A, B, Node("a-b1", "z", "b")), "node a-b1: it was a standby of a at .* and is a standby of b"),
+    (WITH_STANDBY, (A, B, Node("a-b1", "z")), "node a-b1: it was a standby of a at .* and is a primary"),
+    (WITH_STANDBY, (Node("a", "x", "a-b1"), B, Node("a-b1", "z")), "node a: it was a primary .* a standby of a-b1"),
 ])  # fmt: skip
 def test_a_changed_fleet_file_is_refused_before_any_node_is_contacted(
     was: dict[str, NodeIdentity], nodes: tuple[Node, ...], message: str
@@ -98,7 +98,7 @@ def test_a_standby_that_was_too_old_to_include_may_be_listed_or_not() -> None:
     old, other = Node("b-b1", "v", "b"), Node("b-b1", "v", "a")
     assert check_presence(WITH_STANDBY, fleet(A, B, STANDBY, old), {("b", "b-b1")}) == (A, B, STANDBY)
     assert check_presence(WITH_STANDBY, fleet(A, B, STANDBY), {("b", "b-b1")}) == (A, B, STANDBY)
-    with pytest.raises(BaselineChangedError, match="node b-b1: its presence was absent"):
+    with pytest.raises(BaselineChangedError, match="node b-b1: it was absent"):
         check_presence(WITH_STANDBY, fleet(A, B, STANDBY, other), {("b", "b-b1")})
 
 

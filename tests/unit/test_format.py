@@ -12,6 +12,7 @@ from cli.output.format import (
     age_text,
     count_text,
     name_fleet,
+    quantity_is,
     quantity_text,
     seconds_text,
     size_text,
@@ -65,6 +66,10 @@ def test_a_duration_has_two_parts_at_most(seconds: float, text: str) -> None:
 )
 def test_an_age_is_in_its_largest_unit(ago: timedelta, text: str) -> None:
     assert age_text(NOW - ago, now=NOW) == text
+
+
+def test_the_verb_follows_the_number() -> None:
+    assert [quantity_is(amount, "nodes") for amount in (0, 1, 2)] == ["0 nodes are", "1 node is", "2 nodes are"]
 
 
 def test_counts_are_grouped_and_bytes_are_sizes() -> None:

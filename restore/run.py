@@ -114,11 +114,11 @@ class RestoreRun:
         """Write a target's record, on its `database` or in its filling, and return it."""
         before = self.records.get(target.shard) or self._first_record()
         after = structs.replace(before, shard=target.shard, phase=phase, **changes)
-        if after.scope.data_only:
-            with raising_unreachable(target.node):
+        with raising_unreachable(target.node):
+            if after.scope.data_only:
                 self.filling(target).write(record_text(after))
-        else:
-            write_record(self.connections[target.shard], database or target.loading, after)
+            else:
+                write_record(self.connections[target.shard], database or target.loading, after)
         return after
 
     def release_tables(self) -> None:

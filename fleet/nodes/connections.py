@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from fleet.config import Node
 from fleet.hints import UNFINISHED_RESTORE
 from fleet.libpq_environment import missing_files
+from fleet.nodes.disruptions import remedy_of
 from fleet.nodes.encodings import ADAPTERS, UTF8
 from fleet.nodes.pinned import (
     LATER_SETTINGS,
@@ -96,6 +97,10 @@ _passages: WeakKeyDictionary[psycopg.Connection[Any], Passage] = WeakKeyDictiona
 
 class NodeUnreachableError(UnreachableError):
     """A node can't be connected to, or its session was lost."""
+
+
+class NodeDisruptedError(NodeUnreachableError):
+    """A node ended a statement for what it lacked then, or for others: it succeeds later (fleet.nodes.disruptions)."""
 
 
 class OtherServerError(NodeUnreachableError):
@@ -404,6 +409,8 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     """The error for a node that can't be reached, with the reason from the server or libpq."""
     if error.pgconn is not None:
         _remember_password(node, error.pgconn.password)
+    if remedy_of(error):
+        return disrupted_error(node.id, error)
     hint, reason = "check that the server runs, and that its dsn and your password file are right", explain(error)
     if NO_DETAILS in str(error) and are_few_left():
         reason = TOO_MANY
@@ -430,6 +437,15 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         f"node {node.id}: {reason}{missing_files(node.dsn)}",
         hint=hint,
         details={"node": node.id},
+    )
+
+
+def disrupted_error(node: str, error: psycopg.Error, what: str = "") -> NodeDisruptedError:
+    """The error for a statement, about `what`, that says nothing about it (remedy_of)."""
+    return NodeDisruptedError(
+        f"node {node}: {what}{': ' if what else ''}{shorten_message(error)}",
+        hint=remedy_of(error),
+        details={"node": node},
     )
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import connect, raising_unreachable, unreachable_error
+from fleet.nodes.connections import connect, disrupted_error, raising_unreachable, unreachable_error
+from fleet.nodes.disruptions import remedy_of
 from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.shut_down import shut_down
@@ -178,8 +179,10 @@ def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> list[str]:
             except psycopg.Error as error:
                 if connection.broken:
                     raise unreachable_error(node, error) from error
-                what = f"materialized view {show_name(view)} is not populated"
-                problems.append(f"node {node.id}: {what}: {shorten_message(error)}")
+                what = f"materialized view {show_name(view)}"
+                if remedy_of(error):
+                    raise disrupted_error(node.id, error, what) from error
+                problems.append(f"node {node.id}: {what} is not populated: {shorten_message(error)}")
     return problems
 
 
@@ -215,7 +218,8 @@ def find_settable(
 def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[StoredSequence]) -> None:
     """Set every sequence to its stored value, SEQUENCES_AT_ONCE at a time.
 
-    Each holds a lock until the commit, and each commit flushes the WAL. Raises SchemaLoadError if one can't be.
+    Each holds a lock until the commit, and each commit flushes the WAL. Raises SchemaLoadError if one can't be, and
+    psycopg.OperationalError where that is not for the sequence.
     """
     values = [(one.schema, one.name, one.last_value, one.is_called) for one in sequences]
     for start in range(0, len(values), SEQUENCES_AT_ONCE):
@@ -223,7 +227,7 @@ def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Store
         try:
             connection.execute(SET_QUERY, tuple(map(list, zip(*some, strict=True))))
         except psycopg.Error as error:
-            if connection.broken:
+            if connection.broken or remedy_of(error):
                 raise
             raise SchemaLoadError(
                 f"a sequence can't have the value of the commit: {shorten_message(error)}",

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from fleet.nodes.disruptions import remedy_of
 from fleet.nodes.encodings import raw_text
 from fleet.tables.names import quote_identifier
 from snapshots.ddl.search_path import DEFAULT, list_elements
@@ -77,7 +78,7 @@ def run_with_paths(
     The session is raw (fleet.nodes.encodings). They run as they stand first; if a name is not found, once more while
     every function without a search_path of its own has that of the database, for its owner, then its own schema, and
     then those of the other functions.
-    Raises the psycopg.Error of the first attempt if neither succeeds.
+    Raises the psycopg.Error of the first attempt if neither succeeds, or one of the second that is about the server.
     """
     try:
         with connection.transaction():
@@ -115,8 +116,8 @@ def _run_once_more(
         with connection.transaction():
             for text in (b"".join(setting), statement, b"".join(resetting)):
                 run_statements(connection, text)
-    except psycopg.Error:
-        if connection.broken:
+    except psycopg.Error as error:
+        if connection.broken or remedy_of(error):
             raise
         return None
     return tuple(needed)

@@ -21,8 +21,10 @@ from fleet.nodes.connections import (
     connect,
     connect_with_path,
     database_name,
+    disrupted_error,
     raising_unreachable,
 )
+from fleet.nodes.disruptions import remedy_of
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.nodes.free_connections import task_sessions
 from fleet.nodes.pinned import PINNED_SETTINGS
@@ -98,7 +100,7 @@ class DdlRun:
     def before_rows(self) -> None:
         """Create what the rows need.
 
-        This and the next two raise NodeUnreachableError if a session is lost.
+        This and the next two raise NodeUnreachableError if a session is lost, or a statement ended though not refused.
         """
         numbers = [number for number, entry in enumerate(self.ddl.pre_data, 1) if entry.kind == EXTENSION]
         first = max(numbers, default=0)
@@ -162,6 +164,8 @@ class DdlRun:
             except psycopg.Error as error:
                 if connection.broken:
                     raise
+                if remedy_of(error):
+                    raise disrupted_error(self.node.id, error) from error
                 raise SchemaLoadError(
                     f"node {self.node.id}: tables can't get their other names: {shorten_message(error)}",
                     hint="see what has their names in the database, then repeat the command",
@@ -284,6 +288,8 @@ class DdlRun:
         except psycopg.Error as error:
             if connection.broken:
                 raise
+            if remedy_of(error):
+                raise disrupted_error(self.node.id, error, entry.label) from error
             statement = _find_refused(connection, entry)
             return Refusal(entry, section, shorten_message(error), statement, error.diag.sqlstate or "")
         return None
@@ -309,6 +315,8 @@ class DdlRun:
                 except psycopg.Error as error:
                     if connection.broken:
                         raise
+                    if remedy_of(error):
+                        raise disrupted_error(self.node.id, error, entry.label) from error
                     reason, sqlstate = shorten_message(error), error.diag.sqlstate or ""
                     refusal = refusal or Refusal(entry, section, reason, statement.bare, sqlstate)
                 for reason, sqlstate in warnings:

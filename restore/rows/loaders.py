@@ -16,7 +16,8 @@ from psycopg.pq import ConnStatus, ExecStatus
 
 from columns.bytes_column import column_of, runs
 from fleet.config import Node
-from fleet.nodes.connections import connect, unreachable_error
+from fleet.nodes.connections import connect, disrupted_error, unreachable_error
+from fleet.nodes.disruptions import remedy_of
 from fleet.nodes.encodings import RAW
 from fleet.nodes.server_messages import shorten_message
 from fleet.tables.groups import Group, column_list, qualify
@@ -43,11 +44,13 @@ IN_STEPS = (
 
 
 def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
-    """The error for a node that refused rows, with the server's reason; unreachable if the session was lost."""
+    """The error for a node that refused rows, with the server's reason; unreachable if they were not the reason."""
     # A server that shuts down says so; one that is gone says nothing.
     if isinstance(error, psycopg.OperationalError) and (error.diag.sqlstate or SHUTDOWN).startswith(SHUTDOWN):
         return unreachable_error(node, error)
     where = error.diag.table_name or (error.diag.context or "")[:CONTEXT_SHOWN_MAX]
+    if remedy_of(error):
+        return disrupted_error(node.id, error, where)
     return LoadError(
         f"node {node.id}: {shorten_message(error)} {where}".rstrip(),
         hint=IN_STEPS if isinstance(error, psycopg.errors.CheckViolation) else SEE_LOG,

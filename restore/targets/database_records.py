@@ -20,6 +20,7 @@ from msgspec import structs
 from psycopg import sql
 
 from fleet.hints import restore_command
+from fleet.nodes.disruptions import remedy_of
 from fleet.nodes.server_messages import shorten_message
 from fleet.record import Count, Record, Time, from_json, to_builtins
 from restore.parts.scope import WHOLE, RestoreScope
@@ -191,7 +192,8 @@ def write_record(
 def clear_record(connection: psycopg.Connection[Any], database: str, record: DatabaseRecord) -> str:
     """Put the comment and the owner that `record` names in its place, in one transaction.
 
-    If the server refuses that, the record is removed alone; returns what is left to do then, "" if nothing.
+    If the server refuses that, the record is removed alone; returns what is left to do then, "" if nothing. Raises
+    psycopg.OperationalError, and the record stays, if the server was disturbed.
     """
     name = sql.Identifier(database)
     comment = sql.SQL("COMMENT ON DATABASE {} IS {}").format(name, sql.Literal(record.comment))
@@ -212,7 +214,7 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
             for statement in (comment, *rest):
                 connection.execute(statement)
     except psycopg.Error as error:
-        if connection.broken:
+        if connection.broken or remedy_of(error):
             raise
         connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(name))
         statements = "; ".join(one.as_string(connection) for one in (comment, *rest))

@@ -199,7 +199,8 @@ def clear_records(targets: Iterable[Target], connections: Mapping[str, psycopg.C
         connection = connections[target.shard]
         found: FoundDatabase | None = list_databases(connection).get(target.database)
         if found is not None and found.record is not None:
-            problem = clear_record(connection, target.database, found.record)
+            with raising_unreachable(target.node):
+                problem = clear_record(connection, target.database, found.record)
             problems += [f"node {target.node.id}: {problem}"] if problem else []
     return problems
 

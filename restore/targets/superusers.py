@@ -16,7 +16,8 @@ import psycopg
 from psycopg import sql
 
 from fleet.config import Node
-from fleet.nodes.connections import connect_with_path, raising_unreachable, with_database
+from fleet.nodes.connections import connect_with_path, disrupted_error, raising_unreachable, with_database
+from fleet.nodes.disruptions import remedy_of
 from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
 from restore.ddl.beforehand import CREATES
@@ -93,6 +94,10 @@ class Superusers:
                 except psycopg.Error as error:
                     if connection.broken:
                         raise
+                    if remedy_of(error):
+                        raise disrupted_error(
+                            target.node.id, error, shorten_statement(statement).rstrip(";")
+                        ) from error
                     if allows_refused and statement.startswith(CREATES):
                         continue
                     raise TargetLacksError(

@@ -11,7 +11,8 @@ from typing import Any
 
 import psycopg
 
-from fleet.nodes.connections import connect, raising_unreachable
+from fleet.nodes.connections import connect, disrupted_error, node_of, raising_unreachable
+from fleet.nodes.disruptions import remedy_of
 from fleet.nodes.encodings import RAW, raw_text
 from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.server_messages import shorten_message
@@ -46,6 +47,9 @@ RESERVED_QUERY = "SELECT name FROM pg_settings WHERE context <> 'user'"
 ANYBODYS_QUERY = "SELECT name FROM pg_settings WHERE context = 'user'"
 # Before the dot in the names of their settings, which no session knows that has not loaded their library.
 EXTENSIONS_QUERY = "SELECT name FROM pg_available_extensions"
+# CREATE ROLE of a role that exists; and of one that another session has created at the same time: the index says so.
+EXISTS = (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation)
+ATTEMPTS = 3
 RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
 
 
@@ -210,12 +214,17 @@ def _create_missing(
                     connection.execute(f"{form.statement.removesuffix(';')}{members}".encode())
                     if superusers and superusers.mark:
                         mark_role(connection, role, superusers.mark)
-            except psycopg.errors.DuplicateObject:
-                # The target of another shard is on the same server.
+            except EXISTS as error:
+                # The target of another shard is on the same server, or somebody else creates it now.
+                _check_made_here(target, connection, role, superusers)
+                if isinstance(error, psycopg.errors.UniqueViolation):
+                    notes.append(f"role {role} was created by another session meanwhile, and is as that one made it")
                 break
-            except psycopg.OperationalError:
-                raise
             except psycopg.Error as error:
+                if connection.broken:
+                    raise
+                if remedy_of(error):
+                    raise disrupted_error(target.node.id, error, f"role {role}") from error
                 if number < len(forms):
                     notes.append(f"role {role} is created without what it had: {shorten_message(error)}: {form.shown}")
                     continue
@@ -227,6 +236,21 @@ def _create_missing(
             created.append(role)
             break
     return created
+
+
+def _check_made_here(
+    target: Target, connection: psycopg.Connection[Any], role: str, superusers: Superusers | None
+) -> None:
+    """Raise TargetUnfitError if a role exists that another drill or session has created since the checks.
+
+    Only a drill's roles say whose they are. It would drop those of another one at its end, and may not act as them.
+    """
+    if superusers and superusers.mark and (role, superusers.mark) not in find_marked(connection):
+        raise TargetUnfitError(
+            f"node {target.node.id}: another session has created role {role} meanwhile",
+            hint="repeat the command, once another drill there has ended",
+            details={"node": target.node.id, "roles": [role]},
+        )
 
 
 def _give_what_they_had(
@@ -287,10 +311,26 @@ def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:
 
 
 def _refused(connection: psycopg.Connection[Any], statement: str) -> Iterator[str]:
-    try:
-        with connection.transaction():
-            connection.execute(statement.encode())
-    except psycopg.Error as error:
-        if connection.broken:
-            raise
-        yield f"not done: {statement} {shorten_message(error)}"
+    for attempt in range(ATTEMPTS):
+        try:
+            with connection.transaction():
+                connection.execute(statement.encode())
+        except psycopg.Error as error:
+            if connection.broken:
+                raise
+            if remedy_of(error):
+                raise disrupted_error(node_of(connection), error, statement) from error
+            if not _is_concurrent(error) or attempt == ATTEMPTS - 1:
+                yield f"not done: {statement} {shorten_message(error)}"
+                return
+        else:
+            return
+
+
+def _is_concurrent(error: psycopg.Error) -> bool:
+    """Whether another session has changed the same row of a catalog meanwhile: the next attempt sees it.
+
+    The server does not translate internal errors.
+    """
+    is_changed = isinstance(error, psycopg.errors.InternalError_) and "tuple concurrently " in str(error)
+    return is_changed or isinstance(error, psycopg.errors.UniqueViolation)

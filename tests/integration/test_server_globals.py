@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +23,8 @@ from cli.output.restore_report import lines_of
 from fleet.config import Fleet, FleetFileError, load_fleet
 from fleet.nodes.connections import connect, with_database
 from restore.roles import create_roles
-from restore.targets.target import target_of
+from restore.targets.superusers import Superusers
+from restore.targets.target import TargetUnfitError, target_of
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.globals.server_globals_object import read_globals, read_stored_globals
@@ -40,7 +43,7 @@ from wal.segments.damage import ObjectDamagedError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NAME = "globals"
+NAME, SECONDS_MAX = "globals", 60
 OPTIONS_VERSION = 160000
 # Characters that no terminal gets as they are.
 ODD = 'od\u200bd"" \\role'
@@ -235,6 +238,70 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
         assert len(notes) == len(powers) + len(POWERFUL) + len(created) + len(withheld)
     finally:
         execute(dsn, "DROP OWNED BY evil", *(f'DROP ROLE IF EXISTS "{name}"' for name in names))
+
+
+def test_what_others_do_to_the_servers_roles_meanwhile_is_no_refusal(place: Place) -> None:
+    """CREATE ROLE waits for a session that creates the role, and is told by an index that it exists."""
+    (dsn,) = (one.dsn for one in place.target.primaries[:1])
+    target = target_of("s1", place.target.primaries[0], (), "0" * 32)
+    target = replace(target, loading=target.database)
+    found = ServerGlobals(
+        roles=(ServerRole(name="theirs", login=True), ServerRole(name="ours", login=True)),
+        memberships=(),
+        settings=(),
+        tablespaces=(),
+        with_verifiers=False,
+        parameters=(ParameterPrivilege(parameter="temp_buffers", privilege="SET", grantee="ours"),),
+    )
+    execute(dsn, "CREATE ROLE other")
+    try:
+        with psycopg.connect(dsn) as creating, psycopg.connect(dsn) as granting, ThreadPoolExecutor(1) as pool:
+            creating.execute("CREATE ROLE theirs NOLOGIN")
+            granting.execute("GRANT SET ON PARAMETER temp_buffers TO other")
+            done = pool.submit(create_roles, target, ["theirs", "ours"], None, found)
+            for session in (creating, granting):
+                await_waiting_for(session, dsn)
+                session.commit()
+            created, notes = done.result(SECONDS_MAX)
+        assert (created, notes) == (
+            ["s1: ours"],
+            ["node s1: role theirs was created by another session meanwhile, and is as that one made it"],
+        )
+        assert ask(dsn, "SELECT rolname, rolcanlogin FROM pg_roles WHERE rolname IN ('ours', 'theirs') ORDER BY 1") == [
+            ("ours", True), ("theirs", False),
+        ]  # fmt: skip
+        given = [one[1] for one in ask(dsn, PARAMETERS_QUERY) if one[0] == "temp_buffers"]
+        assert given == ["other", "ours"]
+    finally:
+        execute(dsn, "REVOKE SET ON PARAMETER temp_buffers FROM other")
+        execute(dsn, *(f"DROP OWNED BY {name}; DROP ROLE {name}" for name in ("other", "theirs", "ours")))
+
+
+def await_waiting_for(session: psycopg.Connection[Any], dsn: str) -> None:
+    """Wait until another session waits for this one."""
+    query = f"SELECT FROM pg_stat_activity WHERE {session.info.backend_pid} = ANY (pg_blocking_pids(pid))"
+    deadline = time.monotonic() + SECONDS_MAX
+    while not ask(dsn, query):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_drill_takes_no_role_that_another_one_has_made_meanwhile(place: Place) -> None:
+    """It is dropped with that drill; one that the drill has made for another shard of the server it takes."""
+    (dsn,) = (one.dsn for one in place.target.primaries[:1])
+    target = target_of("s1", place.target.primaries[0], (), "0" * 32)
+    target = replace(target, loading=target.database)
+    drills = ("cutline_drill_0123456789", "cutline_drill_9876543210")
+    for mark in drills:
+        execute(dsn, f"CREATE ROLE {mark}", f"COMMENT ON ROLE {mark} IS '{mark}'")
+    first, second = (Superusers({"s1": target.node}, mark, frozenset(), {}, mark=mark) for mark in drills)
+    try:
+        assert create_roles(target, ["drilled"], first)[0] == ["s1: drilled"]
+        assert create_roles(target, ["drilled"], first)[0] == []
+        with pytest.raises(TargetUnfitError, match="another session has created role drilled meanwhile"):
+            create_roles(target, ["drilled"], second)
+    finally:
+        execute(dsn, "DROP ROLE drilled", *(f"DROP ROLE {mark}" for mark in drills))
 
 
 def test_roles_that_exist_are_listed_where_they_differ_and_stay_as_they_are(place: Place) -> None:

@@ -217,7 +217,8 @@ def _drop_databases(
         # If it can't be barred, another drill drops it at the same time, or dropping it says why.
         _why_left(session, partial(session.execute, bar))
         for (process,) in session.execute(SESSIONS_QUERY, (role,)).fetchall():
-            end_session(target.maintenance, process)
+            # One that resists, or no session free to end it: dropping says why something is left.
+            _why_left(session, partial(end_session, target.maintenance, process))
     owned = [database for (database,) in session.execute(OWNED_QUERY, (logins,))]
     for database in dict.fromkeys([*databases, *owned]):
         if why := _why_left(session, partial(drop_database, target, session, database)):

@@ -47,7 +47,8 @@ from storage.waits import listening
 PROGRAM = "snapshot"
 # The signals that ended the command, other than Ctrl-C.
 _signals: list[int] = []
-# timeout(1) sends its signal to the command and to the command's group: what follows so soon is the same.
+# timeout(1) sends its signal to the command and to the command's group: what follows the first so soon is the same.
+# Whoever goes on pressing Ctrl-C interrupts once in a second.
 SAME_SECONDS = 1.0
 _signalled_at = -math.inf
 SHARED_FLAGS = ("--json", "--quiet", "--verbose")
@@ -307,10 +308,13 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def _is_repeated() -> bool:
-    """Whether this signal is the one before once more, which has interrupted the command already."""
+    """Whether this signal is the one that interrupted the command last, once more."""
     global _signalled_at
-    before, _signalled_at = _signalled_at, time.monotonic()
-    return _signalled_at - before < SAME_SECONDS
+    now = time.monotonic()
+    if now - _signalled_at < SAME_SECONDS:
+        return True
+    _signalled_at = now
+    return False
 
 
 def _before_dashes(arguments: Sequence[str]) -> Sequence[str]:

@@ -12,12 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import typer.main
 from rich.text import Text
 
+import cli.main
 import cli.output.failure as failure
 from cli.main import COMMANDS, SnapshotGroup, app, hoist_shared_options
 from cli.output.exit_codes import MEANINGS
@@ -231,6 +233,12 @@ def test_a_signal_ends_the_command_with_its_code(number: signal.Signals, code: i
 def test_a_signal_that_comes_twice_at_once_interrupts_once() -> None:
     done = run_stand_in("twice")
     assert (done.returncode, done.stderr.startswith("cleaned\n")) == (8, True), done
+
+
+def test_of_signals_that_keep_coming_one_counts_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([100.0, 100.7, 101.4, 102.1, 102.8])
+    monkeypatch.setattr(cli.main, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    assert [cli.main._is_repeated() for _ in range(5)] == [False, True, False, True, False]
 
 
 def test_a_result_is_lines_or_one_document_and_progress_is_on_stderr() -> None:

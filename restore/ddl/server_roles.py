@@ -34,12 +34,11 @@ ATTRIBUTES = {
 }  # fmt: skip
 # With these a role may do more than the privileges that it was granted.
 POWERS = ("superuser", "createrole", "replication", "bypassrls")
-# Of PostgreSQL's own roles those whose members see how the server fares, and no more. With others a role can come to
-# the server's files and programs, or to the rows of every database.
-HARMLESS = frozenset((
-    "pg_monitor", "pg_read_all_settings", "pg_read_all_stats", "pg_stat_scan_tables", "pg_checkpoint",
-    "pg_use_reserved_connections",
-))  # fmt: skip
+# Of PostgreSQL's own roles those whose members see nothing of others. With the rest a role can come to the server's
+# files and programs, or to the rows of every database. With pg_monitor it reads settings that only superusers see, such
+# as the password in primary_conninfo (pg_read_all_settings), and the statements of others, which may set passwords, in
+# pg_stat_activity and pg_stat_statements (pg_read_all_stats).
+HARMLESS = frozenset(("pg_stat_scan_tables", "pg_checkpoint", "pg_use_reserved_connections"))
 PER_ROLE = ("connection_limit", "valid_until")
 
 

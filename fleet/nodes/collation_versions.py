@@ -19,10 +19,13 @@ from fleet.nodes.privileges import quote
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.progress import Progress
 
-# A collation that has no versions has none recorded, either.
-VERSIONS_QUERY = """
-SELECT datname, datcollversion, coalesce(pg_database_collation_actual_version(oid), 'none') FROM pg_database
- WHERE datname = current_database() AND datcollversion IS NOT NULL
+# A collation has no versions in some libraries (musl), and some have none in any (C).
+NONE = "none"
+VERSIONS_QUERY = f"""
+SELECT datname, coalesce(recorded, '{NONE}'), coalesce(actual, '{NONE}')
+  FROM (SELECT datname, datcollversion AS recorded, pg_database_collation_actual_version(oid) AS actual
+          FROM pg_database WHERE datname = current_database()) AS versions
+ WHERE recorded IS NOT NULL OR actual IS NOT NULL
 """
 
 
@@ -63,8 +66,15 @@ def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> st
     if found.recorded == found.actual:
         return ""
     name = quote(found.database)
+    refresh = f"ALTER DATABASE {name} REFRESH COLLATION VERSION;"
+    if NONE in (found.recorded, found.actual):
+        # The server refuses the other one (dbcommands.c, AlterDatabaseRefreshColl).
+        refresh = (
+            "as a superuser: UPDATE pg_database SET datcollversion = pg_database_collation_actual_version(oid)"
+            " WHERE datname = current_database();"
+        )
     return (
         f"node {node.id}: database {found.database} was made with collation version {found.recorded}, its server's"
         f" library has {found.actual}: indexes over text may be in another order; in that database: REINDEX DATABASE"
-        f" {name}; ALTER DATABASE {name} REFRESH COLLATION VERSION;"
+        f" {name}; {refresh}"
     )

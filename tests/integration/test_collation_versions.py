@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
+from fleet.config import Fleet, Node
+from fleet.nodes.collation_versions import _read, difference_text
+from fleet.nodes.connections import with_database
 from fleet.progress import Noting, Silent
 from snapshots.create.full_plan import preview_full
 from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest
 from tests.integration.own_shard import database_on
+from tests.integration.refusing import execute
+from tests.run.soak import draw
+from tests.servers.fleets import fleet_of
+from tests.servers.installed import MAJORS, require_server
 from wal.drain.peek import open_reader
 
+BY_HAND = (
+    "as a superuser: UPDATE pg_database SET datcollversion = pg_database_collation_actual_version(oid)"
+    " WHERE datname = current_database();"
+)
 DIFFERENT = "UPDATE pg_database SET datcollversion = '1.old' WHERE datname = current_database()"
 
 
@@ -49,8 +60,8 @@ def test_it_is_said_once_in_our_own_words_and_never_by_libpq(
     assert ours == [
         f"node {primary.id}: database collated was made with collation version 1.old, its server's library has"
         f" {actual}:"
-        ' indexes over text may be in another order; in that database: REINDEX DATABASE "collated"; ALTER DATABASE'
-        ' "collated" REFRESH COLLATION VERSION;'
+        ' indexes over text may be in another order; in that database: REINDEX DATABASE "collated"; '
+        + (BY_HAND if actual == "none" else 'ALTER DATABASE "collated" REFRESH COLLATION VERSION;')
     ]
     again = Noting(Silent())
     preview_full(differing, CreateRequest("daily"), again)
@@ -58,3 +69,34 @@ def test_it_is_said_once_in_our_own_words_and_never_by_libpq(
     with open_reader(primary), open_reader(primary):
         pass
     assert "WARNING" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("major", draw(MAJORS))
+def test_what_it_says_can_be_typed_and_ends_it(tmp_path: Path, major: int) -> None:
+    """Also where the data directory came from a library without versions, or has come to one."""
+    cases = (
+        ("icu ICU_LOCALE 'en'", "'1.old'", 'ALTER DATABASE "mended" REFRESH COLLATION VERSION;'),
+        ("icu ICU_LOCALE 'en'", "NULL", BY_HAND),
+        ("libc", "'1.old'", BY_HAND),
+    )
+    with fleet_of(tmp_path / "fleet", [require_server(major, icu=True)], schema=False) as servers:
+        node = Node("s1", servers.primaries[0].dsn("mended"))
+        maintenance = with_database(node, "postgres").dsn
+        for provider, recorded, statement in cases:
+            execute(maintenance, f"CREATE DATABASE mended TEMPLATE template0 LOCALE 'C' LOCALE_PROVIDER {provider}")
+            assert text_of(node) == ""
+            execute(maintenance, f"UPDATE pg_database SET datcollversion = {recorded} WHERE datname = 'mended'")
+            said = text_of(node)
+            assert said.endswith(f'in that database: REINDEX DATABASE "mended"; {statement}'), said
+            typed = said.partition("in that database: ")[2].replace("as a superuser: ", "")
+            with psycopg.connect(node.dsn, autocommit=True) as connection:
+                for one in typed.removesuffix(";").split(";"):
+                    connection.execute(one.encode())
+            assert text_of(node) == ""
+            execute(maintenance, "DROP DATABASE mended")
+
+
+def text_of(node: Node) -> str:
+    with psycopg.connect(node.dsn) as connection:
+        found = _read(connection)
+    return difference_text(node, {node.id: found}) if found else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -87,7 +88,7 @@ def plan_document(plan: DeletionPlan) -> dict[str, Any]:
         "bytes": plan.mark.bytes,
         "slots": list(plan.slots),
         "nodes": list(plan.mark.nodes),
-        "nodes_unknown": list(plan.unknown_nodes),
+        "nodes_unknown": list(plan.left_behind.values()),
         "drops_publications": plan.drops_publications,
         "kept": list(plan.others),
         "problem": plan.surveyed.problem if plan.surveyed else "",
@@ -130,13 +131,24 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
         lines += point_lines(mark)
     if plan.surveyed and plan.surveyed.problem:
         lines.append(f"damaged: {plan.surveyed.problem}")
-    lines += [f"drop slot {slot} on {', '.join(mark.nodes)}" for slot in plan.slots]
+    lines += slot_lines(mark, plan.slots, plan.left_behind)
     if plan.drops_publications:
         lines.append("drop the publications: this is the last snapshot")
     else:
         lines.append(f"keep {', '.join(plan.others)}")
     lines.append(f"keep the records of operations, and the name {mark.snapshot}, which can't be used again")
     lines += [f"in use: operation {one.operation.id} is restoring it" for one in plan.leases]
+    return lines
+
+
+def slot_lines(mark: Mark, slots: Iterable[str], left_behind: Mapping[str, str]) -> list[str]:
+    """Where slots are to be dropped, and where they stay."""
+    lines: list[str] = []
+    for slot in slots:
+        if nodes := [node for node in mark.nodes if node not in left_behind]:
+            lines.append(f"drop slot {slot} on {', '.join(nodes)}")
+        if left_behind:
+            lines.append(f"leave slot {slot} on {', '.join(left_behind.values())}: fleet.toml no longer leads there")
     return lines
 
 
@@ -159,7 +171,8 @@ def lines_of(deletion: DeletionResult) -> list[str]:
     """The output for people."""
     mark = deletion.mark
     if deletion.removed is None:
-        return [f"{mark.snapshot} was deleted at {mark.at} by {requester_text(mark)}; nothing is left of it"]
+        who = requester_text(mark)
+        return [f"{mark.snapshot} was deleted at {mark.at} by {who}; nothing is left of it in the store"]
     return removed_lines(deletion.removed, f"{mark.snapshot} is deleted", f"snapshot delete {mark.snapshot}")
 
 
@@ -174,7 +187,8 @@ def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
     lines += [f"warning: slot not dropped, the node is unreachable: {one}" for one in removed.slots_left]
     lines += [f"warning: publication not dropped: {one}" for one in removed.publications_left]
     lines += [
-        f"warning: slot on a node that is no longer in fleet.toml; if the node exists, drop it by hand: {one}"
+        f"warning: fleet.toml no longer leads to the server of slot {one}; if it still exists, run in its database:"
+        f" SELECT pg_drop_replication_slot('{one.partition(' on ')[0]}');"
         for one in removed.slots_unknown
     ]
     lines += [

@@ -15,6 +15,10 @@ from fleet.record import to_builtins
 from snapshots.create.initialise import InitReport, initialise
 
 SCHEMA = "cutline/init/1"
+OWN_SLOTS_DROP = (
+    "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+    " WHERE slot_name ^@ 'cutline_' AND database = current_database();"
+)
 
 
 def init(
@@ -90,5 +94,10 @@ def lines_of(report: InitReport) -> list[str]:
     if report.forgotten:
         primaries = report.published
         names = [f"the earlier server of {node}" if node in primaries else node for node in report.forgotten]
-        lines.append(f"no longer counted for the majority: {', '.join(names)}")
+        lines += [
+            f"no longer counted for the majority: {', '.join(names)}",
+            "their slots stay, and keep WAL; where such a server still runs, and nobody goes back to it, run in its"
+            " database:",
+            OWN_SLOTS_DROP,
+        ]
     return [*lines, *optional_lines(report.lacking), "next: snapshot create NAME"]

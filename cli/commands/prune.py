@@ -10,7 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.background import or_in_background
-from cli.commands.delete import code_of, mark_document, point_lines, removed_document, removed_lines, requester_text
+from cli.commands.delete import (
+    code_of,
+    mark_document,
+    point_lines,
+    removed_document,
+    removed_lines,
+    requester_text,
+    slot_lines,
+)
 from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import recorded_activity
 from cli.output.arguments import DryRun
@@ -131,6 +139,7 @@ def _step_document(step: PruneStep) -> dict[str, Any]:
         "bytes": step.mark.bytes,
         "slots": list(step.slots),
         "nodes": list(step.mark.nodes),
+        "nodes_unknown": list(step.left_behind.values()),
     }
 
 
@@ -168,7 +177,7 @@ def plan_lines(plan: PrunePlan) -> list[str]:
         lines.append(f"{one.name}: {label}: {why}")
         if going and not going.is_resumed:
             lines += [f"  {line}" for line in point_lines(going.mark)]
-            lines += [f"  drop slot {slot} on {', '.join(going.mark.nodes)}" for slot in going.slots]
+            lines += [f"  {line}" for line in slot_lines(going.mark, going.slots, going.left_behind)]
     lines += [f"warning: {text}" for text in plan.warnings]
     if not plan.steps:
         return [*lines, "nothing to prune"]

@@ -55,17 +55,29 @@ class RecordedPrimaries:
 
 def read_recorded_primaries(store: ObjectStore) -> RecordedPrimaries:
     """Read the newest record; if there is none, the primaries of the largest fleet among the committed snapshots."""
+    if (recorded := _read_newest(store)) is not None:
+        return recorded
+    primaries = [read_full(store, name).primaries for name in snapshot_names(store)]
+    return RecordedPrimaries(0, max(primaries, key=len, default=()))
+
+
+def read_recorded_servers(store: ObjectStore) -> Mapping[str, str]:
+    """The system identifiers of the primaries in the newest record, by node; none if there is no record."""
+    recorded = _read_newest(store)
+    return recorded.identifiers if recorded else {}
+
+
+def _read_newest(store: ObjectStore) -> RecordedPrimaries | None:
     names = (FILE.fullmatch(name) for name in store.list_children("baselines"))
     number = max((int(match[1]) for match in names if match), default=0)
     # A listing may be out of date.
     while store.exists(baseline_key(number + 1)):
         number += 1
-    if number:
-        record: BaselineRecord = read_document(store, baseline_key(number), BaselineRecord)
-        identifiers = {entry.node: entry.system_identifier for entry in record.primaries}
-        return RecordedPrimaries(number, tuple(identifiers), identifiers)
-    primaries = [read_full(store, name).primaries for name in snapshot_names(store)]
-    return RecordedPrimaries(0, max(primaries, key=len, default=()))
+    if not number:
+        return None
+    record: BaselineRecord = read_document(store, baseline_key(number), BaselineRecord)
+    identifiers = {entry.node: entry.system_identifier for entry in record.primaries}
+    return RecordedPrimaries(number, tuple(identifiers), identifiers)
 
 
 def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdentity]) -> None:

@@ -47,7 +47,8 @@ class Mark(Record, frozen=True):
 
     The stored field `schema`, here `format`, says whether the snapshot was deleted or its increments pruned. `chain`
     and `points` are empty if the commits could not be read. `by` is the label of the command (fleet.label); `objects`
-    and `bytes` count what it planned to delete.
+    and `bytes` count what it planned to delete. `servers` has the system identifiers of the nodes then, if
+    they are known: other servers may have taken their places.
     """
 
     format: Literal["cutline/deleted/1", "cutline/only-full/1"] = field(name="schema")
@@ -61,6 +62,12 @@ class Mark(Record, frozen=True):
     points: tuple[RestorePoint, ...]
     objects: Count
     bytes: Count
+    servers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def nodes_on_servers(self) -> dict[str, str]:
+        """The nodes, each with the system identifier that it had, "" where that is not known."""
+        return {node: self.servers.get(node, "") for node in self.nodes}
 
     @property
     def key(self) -> str:

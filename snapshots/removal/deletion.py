@@ -5,7 +5,7 @@ A plan is made first and says what would be lost. snapshots/removal/removal.py t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,7 +28,13 @@ from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import check_name
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import Mark
-from snapshots.removal.deletion_plan import DeletionPlan, is_finished, plan_deletion, unfinished_mark
+from snapshots.removal.deletion_plan import (
+    DeletionPlan,
+    is_finished,
+    plan_deletion,
+    servers_left_behind,
+    unfinished_mark,
+)
 from snapshots.removal.removal import (
     DELETE,
     NodeCleanup,
@@ -72,12 +78,12 @@ class FleetNodes:
         """See NodeCleanup."""
         self.lock.check_held()
 
-    def drop_slot(self, slot: str, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
+    def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:
         """See NodeCleanup."""
-        known = {node.id: node for node in self.lock.sessions.fleet.nodes}
-        names = list(nodes)
-        left = drop_slots([known[name] for name in names if name in known], slot)
-        return left, [name for name in names if name not in known]
+        sessions = self.lock.sessions
+        left = drop_slots([node for node in sessions.fleet.nodes if node.id in nodes], slot)
+        primaries = {node: identity.system_identifier for node, identity in sessions.identities.items()}
+        return left, list(servers_left_behind(sessions.fleet, nodes, primaries).values())
 
     def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
         """See NodeCleanup."""

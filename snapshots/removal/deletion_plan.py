@@ -5,6 +5,8 @@ Nothing here changes the store or contacts a node.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -13,8 +15,10 @@ from fleet.config import Fleet
 from fleet.label import own_label
 from snapshots.activity.ended_operations import list_ended, read_batches
 from snapshots.operations.leases import Lease, open_leases
+from snapshots.operations.majority import read_recorded_servers
 from snapshots.operations.operation import current_time
 from snapshots.operations.recorded import document_names
+from snapshots.records.chain import Chain
 from snapshots.records.commits import SnapshotMissingError, find_place, listed_numbers, snapshot_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import DONE, read_intent
@@ -41,13 +45,13 @@ class DeletionPlan:
     """What deleting a snapshot removes.
 
     `surveyed` is None if this resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
-    remain, `unknown_nodes` the nodes of the chain that are no longer in fleet.toml.
+    remain, `left_behind` the nodes of the chain whose servers fleet.toml no longer names, and these servers.
     """
 
     mark: Mark
     surveyed: SurveyedSnapshot | None
     others: tuple[str, ...]
-    unknown_nodes: tuple[str, ...]
+    left_behind: Mapping[str, str]
     leases: tuple[Lease, ...] = ()
 
     @property
@@ -72,12 +76,12 @@ def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -
     leases = tuple(lease for lease in open_leases(store, name) if lease.is_running(utc_now()))
     if _has_tombstone(store, name, force=force):
         mark = unfinished_mark(store, fleet, name)
-        return DeletionPlan(mark, None, others, _unknown_nodes(fleet, mark), leases)
+        return DeletionPlan(mark, None, others, slots_left_behind(store, fleet, mark), leases)
     surveyed = _survey(store, name, force=force)
     if not force:
         _check_deletable(store, surveyed, others)
     mark = tombstone_of(store, fleet, surveyed)
-    return DeletionPlan(mark, surveyed, others, _unknown_nodes(fleet, mark), leases)
+    return DeletionPlan(mark, surveyed, others, slots_left_behind(store, fleet, mark), leases)
 
 
 def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
@@ -127,6 +131,7 @@ def tombstone_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -
     return Mark(
         DELETED, surveyed.name, "", current_time(), own_label(DELETE, surveyed.name), held.chain, held.slots,
         held.nodes, surveyed.points, surveyed.objects.objects, surveyed.objects.size_bytes,
+        servers_of(surveyed.chain) if surveyed.chain else {},
     )  # fmt: skip
 
 
@@ -172,9 +177,33 @@ def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
     return structs.replace(mark, objects=len(left), bytes=sum(one.size for one in left))
 
 
-def _unknown_nodes(fleet: Fleet, mark: Mark) -> tuple[str, ...]:
-    known = {node.id for node in fleet.nodes}
-    return tuple(node for node in mark.nodes if node not in known)
+def servers_of(chain: Chain) -> dict[str, str]:
+    """The system identifiers of the nodes that the chain was begun on."""
+    return {identity.node: identity.system_identifier for identity in chain.nodes}
+
+
+def slots_left_behind(store: ObjectStore, fleet: Fleet, mark: Mark) -> dict[str, str]:
+    """What `servers_left_behind` returns, as far as the store alone can tell."""
+    recorded: Mapping[str, str] = {}
+    with suppress(ManifestError):
+        recorded = read_recorded_servers(store)
+    return servers_left_behind(fleet, mark.nodes_on_servers, recorded)
+
+
+def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mapping[str, str]) -> dict[str, str]:
+    """Those of a chain's `nodes` whose servers fleet.toml no longer names, each with a name for its server.
+
+    `nodes` are the system identifiers that they had, "" if that is not known; `primaries` are those of the fleet's
+    primaries now. A standby has its primary's.
+    """
+    shards = {node.id: node.shard for node in fleet.nodes}
+    left: dict[str, str] = {}
+    for node, was in nodes.items():
+        if node not in shards:
+            left[node] = node
+        elif was and primaries.get(shards[node], was) != was:
+            left[node] = f"the earlier server of {node}"
+    return left
 
 
 def _has_tombstone(store: ObjectStore, name: str, *, force: bool) -> bool:

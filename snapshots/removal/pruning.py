@@ -8,7 +8,7 @@ completed too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -24,7 +24,13 @@ from snapshots.records.commits import read_commit, snapshot_names
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
 from snapshots.removal.deletion import RemovalRun, hold_fleet, snapshot_removal
-from snapshots.removal.deletion_plan import list_unfinished_deletions, plan_deletion, tombstone_of
+from snapshots.removal.deletion_plan import (
+    list_unfinished_deletions,
+    plan_deletion,
+    servers_of,
+    slots_left_behind,
+    tombstone_of,
+)
 from snapshots.removal.increment_objects import CHAIN_FOLDERS, of_increments
 from snapshots.removal.removal import DELETE, PRUNE, Removal, RemovalResult, open_removals, remove_recorded
 from snapshots.removal.retention import (
@@ -48,12 +54,14 @@ class PruneStep:
     """One removal. `is_resumed`: an earlier command has stored its mark already.
 
     `slots` are those that nodes may still have; of a chain that has ended, the mark names one that was dropped.
+    `left_behind` are its nodes whose servers fleet.toml no longer names, and these servers.
     """
 
     kind: str
     mark: Mark
     slots: tuple[str, ...]
     is_resumed: bool = False
+    left_behind: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +198,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
         elif verdict.fate is RetentionFate.ONLY_FULL:
             mark = _only_full_mark(surveyed)
             steps.append(PruneStep(PRUNE, mark, mark.slots if surveyed.is_continuable else ()))
+    steps = [replace(one, left_behind=slots_left_behind(store, fleet, one.mark)) for one in steps]
     problems = unreadable | {name: one.problem for name, one in surveys.items() if one.problem}
     return PrunePlan(
         rules, tuple(verdicts), tuple(steps), problems, held, tuple(kept_instead), tuple(sorted(checks.unread))
@@ -225,7 +234,7 @@ def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:
     return Mark(
         ONLY_FULL, surveyed.name, "", current_time(), own_label(PRUNE, surveyed.name), chain.full.chain,
         (slot_name(chain.full.chain),), tuple(identity.node for identity in chain.nodes), surveyed.points[1:],
-        total.objects, total.size_bytes,
+        total.objects, total.size_bytes, servers_of(chain),
     )  # fmt: skip
 
 

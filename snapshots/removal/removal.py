@@ -16,7 +16,7 @@ Without an outcome, the next command of the same kind resumes from the mark, whi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,8 +48,11 @@ class NodeCleanup(Protocol):
     def check_held(self) -> None:
         """Raise unless the fleet's lock is still held."""
 
-    def drop_slot(self, slot: str, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Drop a slot; return the nodes that did not answer, and the nodes that are no longer in fleet.toml."""
+    def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        """Drop a slot on nodes, given with the system identifiers that they had when it was made.
+
+        Return the nodes that did not answer, and the servers that fleet.toml no longer names.
+        """
 
     def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
         """Drop the publications on nodes that have no slot for which `is_ours` is true.
@@ -75,8 +78,8 @@ class Removal:
 class RemovalResult:
     """What was removed.
 
-    `slots_left` are slots on nodes that did not answer, `slots_unknown` slots that may be left on nodes that are no
-    longer in fleet.toml, `slots_foreign` slots in the mark that no create of this snapshot is known to have made.
+    `slots_left` are slots on nodes that did not answer, `slots_unknown` slots that may be left on servers that
+    fleet.toml no longer names, `slots_foreign` slots in the mark that no create of this snapshot is known to have made.
     `refused` gives, by key, why the store refused to delete an object.
     """
 
@@ -153,7 +156,7 @@ def _remove(
     slots = slots_to_drop(store, mark)
     removed.slots_foreign += [slot for slot in mark.slots if slot not in slots]
     for slot in slots:
-        left, unknown = nodes.drop_slot(slot, mark.nodes)
+        left, unknown = nodes.drop_slot(slot, mark.nodes_on_servers)
         removed.slots_left += [f"{slot} on {node}" for node in left]
         removed.slots_unknown += [f"{slot} on {node}" for node in unknown]
     if removal.kind == DELETE and not snapshot_names(store):

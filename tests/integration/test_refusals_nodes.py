@@ -24,6 +24,8 @@ from fleet.progress import Silent
 from snapshots.create.initialise import initialise
 from snapshots.listing.listing import list_store
 from snapshots.records.lost_chains import ChainLostError
+from snapshots.removal.deletion import delete_snapshot
+from snapshots.removal.deletion_plan import DeletionPlan
 from storage.errors import SnapshotError
 from storage.location import StoreLocation
 from tests.commands.in_process import run_and_capture
@@ -222,7 +224,12 @@ def test_a_primary_that_was_reset_to_an_old_copy_or_replaced_ends_a_chain(embedd
     create_bank(node.dsn(), shard=0)
     assert_refused_until_recorded(alone, chain.snapshot)
     assert_refused(alone, chain.snapshot, "baseline-changed", "node s1: its system identifier was .* another server")
-    begin_chain(alone)
+    begun, plans = begin_chain(alone), list[DeletionPlan]()
+    for one, left in ((chain, ["the earlier server of s1"]), (begun, [])):
+        done = delete_snapshot(alone.fleet, one.snapshot, Silent(), plans.append, force=True)
+        assert done.removed is not None
+        assert list(plans[-1].left_behind.values()) == left
+        assert done.removed.slots_unknown == [f"{slot_name(one.operation)} on {server}" for server in left]
 
 
 def assert_refused_until_recorded(alone: Runs, name: str) -> None:

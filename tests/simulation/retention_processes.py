@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -64,7 +64,7 @@ class ModelNodeCleanup:
         """See NodeCleanup."""
         self.lock.check_held()
 
-    def drop_slot(self, slot: str, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
+    def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:
         """See NodeCleanup."""
         return self.process.drop_slots(slot), []
 

@@ -162,6 +162,8 @@ OPTIONAL = {
     "increment": {"previous", "causes"},
     "fleet": {"format"},
     "intent": {"turn"},
+    "tombstone": {"servers", "a"},
+    "only-full": {"servers", "a"},
     "lost": {"restore", "successor", "slot_problem"},
     # Earlier versions wrote outcomes without a kind; the intent has it.
     "outcome": {"kind", "snapshot", "increment", "code"},
@@ -193,6 +195,7 @@ MAPS = {
     "volumes",
     "phases",
     "compared",
+    "servers",
 }
 DEFAULTED = {"count", "include", "exclude", "append_only"}
 # Values that are wrong for most fields, but valid for these: seconds may be any number.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,7 +69,7 @@ class InMemoryNodes:
     def check_held(self) -> None:
         """The lock is always held."""
 
-    def drop_slot(self, slot: str, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
+    def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:
         """See NodeCleanup."""
         left: list[str] = []
         for node in nodes:

@@ -98,7 +98,7 @@ def mark(name: str = "daily", *, only_full: bool = False) -> Mark:
     return Mark(
         format=ONLY_FULL if only_full else DELETED, snapshot=name, operation="op-9", at="2026-11-20T11:00:00Z", by="",
         chain="op-0", slots=("slot",), nodes=("a",), points=(RestorePoint(0, "2026-11-20T00:00:00Z"),), objects=1,
-        bytes=2,
+        bytes=2, servers={"a": "7"},
     )  # fmt: skip
 
 

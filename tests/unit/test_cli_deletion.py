@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from cli.commands.delete import code_of, delete, document_of, lines_of, plan_document, plan_lines
 from cli.commands.prune import document_of as prune_document
 from cli.commands.prune import lines_of as prune_result_lines
 from cli.commands.prune import plan_document as prune_plan_document
 from cli.commands.prune import plan_lines as prune_plan_lines
 from fleet.config import Retention
+from snapshots.operations.majority import claim_majority, forget_nodes
 from snapshots.records.commits import snapshot_names
 from snapshots.records.operation_records import operation_key
 from snapshots.removal.deletion import DeletionResult, delete_locked
@@ -18,7 +21,7 @@ from snapshots.removal.pruning import plan_prune, prune_locked
 from storage.memory import InMemoryStore
 from tests.unit.made_chains import FLEET, InMemoryNodes, new_removal_run, nodes_of, store_chain
 from tests.unit.made_checks import ended, point
-from tests.unit.made_commits import memory
+from tests.unit.made_commits import identity, memory
 from wal.slots.slots import slot_name
 
 SLOT = slot_name("op-old-0")
@@ -43,7 +46,8 @@ def test_the_plan_of_a_deletion_lists_what_is_lost_what_is_freed_and_what_stays(
     assert lines[1:] == [
         "lost: full snapshot of 2020-01-01 10:00:00 UTC",
         "lost: increment 1 of 2020-01-02 10:00:00 UTC",
-        f"drop slot {SLOT} on a, b",
+        f"drop slot {SLOT} on a",
+        f"leave slot {SLOT} on b: fleet.toml no longer leads there",
         "keep new",
         "keep the records of operations, and the name old, which can't be used again",
     ]
@@ -52,6 +56,32 @@ def test_the_plan_of_a_deletion_lists_what_is_lost_what_is_freed_and_what_stays(
     assert document["nodes_unknown"] == ["b"]
     assert document["kept"] == ["new"]
     assert not document["drops_publications"]
+
+
+def test_slots_on_servers_that_others_have_replaced_are_left_and_named_with_what_drops_them() -> None:
+    store, nodes = new_store_of_two_chains()
+    claim_majority(store, {"a": identity("a")})
+    assert f"drop slot {SLOT} on a, b" in plan_lines(plan_deletion(store, FLEET, "old", force=False))
+    # The standby b of the chain was one of the server that a was then.
+    forget_nodes(store, {"a": structs.replace(identity("a"), system_identifier="another")})
+    behind = ["the earlier server of a", "the earlier server of b"]
+    left = f"leave slot {SLOT} on {', '.join(behind)}: fleet.toml no longer leads there"
+    plan = plan_deletion(store, FLEET, "old", force=False)
+    assert [line for line in plan_lines(plan) if "slot" in line] == [left]
+    assert (plan_document(plan)["nodes"], plan_document(plan)["nodes_unknown"]) == (["a", "b"], behind)
+    pruning = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
+    assert f"  {left}" in prune_plan_lines(pruning)
+    assert prune_plan_document(pruning)["steps"][0]["nodes_unknown"] == behind
+    # The mark alone says it, too, once a deletion has begun.
+    nodes.unreachable = {"a"}
+    deletion = delete_locked(new_removal_run(store, nodes), "old", lambda _plan: None)
+    assert plan_deletion(store, FLEET, "old", force=False).left_behind == plan.left_behind
+    assert deletion.removed is not None
+    removed = replace(deletion.removed, slots_left=[], slots_unknown=[f"{SLOT} on {behind[0]}"])
+    assert lines_of(DeletionResult(deletion.mark, removed))[1:] == [
+        f"warning: fleet.toml no longer leads to the server of slot {SLOT} on the earlier server of a; if it still"
+        f" exists, run in its database: SELECT pg_drop_replication_slot('{SLOT}');"
+    ]
 
 
 def test_an_unfinished_deletion_says_what_is_left_and_how_to_finish() -> None:
@@ -72,7 +102,7 @@ def test_an_unfinished_deletion_says_what_is_left_and_how_to_finish() -> None:
     assert document_of(result)["refused"] == [{"object": "snapshots/old/x", "why": "object lock"}]
     again = plan_lines(plan_deletion(store, FLEET, "old", force=False))
     assert again[0].startswith(f"old was deleted at {deletion.mark.at} by ")
-    assert lines_of(DeletionResult(deletion.mark, None))[0].endswith("nothing is left of it")
+    assert lines_of(DeletionResult(deletion.mark, None))[0].endswith("nothing is left of it in the store")
 
 
 def test_deleting_the_last_snapshot_drops_the_publications_and_says_how_to_create_them_again() -> None:

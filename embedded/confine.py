@@ -2,7 +2,8 @@
 
 SETTINGS is JSON. With `root`, an empty folder, the program gets a mount, network and IPC namespace of its own, and sees
 nothing of the file system but the folders `shown`, which it can't change, the folders `kept`, which it can, the
-system's programs and libraries without the files `hidden`, and empty folders for temporary files. With `uid` and `gid`
+system's programs and libraries without the files and folders `hidden`, and empty folders for temporary files. What is
+shown or kept in a hidden folder it sees. With `uid` and `gid`
 it becomes that user, without groups; without, it stays this one, and the namespaces are those of a user namespace of
 its own. It has no capabilities and gets none.
 
@@ -16,6 +17,7 @@ import errno
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +88,19 @@ def hide_all(settings: dict[str, Any], program: str) -> None:
     for path in ("/tmp", "/var/tmp", "/dev/shm"):
         Path(root + path).mkdir(parents=True, exist_ok=True)
         mount("none", root + path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+    # Each may be gone by now.
+    for path in settings["hidden"]:
+        with suppress(FileNotFoundError):
+            if Path(root + path).is_dir():
+                mount("none", root + path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
     for path in settings["shown"]:
         show(root, path)
     for path in settings["kept"]:
         show(root, path, is_kept=True)
     for path in settings["hidden"]:
-        if Path(root + path).is_file():
-            mount("/dev/null", root + path, None, MS_BIND)
+        with suppress(FileNotFoundError):
+            if Path(root + path).is_file():
+                mount("/dev/null", root + path, None, MS_BIND)
     # The loader takes a program's own folder from it, for libraries at $ORIGIN/../lib: pg_ctl's is that of postgres.
     itself = Path(root, "proc/self/exe")
     itself.parent.mkdir(parents=True)

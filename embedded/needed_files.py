@@ -28,9 +28,10 @@ LIBRARY = re.compile(r"(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 ASK_SECONDS_MAX = 120
 
 
-def needed_files(programs: Programs) -> list[Path]:
+def needed_files(programs: Programs, private: Iterable[Path] = ()) -> list[Path]:
     """Its files, folders and links that are not below SYSTEM, each at its real place, and none in a folder among them.
 
+    Those below SYSTEM that are `private`, or in what is, are among them, too.
     Raises ProgramFailedError if a program that tells of them does not end.
     """
     names = [programs.bin_directory / name for name in STARTERS]
@@ -42,10 +43,10 @@ def needed_files(programs: Programs) -> list[Path]:
         places = [install / name / below for name in LIBRARIES for below in MODULES]
         modules += [module for one in places if (one / A_MODULE).exists() for module in one.glob("*.so")]
     pending += [*_shared_files(programs), *_libraries(programs, [*real, *modules])]
-    system, found = [Path(path) for path in SYSTEM], list[Path]()
+    system, private, found = [Path(path) for path in SYSTEM], list(private), list[Path]()
     while pending:
         for step in _way_to(pending.pop(0)):
-            if not _is_in(step, [*system, *found]):
+            if not _is_in(step, found) and (not _is_in(step, system) or _is_in(step, private)):
                 found.append(step)
                 if not step.is_symlink():
                     pending += _links_below(step)

@@ -3,8 +3,8 @@
 They are reached by a socket in a private folder and with a password that only this process knows, and their environment
 has no secret (fleet.programs.wheel.HANDED_ON). If root makes them, they run as a user that nobody else is. Where the
 kernel gives namespaces, they see nothing of the machine but PostgreSQL, the system's programs and their own folder, and
-have no network (embedded/confine.py). An ordinary user's servers would have that user's rights: without namespaces they
-are refused, unless the user allows it.
+have no network (embedded/confine.py). An ordinary user's servers would have that user's rights: they don't see what of
+the system's folders is not for everybody, and without namespaces they are refused, unless the user allows it.
 
 The servers' folder is a fleet folder without a fleet.toml: stop_fleet deletes it, however this process ends.
 """
@@ -26,6 +26,7 @@ from psycopg.conninfo import make_conninfo
 from embedded import confine
 from embedded.folder import State, check_directory, place_for_nodes, write_state
 from embedded.needed_files import needed_files
+from embedded.private_files import find_private
 from embedded.server import PORT, EmbeddedNode, ServerFailedError, create_primary, start_server
 from fleet.nodes.sessions import in_parallel
 from fleet.programs.wheel import Account, ProgramFailedError, Programs, run_as, server_programs
@@ -110,7 +111,13 @@ def start_sandboxed(
     nodes = tuple(EmbeddedNode(one, nodes_directory / one, None, programs) for one in ids)
     write_state(place, State(nodes_directory, nodes, complete=False))
     servers = [SandboxedServer(one, f"cutline_{secrets.token_hex(4)}", secrets.token_hex(32)) for one in nodes]
-    shown = needed_files(found) if confinement.namespaces else []
+    shown, hidden = list[Path](), list(hidden)
+    if confinement.namespaces:
+        # Those of another user can't read it.
+        private = [] if confinement.account else find_private()
+        needed = needed_files(found, private)
+        hidden += [one for one in private if one not in needed]
+        shown = [one for one in needed if one not in private]
     in_parallel(lambda server: _make(server, found, confinement, settings, shown, hidden), servers)
     return servers
 

@@ -21,6 +21,7 @@ SECRET, SHOWN = "a password", "AWS_SECRET_ACCESS_KEY"
 
 def look(folder: Path, programs: Path | None) -> dict[str, Any]:
     """What the server of this user sees; `folder` has a secret of the user's."""
+    home = os.environ["HOME"]
     (folder / "probe").mkdir()
     confinement = find_confinement(folder / "probe")
     (folder / "fleet.toml").write_text(SECRET)
@@ -35,6 +36,7 @@ def look(folder: Path, programs: Path | None) -> dict[str, Any]:
             "user": Path(f"/proc/{pid}").stat().st_uid,
             "variables": run_in(server, "env"),
             "secret": run_in(server, f"cat {folder}/fleet.toml"),
+            "home": run_in(server, f"ls -A {home}; cat {home}/.pgpass {home}/../etc/key {home}/../etc/for_all"),
             "root": run_in(server, "ls /"),
             "proc": run_in(server, "find /proc"),
             "uuid": refusal_of(server, 'CREATE EXTENSION "uuid-ossp"'),

@@ -60,13 +60,20 @@ print("read" if size == 16 else os.strerror(ctypes.get_errno()))
 
 
 def look_as(
-    words: tuple[str, ...], folder: Path, programs: Path | None = None, libraries: Path | None = None
+    words: tuple[str, ...],
+    folder: Path,
+    programs: Path | None = None,
+    libraries: Path | None = None,
+    home: Path | None = None,
 ) -> dict[str, Any]:
     command = [*words, sys.executable, "-m", "tests.integration.sandbox_look", str(folder)]
     done = subprocess.run(
         command + ([str(programs)] if programs else []),
         capture_output=True, text=True, timeout=SECONDS_MAX, cwd=ROOT, check=False,
-        env=os.environ | {"TMPDIR": str(folder)} | ({"LD_LIBRARY_PATH": str(libraries)} if libraries else {}),
+        env=os.environ
+        | {"TMPDIR": str(folder)}
+        | ({"LD_LIBRARY_PATH": str(libraries)} if libraries else {})
+        | ({"HOME": str(home)} if home else {}),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -136,6 +143,34 @@ def test_a_server_of_an_ordinary_user_sees_nothing(tmp_path: Path) -> None:
         found = look_as(AS_ORDINARY, Path(place))
     assert_sees_nothing(found)
     assert found["user"] == ORDINARY.pw_uid
+
+
+@needs_root
+@needs_setpriv
+@pytest.mark.skipif(not os.access("/usr/local", os.W_OK), reason="needs to write below /usr/local")
+def test_a_server_of_an_ordinary_user_sees_nothing_of_the_systems_that_is_not_for_everybody() -> None:
+    """PostgreSQL's user has its home beside its programs, in /usr/local/pgsql, as the manual has it."""
+    build = require_server(MAJORS[-1]).programs.parent
+    with TemporaryDirectory(dir="/usr/local") as folder, TemporaryDirectory(dir=shared_temporary_directory()) as place:
+        home, elsewhere = Path(folder, "pgsql"), Path(folder, "etc")
+        for name in ("bin", "lib", "share"):
+            shutil.copytree(build / name, home / name)
+        for path, mode in (
+            (home / "open", 0o644), (home / ".pgpass", 0o600), (home / "data/base", 0o644), (elsewhere / "key", 0o640),
+            (elsewhere / "for_all", 0o644),
+        ):  # fmt: skip
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"{SECRET} of {path.name}\n")
+            path.chmod(mode)
+        for path in (Path(place), home, *home.rglob("*"), *elsewhere.iterdir()):
+            os.chown(path, ORDINARY.pw_uid, ORDINARY.pw_gid, follow_symlinks=False)
+        Path(folder).chmod(0o755)
+        found = look_as(AS_ORDINARY, Path(place), home / "bin", home=home)
+    assert_sees_nothing(found)
+    assert found["user"] == ORDINARY.pw_uid
+    assert found["home"] == [
+        "bin", "lib", "share", f"cat: {home}/.pgpass: {MISSING}", f"{SECRET} of for_all"
+    ]  # fmt: skip
 
 
 @needs_root

@@ -43,3 +43,15 @@ def test_what_is_in_a_folder_that_is_found_later_is_shown_with_it(home: Path) ->
     """In a folder that is shown, and can't be changed, nothing else can be shown."""
     (home / "share/programs").symlink_to("../bin")
     assert shown(home) == ["bin", "lib", "share"]
+
+
+def test_of_a_build_in_a_home_folder_of_the_system_what_is_needed_is_shown(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SYSTEM", (str(home.parent),))
+    programs = Programs(home / "bin")
+    assert needed_files(programs) == []
+    assert [str(one.relative_to(home)) for one in needed_files(programs, [home])] == [
+        "bin/pg_ctl", "bin/postgres", "lib", "share",
+    ]  # fmt: skip
+    assert needed_files(programs, [home / "bin/of_the_user", home / "lib"]) == [home / "lib"]

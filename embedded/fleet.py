@@ -20,6 +20,7 @@ from embedded.folder import (
     STATE,
     STORE,
     FolderTakenError,
+    NodePlaces,
     State,
     check_directory,
     describe,
@@ -57,7 +58,7 @@ class EmbeddedFleet:
     """The servers of one fleet folder, running or not."""
 
     directory: Path
-    nodes_directory: Path
+    places: NodePlaces
     nodes: tuple[EmbeddedNode, ...]
 
     @property
@@ -119,7 +120,7 @@ class EmbeddedFleet:
 
     def _programs(self, node: EmbeddedNode) -> Programs:
         # The owner of the data runs the server: root's first choice may be another account by now.
-        folders = [*(other.folder for other in self.nodes), self.nodes_directory]
+        folders = [*(other.folder for other in self.nodes), self.places.nodes]
         owners = [folder.stat().st_uid for folder in folders if folder.exists()]
         programs = server_programs(next((owner for owner in owners if owner), None))
         return replace(programs, bin_directory=node.programs) if node.programs else programs
@@ -179,7 +180,7 @@ def open_fleet(directory: Path) -> EmbeddedFleet:
         raise NoFleetError(
             f"{directory} holds no embedded fleet", hint=f"make one: snapshot demo up {shlex.quote(str(directory))}"
         )
-    return EmbeddedFleet(directory, state.nodes_directory, state.nodes)
+    return EmbeddedFleet(directory, state.places, state.nodes)
 
 
 def stop_fleet(directory: Path, *, delete: bool = False) -> int:
@@ -206,13 +207,10 @@ def _new_fleet(
         # A process died while it made this fleet.
         _delete(open_fleet(directory))
     refuse_foreign_files(directory)
-    nodes_directory = place_for_nodes(directory)
+    places = place_for_nodes(directory, [node_id for node_id, _ in shape])
     settings, programs = how
-    nodes = tuple(
-        EmbeddedNode(node_id, nodes_directory / node_id, backup_of, programs.get(backup_of or node_id))
-        for node_id, backup_of in shape
-    )
-    fleet = EmbeddedFleet(directory, nodes_directory, nodes)
+    nodes = tuple(places.node(node_id, backup_of, programs.get(backup_of or node_id)) for node_id, backup_of in shape)
+    fleet = EmbeddedFleet(directory, places, nodes)
     try:
         _record(fleet, complete=False)
         in_parallel(lambda primary: _make_shard(fleet, primary, settings, schema=schema), fleet.primaries)
@@ -271,8 +269,7 @@ def _stop(fleet: EmbeddedFleet, *, immediate: bool) -> int:
 
 def _delete(fleet: EmbeddedFleet) -> None:
     in_parallel(delete_server, fleet.nodes)
-    if fleet.nodes_directory.exists():
-        fleet.nodes_directory.rmdir()
+    fleet.places.delete()
     fleet.fleet_toml.unlink(missing_ok=True)
     if fleet.store.exists() and not any(fleet.store.iterdir()):
         fleet.store.rmdir()
@@ -280,7 +277,7 @@ def _delete(fleet: EmbeddedFleet) -> None:
 
 
 def _record(fleet: EmbeddedFleet, *, complete: bool) -> None:
-    write_state(fleet.directory, State(fleet.nodes_directory, fleet.nodes, complete))
+    write_state(fleet.directory, State(fleet.places, fleet.nodes, complete))
 
 
 def _primaries_first(nodes: Iterable[EmbeddedNode]) -> list[list[EmbeddedNode]]:

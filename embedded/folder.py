@@ -3,7 +3,8 @@
     DIR/demo.json    the servers and their places; written before the first server is made
     DIR/fleet.toml   the fleet for the commands; lines that the user adds are kept
     DIR/store        the folder for its snapshots
-    DIR/nodes/<id>/  data and log of one server (elsewhere if the server's account can't enter DIR)
+    DIR/nodes/<id>/  data, log and socket of one server (elsewhere if the server's account can't enter DIR; the socket
+                     alone if its path would be too long)
 
 Nothing here starts or stops a server.
 """
@@ -11,11 +12,12 @@ Nothing here starts or stops a server.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ DATABASE = "bank"
 STATE_SCHEMA = "cutline/demo-state/1"
 SHARDS_MAX = 32
 BACKUPS_MAX = 8
+SOCKET_LETTERS = 12
 
 
 class FolderTakenError(RefusedError):
@@ -46,10 +49,30 @@ class EmbeddedFleetBusyError(BusyError):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """The contents of demo.json: the servers, their folder, and whether all of them were made."""
+class NodePlaces:
+    """The folder of the servers' data, and that of their sockets if it is another one."""
 
-    nodes_directory: Path
+    nodes: Path
+    sockets: Path | None = None
+
+    def node(self, node_id: str, backup_of: str | None, programs: Path | None) -> EmbeddedNode:
+        """The node in these places."""
+        # The id may be too long for the path of a socket.
+        sockets = self.sockets / hashlib.sha256(node_id.encode()).hexdigest()[:SOCKET_LETTERS] if self.sockets else None
+        return EmbeddedNode(node_id, self.nodes / node_id, backup_of, programs, sockets)
+
+    def delete(self) -> None:
+        """Delete the folders, which are empty, as far as they are there."""
+        for folder in filter(None, (self.nodes, self.sockets)):
+            if folder.exists():
+                folder.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The contents of demo.json: the servers, their folders, and whether all of them were made."""
+
+    places: NodePlaces
     nodes: tuple[EmbeddedNode, ...]
     complete: bool
 
@@ -58,15 +81,15 @@ def read_state(directory: Path) -> State | None:
     """The state of `directory`, None if there is no fleet; raise FolderTakenError for a foreign file or path."""
     try:
         document = json.loads(_read_own(directory / STATE))
-        nodes_directory = Path(document["nodes_directory"])
+        sockets = document.get("sockets_directory")
+        places = NodePlaces(Path(document["nodes_directory"]), Path(sockets) if sockets else None)
         nodes = tuple(
-            EmbeddedNode(entry["id"], nodes_directory / entry["id"], entry["backup_of"], programs)
+            places.node(entry["id"], entry["backup_of"], Path(entry["programs"]) if entry.get("programs") else None)
             for entry in document["nodes"]
-            for programs in [Path(entry["programs"]) if entry.get("programs") else None]
         )
         if document["schema"] != STATE_SCHEMA:
             raise ValueError(document["schema"])
-        return State(nodes_directory, nodes, bool(document["complete"]))
+        return State(places, nodes, bool(document["complete"]))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -105,7 +128,8 @@ def write_state(directory: Path, state: State) -> None:
     document = {
         "schema": STATE_SCHEMA,
         "complete": state.complete,
-        "nodes_directory": str(state.nodes_directory),
+        "nodes_directory": str(state.places.nodes),
+        "sockets_directory": str(state.places.sockets) if state.places.sockets else None,
         "nodes": [_entry(node) for node in state.nodes],
     }
     _replace(directory / STATE, json.dumps(document, indent=2) + "\n")
@@ -162,24 +186,32 @@ def refuse_foreign_files(directory: Path) -> None:
             )
 
 
-def place_for_nodes(directory: Path) -> Path:
-    """Make the folder for the servers' data, in `directory` if their account can enter it and sockets can be there."""
+def place_for_nodes(directory: Path, ids: Iterable[str]) -> NodePlaces:
+    """Make the folder for the data of these servers, in `directory` if their account can enter it.
+
+    Where the path of a socket would be too long in it, make another one, for the sockets alone.
+    """
     account = server_programs().account
-    place = directory / NODES
-    if _holds_sockets(place) and (account is None or can_enter(account, directory)):
-        place.mkdir(mode=0o700)
+    if account is None or can_enter(account, directory):
+        nodes = directory / NODES
+        nodes.mkdir(mode=0o700)
     else:
-        place = Path(tempfile.mkdtemp(prefix="cutline-nodes-", dir=shared_temporary_directory())).resolve()
+        nodes = _make_shared("cutline-nodes-")
+    places = NodePlaces(nodes, None if _holds_sockets(nodes, ids) else _make_shared("cutline-sockets-"))
     if account:
         # The account only needs to pass through, which a restrictive umask would prevent.
-        place.chmod(0o711)
-    return place
+        for folder in filter(None, (places.nodes, places.sockets)):
+            folder.chmod(0o711)
+    return places
 
 
-def _holds_sockets(place: Path) -> bool:
+def _make_shared(prefix: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=shared_temporary_directory())).resolve()
+
+
+def _holds_sockets(place: Path, ids: Iterable[str]) -> bool:
     """Whether the path of every node's socket is short enough, and names one place: a comma would separate two."""
-    longest = place / f"s{SHARDS_MAX}-b{BACKUPS_MAX}"
-    return len(os.fsencode(longest)) <= FOLDER_BYTES_MAX and "," not in str(place)
+    return all(len(os.fsencode(place / one)) <= FOLDER_BYTES_MAX for one in ids) and "," not in str(place)
 
 
 @contextmanager

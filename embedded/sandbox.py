@@ -72,7 +72,9 @@ class SandboxedServer:
     def dsn(self, database: str, user: str = "", password: str = "") -> str:
         """The connection string of a role, without one the superuser's."""
         user, password = (user, password) if user else (self.superuser, self.password)
-        return make_conninfo("", host=str(self.node.folder), port=PORT, dbname=database, user=user, password=password)
+        return make_conninfo(
+            "", host=str(self.node.socket_folder), port=PORT, dbname=database, user=user, password=password
+        )
 
 
 def find_confinement(folder: Path) -> Confinement:
@@ -107,9 +109,9 @@ def start_sandboxed(
     place.mkdir(mode=0o700)
     found = server_programs()
     found = found if programs is None else replace(found, bin_directory=programs)
-    nodes_directory = place_for_nodes(place)
-    nodes = tuple(EmbeddedNode(one, nodes_directory / one, None, programs) for one in ids)
-    write_state(place, State(nodes_directory, nodes, complete=False))
+    places = place_for_nodes(place, ids)
+    nodes = tuple(places.node(one, None, programs) for one in ids)
+    write_state(place, State(places, nodes, complete=False))
     servers = [SandboxedServer(one, f"cutline_{secrets.token_hex(4)}", secrets.token_hex(32)) for one in nodes]
     shown, hidden = list[Path](), list(hidden)
     if confinement.namespaces:
@@ -134,8 +136,9 @@ def _make(
     create_primary(programs, node, settings, (server.superuser, server.password))
     if account:
         # initdb needs a user with a name.
-        _give(node.folder, programs.account, account)
-    kept = _settings(account, shown=shown, kept=(node.folder,), hidden=hidden)
+        for folder in node.folders:
+            _give(folder, programs.account, account)
+    kept = _settings(account, shown=shown, kept=node.folders, hidden=hidden)
     if confinement.namespaces:
         root = node.folder / ROOT
         root.mkdir(mode=0o700)

@@ -1,7 +1,7 @@
 """One server of the embedded fleet: make it, start it, stop it, and make sure that it is ours.
 
-A server accepts connections only by a Unix socket in its own folder, which nobody but its account and root can enter:
-another user of the machine who could connect would be its superuser, and could run programs as its account.
+A server accepts connections only by a Unix socket in a folder of its own, which nobody but its account and root can
+enter: another user of the machine who could connect would be its superuser, and could run programs as its account.
 
 A server is identified by its data directory, never by a process id alone: the pid in postmaster.pid counts only if that
 process has the data directory as its working directory. Every wait is bounded. Nothing here knows about shards or
@@ -62,12 +62,26 @@ class ServerNotOursError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedNode:
-    """One server: a primary, or a standby of `backup_of`. `programs` is its bin folder if not the wheel's."""
+    """One server: a primary, or a standby of `backup_of`. `programs` is its bin folder if not the wheel's.
+
+    `sockets` is a folder for its socket, if the socket's path in `folder` would be too long.
+    """
 
     id: str
     folder: Path
     backup_of: str | None = None
     programs: Path | None = None
+    sockets: Path | None = None
+
+    @property
+    def socket_folder(self) -> Path:
+        """Where the running server accepts connections; nobody but its account and root can enter."""
+        return self.sockets or self.folder
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders that are made and deleted with the server."""
+        return (self.folder, self.sockets) if self.sockets else (self.folder,)
 
     @property
     def data_directory(self) -> Path:
@@ -89,12 +103,12 @@ class EmbeddedNode:
 
     def dsn(self, database: str = "bank") -> str:
         """The connection string of `database` on this node."""
-        return f"postgresql://{SUPERUSER}@/{database}?host={quote(str(self.folder))}&port={PORT}"
+        return f"postgresql://{SUPERUSER}@/{database}?host={quote(str(self.socket_folder))}&port={PORT}"
 
     @property
     def socket(self) -> Path:
-        """Where the running server accepts connections."""
-        return self.folder / f".s.PGSQL.{PORT}"
+        """The socket of the running server."""
+        return self.socket_folder / f".s.PGSQL.{PORT}"
 
     @property
     def slot(self) -> str:
@@ -147,7 +161,7 @@ def start_server(programs: Programs, node: EmbeddedNode) -> None:
     """Start the server and wait until it accepts connections; raise ServerFailedError with the end of its log."""
     _forget_dead_server(node)
     # A standby has its primary's settings; the socket's folder is its own.
-    own = {"cluster_name": node.id, "unix_socket_directories": str(node.folder)}
+    own = {"cluster_name": node.id, "unix_socket_directories": str(node.socket_folder)}
     options = shlex.join([word for name, value in own.items() for word in ("-c", f"{name}={value}")])
     where = ["--pgdata", str(node.data_directory), "--log", str(node.log_file)]
     how = ["--wait", "--timeout", str(START_SECONDS_MAX), "--options", options]
@@ -219,8 +233,9 @@ def running_pid(node: EmbeddedNode) -> int | None:
 def delete_server(node: EmbeddedNode) -> None:
     """Stop the server in immediate mode and delete its data and log."""
     stop_server(node, immediate=True)
-    if node.folder.exists():
-        shutil.rmtree(node.folder)
+    for folder in node.folders:
+        if folder.exists():
+            shutil.rmtree(folder)
 
 
 def log_tail(node: EmbeddedNode, lines: int = 40) -> list[str]:
@@ -232,14 +247,15 @@ def log_tail(node: EmbeddedNode, lines: int = 40) -> list[str]:
 
 
 def _create_folder(programs: Programs, node: EmbeddedNode) -> None:
-    node.folder.mkdir(mode=0o700, exist_ok=True)
-    if programs.account:
-        # The folder was made above: never change the owner of a user's folder.
-        os.chown(node.folder, programs.account.uid, programs.account.gid)
+    for folder in node.folders:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if programs.account:
+            # The folder was made above: never change the owner of a user's folder.
+            os.chown(folder, programs.account.uid, programs.account.gid)
 
 
 def _conninfo(node: EmbeddedNode, primary: EmbeddedNode) -> str:
-    return make_conninfo("", host=str(primary.folder), port=PORT, user=SUPERUSER, application_name=node.slot)
+    return make_conninfo("", host=str(primary.socket_folder), port=PORT, user=SUPERUSER, application_name=node.slot)
 
 
 def _send(node: EmbeddedNode, pid: int, number: signal.Signals) -> None:

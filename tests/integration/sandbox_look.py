@@ -17,6 +17,8 @@ from embedded.fleet import stop_fleet
 from embedded.sandbox import SandboxedServer, find_confinement, start_sandboxed
 
 SECRET, SHOWN = "a password", "AWS_SECRET_ACCESS_KEY"
+# As long as fleet.toml allows: no path of a socket has room for it beside a few folders.
+LONGEST_ID = "s" * 63
 
 
 def look(folder: Path, programs: Path | None) -> dict[str, Any]:
@@ -27,13 +29,15 @@ def look(folder: Path, programs: Path | None) -> dict[str, Any]:
     (folder / "fleet.toml").write_text(SECRET)
     (folder / "fleet.toml").chmod(0o600)
     try:
-        (server,) = start_sandboxed(folder / "servers", ["s1"], confinement, programs, {"fsync": "off"})
+        (server,) = start_sandboxed(folder / "servers", [LONGEST_ID], confinement, programs, {"fsync": "off"})
         data = server.node.data_directory
         pid = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
         return {
             "namespaces": confinement.namespaces,
             "lacking": confinement.lacking,
             "user": Path(f"/proc/{pid}").stat().st_uid,
+            "data": str(data),
+            "socket": str(server.node.socket),
             "variables": run_in(server, "env"),
             "secret": run_in(server, f"cat {folder}/fleet.toml"),
             "home": run_in(server, f"ls -A {home}; cat {home}/.pgpass {home}/../etc/key {home}/../etc/for_all"),

@@ -140,7 +140,7 @@ def test_one_process_at_a_time_changes_a_fleet(shared_fleet: EmbeddedFleet) -> N
 def test_the_servers_data_is_in_the_fleets_own_folder_if_their_account_can_reach_it(
     fleet: EmbeddedFleet, directory: Path
 ) -> None:
-    assert fleet.nodes_directory == (directory / "nodes").resolve()
+    assert fleet.places.nodes == (directory / "nodes").resolve()
 
 
 def test_a_process_that_reuses_a_dead_servers_pid_is_left_alone(fleet: EmbeddedFleet) -> None:
@@ -257,12 +257,12 @@ def test_stopping_a_fleet_leaves_other_fleets_running_and_its_snapshots_in_place
     finally:
         stop_fleet(directory, delete=True)
     assert [path.name for path in directory.iterdir()] == ["store"]
-    assert not mine.nodes_directory.exists()
+    assert not mine.places.nodes.exists()
 
 
 def assert_private(home: Path, fleet: EmbeddedFleet) -> None:
     """Root runs its servers under another account, which can't read root's private folders."""
     assert home.stat().st_mode & 0o777 == 0o700
     assert home.stat().st_uid == 0
-    assert not fleet.nodes_directory.is_relative_to(home)
+    assert not fleet.places.nodes.is_relative_to(home)
     assert fleet.node("s1").data_directory.stat().st_uid != 0

@@ -6,12 +6,13 @@ import json
 import os
 import socket
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psycopg
 import pytest
 
 import embedded.folder
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.fleet import EmbeddedFleet, open_fleet, start_fleet, stop_fleet
 from embedded.folder import FolderTakenError
 from embedded.server import FOLDER_BYTES_MAX, running_pid
 from tests.other_user import OTHER_UID, as_other_user, needs_root
@@ -61,15 +62,23 @@ def test_no_server_listens_on_a_port(shared_fleet: EmbeddedFleet) -> None:
 
 
 @pytest.mark.parametrize("name", ["f" * FOLDER_BYTES_MAX, "a,b", "it's a & b"])
-def test_a_fleet_starts_in_any_folder(tmp_path: Path, name: str) -> None:
-    """Where the path of a socket would be too long, or would name two folders, the servers are elsewhere."""
-    directory = tmp_path / name
-    try:
-        fleet = start_fleet(directory, shards=1, backups=1, schema=False, settings={"fsync": "off"})
-        for node in fleet.nodes:
-            psycopg.connect(node.dsn("postgres")).close()
-    finally:
-        stop_fleet(directory, delete=True)
+def test_a_fleet_starts_in_any_folder(name: str) -> None:
+    """Where the path of a socket would be too long, or would name two folders, the sockets alone are elsewhere."""
+    with TemporaryDirectory(dir="/tmp") as place:
+        # The servers' account can reach it.
+        Path(place).chmod(0o755)
+        directory = Path(place, name)
+        try:
+            fleet = start_fleet(directory, shards=1, backups=1, schema=False, settings={"fsync": "off"})
+            assert open_fleet(directory) == fleet
+            for node in fleet.nodes:
+                psycopg.connect(node.dsn("postgres")).close()
+                assert node.data_directory.is_relative_to(directory)
+                assert node.socket_folder.stat().st_mode & 0o077 == 0
+        finally:
+            stop_fleet(directory, delete=True)
+        assert not any(folder.exists() for node in fleet.nodes for folder in (node.folder.parent, node.socket_folder))
+        assert (fleet.places.sockets is None) == (name == "it's a & b")
 
 
 @needs_root

@@ -138,9 +138,16 @@ def test_a_server_of_root_without_namespaces_is_a_user_of_its_own(tmp_path: Path
 @needs_root
 @needs_setpriv
 def test_a_server_of_an_ordinary_user_sees_nothing(tmp_path: Path) -> None:
+    """Its data are below TMPDIR, however long the path of that; its socket is where the path is short enough."""
     with TemporaryDirectory(dir=shared_temporary_directory()) as place:
-        os.chown(place, ORDINARY.pw_uid, ORDINARY.pw_gid)
-        found = look_as(AS_ORDINARY, Path(place))
+        folder = Path(place, "a_folder_for_temporary_files_on_another_disk" * 3)
+        folder.mkdir()
+        for one in (place, folder):
+            os.chown(one, ORDINARY.pw_uid, ORDINARY.pw_gid)
+        found = look_as(AS_ORDINARY, folder)
+        assert list(folder.glob("servers/*")) == []
+    assert (found["data"].startswith(f"{folder}/"), found["socket"].startswith(f"{folder}/")) == (True, False)
+    assert not Path(found["socket"]).parent.parent.exists()
     assert_sees_nothing(found)
     assert found["user"] == ORDINARY.pw_uid
 

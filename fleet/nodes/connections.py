@@ -52,6 +52,7 @@ from storage.open_files import are_few_left, is_used_up
 MAINTENANCE_DATABASE = "postgres"
 MAKE_IT = f"CREATE DATABASE {MAINTENANCE_DATABASE};"
 CONNECT_SECONDS_MAX = 10
+WITHOUT_STANDBYS = "; a full snapshot can do without standbys: snapshot create NAME --only-primary"
 # What psycopg says if libpq says nothing, as where it can open no file.
 NO_DETAILS, TOO_MANY = "no error details available", "too many open files"
 # Older servers refuse a session that sets transaction_timeout in its connection string.
@@ -432,7 +433,7 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         # It runs, and has answered.
         hint = f"check the name of the database in fleet.toml; {UNFINISHED_RESTORE}"
     if node.backup_of is not None:
-        hint += "; a full snapshot can do without standbys: snapshot create NAME --only-primary"
+        hint += WITHOUT_STANDBYS
     return NodeUnreachableError(
         f"node {node.id}: {reason}{missing_files(node.dsn)}",
         hint=hint,

@@ -15,6 +15,7 @@ from fleet.config import Fleet, KnownServer, Node
 from fleet.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
 from fleet.nodes.clocks import ClockReading, use_clocks
 from fleet.nodes.connections import (
+    WITHOUT_STANDBYS,
     NodeUnreachableError,
     connect,
     raising_unreachable,
@@ -125,8 +126,12 @@ def let_end() -> None:
 
 
 @contextmanager
-def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_INIT) -> Iterator[Sessions]:
+def open_sessions(
+    fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_INIT, needs_all: bool = False
+) -> Iterator[Sessions]:
     """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch that they answer.
+
+    `needs_all`: it is of no use to leave out standbys that can't be reached.
 
     From then on this process has the time of the primaries' clocks (fleet/nodes/clocks.py).
 
@@ -141,15 +146,17 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_
         futures = _connect_all(chosen, refused)
         connections: dict[str, psycopg.Connection[Any]] = {}
         stack.callback(_close, connections)
-        problem: Exception | None = None
+        problems: list[Exception] = []
         for node, future in zip(chosen, futures, strict=True):
             try:
                 connections[node.id] = future.result()
             except Exception as error:  # noqa: BLE001  # raised below, after all have been looked at
-                problem = problem or error
+                problems.append(error)
         refuse_unfit(one for node in chosen for one in refused.get(node.id, ()))
-        if problem:
-            raise problem
+        if problems:
+            away = {str(one.details["node"]) for one in problems if isinstance(one, NodeUnreachableError)}
+            is_avoidable = not needs_all and all(node.backup_of for node in chosen if node.id in away)
+            raise _joined(problems, is_avoidable=is_avoidable)
         found = {node.id: identify(node, connections[node.id]) for node in chosen}
         check_topology(chosen, found)
         identities = {name: one.identity for name, one in found.items()}
@@ -170,6 +177,22 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_
             if not lost:
                 raise
             raise unreachable_error(lost[0], error) from error
+
+
+def _joined(problems: Sequence[Exception], *, is_avoidable: bool) -> Exception:
+    """The first of the problems; if it is a node that can't be reached, the error that names all of these."""
+    found = [one for one in problems if isinstance(one, NodeUnreachableError)]
+    if not isinstance(problems[0], NodeUnreachableError):
+        return problems[0]
+    hints = dict.fromkeys(one.hint if is_avoidable else one.hint.removesuffix(WITHOUT_STANDBYS) for one in found)
+    nodes = [one.details["node"] for one in found]
+    joined = NodeUnreachableError(
+        "; ".join(one.message for one in found),
+        hint="\n".join(hints).split("\n"),
+        details={"node": nodes[0], "nodes": nodes},
+    )
+    joined.__cause__ = found[0].__cause__
+    return joined
 
 
 def _connect_all(nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]) -> list[Future[psycopg.Connection[Any]]]:

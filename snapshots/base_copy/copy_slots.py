@@ -88,7 +88,7 @@ def drop_copy_slots(nodes: Sequence[Node], name: str, progress: Progress) -> Non
     if left := drop_slots(nodes, name):
         # The next command drops it when it settles this operation.
         raise NodeUnreachableError(
-            f"node {left[0]}: slot {name} could not be dropped",
+            f"node{'s' if len(left) > 1 else ''} {', '.join(left)}: slot {name} could not be dropped",
             hint="see the server's log; the next create drops the slot",
             details={"node": left[0]},
         )

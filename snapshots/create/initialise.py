@@ -66,7 +66,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
     progress.step("check nodes")
     store, raw = fleet.store.open(), fleet.store.open_raw()
     key = fleet.encryption.read_key() if fleet.encryption else None
-    with open_sessions(fleet, fleet.nodes, unfit_hint=GRANT) as sessions:
+    with open_sessions(fleet, fleet.nodes, unfit_hint=GRANT, needs_all=True) as sessions:
         lacking = check_fleet(sessions, _find_fleet_id(store, fleet), fleet.groups)
         for node, programs in check_programs(sessions).items():
             if programs.folder != wheel_bin_directory():

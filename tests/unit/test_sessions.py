@@ -13,6 +13,7 @@ import pytest
 
 import fleet.nodes.sessions as module
 from fleet.config import Node
+from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.sessions import in_parallel, open_sessions
 from tests.unit.made_fleets import new_fleet
 
@@ -47,6 +48,27 @@ def test_all_are_waited_for_and_the_first_error_counts() -> None:
         in_parallel(work, ["a", "b", "c"])
     assert done == ["c"]
     assert in_parallel(str.upper, ["x", "y"]) == ["X", "Y"]
+
+
+PLAIN = "check that the server runs, and that its dsn and your password file are right"
+ONLY_PRIMARY = f"{PLAIN}; a full snapshot can do without standbys: snapshot create NAME --only-primary"
+
+
+@pytest.mark.parametrize(("nodes", "needs_all", "hint"), [
+    (("a-b1", "b"), False, PLAIN),
+    (("a", "b"), False, PLAIN),
+    (("a-b1", "b-b1"), False, ONLY_PRIMARY),
+    (("a-b1",), False, ONLY_PRIMARY),
+    (("a-b1",), True, PLAIN),
+])  # fmt: skip
+def test_all_nodes_that_can_not_be_reached_are_named_and_left_out_only_if_that_helps(
+    nodes: tuple[str, ...], hint: str, *, needs_all: bool
+) -> None:
+    away = [Node(one, "host=127.0.0.1 port=1", one.partition("-")[0] if "-" in one else None) for one in nodes]
+    with pytest.raises(NodeUnreachableError) as raised, open_sessions(new_fleet(), away, needs_all=needs_all):
+        pass
+    assert [one.partition(": ")[0] for one in raised.value.message.split("; ")] == [f"node {one}" for one in nodes]
+    assert (raised.value.hint, raised.value.exit_code) == (hint, 6)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import psycopg
 # What to do, by what an SQLSTATE begins with (PostgreSQL manual, "PostgreSQL Error Codes"). Of class 58 only I/O
 # errors: others name a file that is not there, such as a function's library. A shutdown (57P) loses the session.
 REMEDIES = {
-    "53100": "make room on the server's disk",
+    "53100": "make room on the server's disk, or in /dev/shm if it names a shared memory segment",
     "53200": "give the server more memory, or raise the setting that it names",
     "53": "give the server more of what it names",
     "57014": "somebody cancelled the statement on the server: see who",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DATABASE = "disrupted"
+ROOM_HINT = "make room on the server's disk, or in /dev/shm if it names a shared memory segment"
 DISRUPTIONS = ("53000", "53100", "53200", "53400", "57014", "58030", "40001", "40P01", "55P03")
 # A library or another file that is not there, a row that no index holds, an object that the session itself uses.
 REFUSALS = ("58P01", "54000", "23505", "42883", "55006", "XX000")
@@ -92,7 +93,7 @@ def test_what_the_server_lacks_is_no_refusal_in_any_section(target: Target) -> N
         side_by_side = replace(NOTHING, post_data=entries, side_by_side=frozenset({1}))
         with pytest.raises(NodeDisruptedError, match=r"INDEX public\.i: cannot now") as raised:
             DdlRun(node, side_by_side, watch).after_rows(make_ledger(node))
-    assert (raised.value.exit_code, raised.value.hint) == (6, "make room on the server's disk")
+    assert (raised.value.exit_code, raised.value.hint) == (6, ROOM_HINT)
 
 
 def test_nothing_else_that_a_restore_runs_takes_it_for_a_refusal(
@@ -156,7 +157,7 @@ def test_a_restore_that_meets_a_full_disk_after_its_rows_is_resumed_whatever_it_
             code, ended = restore_there(*words)
             assert (code, ended["error"]) == (6, "node-disrupted"), ended
             assert "INDEX public.t_room: could not extend file: No space left on device" in ended["message"]
-            assert ended["hint"].splitlines()[0] == "make room on the server's disk"
+            assert ended["hint"].splitlines()[0] == ROOM_HINT
             assert f"restore snp --resume --to {there}" in ended["hint"], ended["hint"]
         with psycopg.connect(with_database(source, "postgres").dsn) as connection:
             query = "SELECT datname FROM pg_database WHERE datname ^@ %s"

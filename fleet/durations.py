@@ -6,6 +6,8 @@ import re
 
 WORD_SECONDS = {"never": 0, "hourly": 3600, "daily": 86400, "weekly": 7 * 86400, "monthly": 30 * 86400}
 UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+# Longer ones would lead out of the calendar.
+DAYS_MAX = 36_500
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
@@ -22,7 +24,9 @@ class Duration(float):
         match = DURATION.fullmatch(text.strip())
         if match is None or match[2] not in UNIT_SECONDS:
             raise ValueError(f"{text!r} is not a length of time such as 24h, 30min or 7d")
-        return cls(float(match[1]) * UNIT_SECONDS[match[2]])
+        if (seconds := float(match[1]) * UNIT_SECONDS[match[2]]) > DAYS_MAX * UNIT_SECONDS["d"]:
+            raise ValueError(f"{text!r} is more than {DAYS_MAX:,} days")
+        return cls(seconds)
 
     @classmethod
     def from_document(cls, value: object) -> Duration:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, DecodeError, Meta, UnsetType, ValidationError
 
-from fleet.durations import Duration, Interval
+from fleet.durations import DAYS_MAX, Duration, Interval
 from fleet.record import END, Record
 from fleet.sizes import Size
 
@@ -23,6 +23,7 @@ TOML_WORDS = {
     "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",
 }  # fmt: skip
 # A text that is not empty.
+NUL = re.compile(r"\\(?:u0000|U00000000|x00)")
 Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -42,7 +43,7 @@ class RetentionTable(Record, frozen=True):
     """`[retention]` of fleet.toml."""
 
     keep_full: Annotated[int, Meta(ge=1)] | None = None
-    keep_days: Annotated[int, Meta(ge=1)] | None = None
+    keep_days: Annotated[int, Meta(ge=1, le=DAYS_MAX)] | None = None
     keep_increments: Annotated[int, Meta(ge=0)] | None = None
     gc_grace: Duration = GC_GRACE
 
@@ -159,7 +160,10 @@ class FleetFile(Record, frozen=True):
 
 
 def decode_fleet_file(text: str) -> FleetFile:
-    """Decode the text of fleet.toml; raise msgspec.DecodeError, of which `toml_problem` says what is wrong."""
+    """Decode the text of fleet.toml; raise msgspec.DecodeError or ValueError: `toml_problem` says what is wrong."""
+    # Neither a path nor a dsn can have it: what uses them would raise, or end there.
+    if NUL.search(text):
+        raise ValueError("a text has the character NUL (\\u0000)")
     return msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode)
 
 

@@ -19,7 +19,7 @@ from restore.targets.target import Connections, Target, suffix_of
 from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished, settle_recorded
 from snapshots.operations.recorded import read_open_intents
 from snapshots.operations.restore_decisions import PUBLISH, list_decided
-from snapshots.records.operation_records import operation_key, read_decision, read_outcome
+from snapshots.records.operation_records import operation_key, read_decision, read_intent, read_outcome
 from storage.errors import SnapshotError, UsageError
 from storage.store import ObjectStore
 
@@ -30,19 +30,23 @@ READ_MAX = 20
 
 
 class NothingUnfinishedError(UnfinishedRestoreError):
-    """A command is to end a restore, and there is none to be ended."""
+    """A command is to end a restore, and there is none to be ended. `closed` as find_closed."""
 
-    def __init__(self, store: ObjectStore, name: str) -> None:
+    def __init__(self, store: ObjectStore, name: str, closed: Mapping[str, str]) -> None:
         last, details = "", dict[str, object]()
         for operation in islice(list_decided(store), READ_MAX):
             with suppress(SnapshotError):
                 outcome = read_outcome(store, operation)
-                if outcome is not None and outcome.snapshot == name:
+                is_drill = read_intent(store, operation).is_drill
+                if outcome is not None and outcome.snapshot == name and not is_drill:
                     how = "was published" if outcome.state == "done" else f"was undone ({outcome.reason})"
                     last = f"; the last one of {name} that was decided, {operation}, {how}"
                     details = {"last": operation, "state": outcome.state}
                     break
-        super().__init__(f"{NONE_UNFINISHED}{last}", hint=WHERE_UNFINISHED, details=details)
+        # Whose databases somebody has dropped, nothing but the store knows of. It may have closed the old ones.
+        shut = "".join(f"; {one} accepts no connections" for one in closed)
+        opens = [f"to open {one}, then repeat the command: {statement}" for one, statement in closed.items()]
+        super().__init__(f"{NONE_UNFINISHED}{last}{shut}", hint=[*opens, WHERE_UNFINISHED], details=details)
 
 
 def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
@@ -176,11 +180,11 @@ def _check_unrecorded_empty(
         database = list_databases(connections[target.shard])[target.loading]
         # None is closed before everything is loaded.
         if not database.is_open or not is_empty(target.loaded):
-            drop = f"DROP DATABASE {quote(target.loading)};" if undoes else _empty_again(target.loading, target)
+            lines = [f"DROP DATABASE {quote(target.loading)};"] if undoes else _empty_again(target.loading, target)
             raise UnfinishedRestoreError(
                 f"node {target.node.id}: database {target.loading} has the name of a restore's database, but no record"
                 " of a restore, and is not empty",
-                hint=f"if nobody needs it: {drop}   else rename it; then repeat the command",
+                hint=["if nobody needs it (else rename it), then repeat the command:", *lines],
                 details={"node": target.node.id, "database": target.loading},
             )
 
@@ -244,8 +248,10 @@ def _lost_published(
         return None
     if exists:
         # By its name alone it would neither be dropped nor loaded again.
-        drop = f"drop it: DROP DATABASE {quote(database)};" if undoes else _loaded_again(database, target)
-        lines = [f"if it is the restored one, {drop}   {again}"]
+        lines = [f"if it is the restored one, drop it: DROP DATABASE {quote(database)};   {again}"]
+        if not undoes:
+            lines = ["if it is the restored one, it can only be loaded again, without what was written to it since:"]
+            lines += [*_empty_again(database, target), again]
         if record.replace and target.aside not in databases:
             lines.append(f"if it is the one that was there before, rename it to {target.aside}, {again}")
         else:
@@ -258,13 +264,9 @@ def _lost_published(
     )
 
 
-def _loaded_again(database: str, target: Target) -> str:
-    return f"it can only be loaded again, and what was written to it since is lost: {_empty_again(database, target)}"
-
-
-def _empty_again(database: str, target: Target) -> str:
+def _empty_again(database: str, target: Target) -> list[str]:
     """The statements after which a restore is resumed with an empty database in the place of this one."""
-    return f"DROP DATABASE {quote(database)}; CREATE DATABASE {quote(target.loading)} TEMPLATE template0;"
+    return [f"DROP DATABASE {quote(database)};", f"CREATE DATABASE {quote(target.loading)} TEMPLATE template0;"]
 
 
 def check_no_unfinished(
@@ -317,7 +319,7 @@ def find_resumable(
             # A process that ended after it had recorded the outcome may have left them.
             for line in clear_records(targets, connections):
                 progress.note(line)
-        raise NothingUnfinishedError(store, name)
+        raise NothingUnfinishedError(store, name, find_closed(targets, connections))
     if len(unfinished) > 1:
         raise UnfinishedRestoreError(
             f"several restores are unfinished: {'; '.join(one.label() for one in unfinished)}",

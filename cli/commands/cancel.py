@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.output.arguments import SECONDS_MAX
 from cli.output.context import command_context
 from cli.output.exit_codes import BUSY, DONE, REFUSED, UNREACHABLE
 from cli.output.operations import check_operation, check_snapshot, what_text
@@ -41,7 +42,10 @@ def cancel(
     *,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="All operations of this snapshot.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All operations of the fleet.")] = False,
-    wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait until they end.")] = 60.0,
+    wait: Annotated[
+        float,
+        typer.Option(min=0, max=SECONDS_MAX, metavar="SECONDS", help="How long to wait until they end."),
+    ] = 60.0,
 ) -> None:
     """Stop operations that run anywhere: they clean up as on Ctrl-C and exit 8. Settles what shows no sign of life.
 

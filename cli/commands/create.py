@@ -12,7 +12,7 @@ import typer
 from cli.commands.background import or_in_background
 from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cli.output.activity import activity
-from cli.output.arguments import DryRun, Groups, check_text
+from cli.output.arguments import SECONDS_MAX, DryRun, Groups, check_text
 from cli.output.context import command_context
 from cli.output.format import causes_lines, quantity_text, seconds_text, size_text, time_text
 from cli.output.left_out import left_out_lines, left_out_since
@@ -42,7 +42,12 @@ ExcludedGroups = Annotated[
 ]
 Wait = Annotated[
     float,
-    typer.Option(min=0, metavar="SECONDS", help="How long to wait for older transactions and for locks of sequences."),
+    typer.Option(
+        min=0,
+        max=SECONDS_MAX,
+        metavar="SECONDS",
+        help="How long to wait for older transactions and for locks of sequences.",
+    ),
 ]
 LargeObjects = Annotated[
     bool, typer.Option("--large-objects", help="Also copy large objects, as of now; increments do not follow them.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = "cutline/history/1"
-LAST = 20
+LAST, LAST_MAX = 20, 1_000_000
 TITLES = ("operation", "what", "result", "who", "ended", "took", "volumes")
 IMPORTANT = ("operation", "result", "what", "ended", "took", "volumes")
 
@@ -30,7 +30,9 @@ def history(
     context: typer.Context,
     *,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Only operations of this snapshot.")] = None,
-    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many; those that began last come first.")] = LAST,
+    last: Annotated[
+        int, typer.Option(min=1, max=LAST_MAX, metavar="N", help="How many; those that began last come first.")
+    ] = LAST,
 ) -> None:
     """List the operations that have ended: how, when, how long they took, and what they worked on.
 

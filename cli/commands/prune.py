@@ -27,6 +27,7 @@ from cli.output.exit_codes import DONE, UNREACHABLE
 from cli.output.format import quantity_text, size_text
 from cli.output.results import emit, show_preview
 from fleet.config import Retention
+from fleet.durations import DAYS_MAX
 from fleet.some_names import list_some
 from snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
 from snapshots.removal.removal import DELETE, RemovalResult
@@ -43,7 +44,8 @@ def prune(
     *,
     keep_full: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the newest N snapshots.")] = None,
     keep_days: Annotated[
-        int | None, typer.Option(min=1, metavar="D", help="Keep snapshots with a restore point younger than D days.")
+        int | None,
+        typer.Option(min=1, max=DAYS_MAX, metavar="D", help="Keep snapshots with a restore point younger than D days."),
     ] = None,
     keep_increments: Annotated[
         int | None, typer.Option(min=0, metavar="K", help="Only the newest K snapshots keep increments or get more.")

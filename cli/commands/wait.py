@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.commands.history import SCHEMA
+from cli.output.arguments import SECONDS_MAX
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, REFUSED
 from cli.output.format import seconds_text
@@ -53,7 +54,14 @@ def wait(
     operation: Annotated[str, typer.Argument(metavar="OPERATION", help="The operation's id, as status shows it.")],
     *,
     seconds: Annotated[
-        float | None, typer.Option("--wait", min=0, metavar="SECONDS", help="How long at most. Default: any time.")
+        float | None,
+        typer.Option(
+            "--wait",
+            min=0,
+            max=SECONDS_MAX,
+            metavar="SECONDS",
+            help="How long at most. Default: any time.",
+        ),
     ] = None,
 ) -> None:
     """Wait until an operation ends, and exit with the exit code of its command; with 3 if it shows no sign of life."""

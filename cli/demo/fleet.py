@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from cli.output.arguments import SECONDS_MAX
 from cli.output.context import command_context
 from cli.output.exit_codes import CONFLICTS
 from cli.output.format import count_text, name_fleet, seconds_text
@@ -42,7 +43,7 @@ PostgreSQL = Annotated[
         help="Run the servers of this folder of PostgreSQL's programs, such as /usr/lib/postgresql/16/bin.",
     ),
 ]
-Seconds = Annotated[float, typer.Option(min=0.1, help="How long the bank works.")]
+Seconds = Annotated[float, typer.Option(min=0.1, max=SECONDS_MAX, help="How long the bank works.")]
 Clients = Annotated[int, typer.Option(min=1, max=64, help="Number of concurrent clients.")]
 Delete = Annotated[bool, typer.Option("--delete", help="Also delete the servers' data; the store stays.")]
 

@@ -10,6 +10,7 @@ import typer
 
 from storage.errors import UsageError
 
+SECONDS_MAX = 365 * 86400
 # rich reads help texts as markup and drops words in brackets: an opening bracket needs a backslash.
 SnapshotName = Annotated[
     str, typer.Argument(metavar="NAME", help="The snapshot; a template such as 'x-{date}' selects its newest snapshot.")

@@ -300,10 +300,13 @@ def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
     return target.database in list_databases(connection)
 
 
-def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
-    """The targets' databases that accept no connections, as a restore that publishes leaves them if it is killed."""
-    return [
-        f"database {one.database} on {one.node.id}"
+def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> dict[str, str]:
+    """The targets' databases that accept no connections, as a restore that publishes leaves them if it is killed.
+
+    Each with the statement that opens it.
+    """
+    return {
+        f"database {one.database} on {one.node.id}": f"ALTER DATABASE {quote(one.database)} ALLOW_CONNECTIONS true;"
         for one in targets
         if (found := list_databases(connections[one.shard]).get(one.database)) and not found.is_open
-    ]
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -90,7 +90,7 @@ def abandon_restore(
         report.operations = [one for one in report.operations if not _is_named(one, made_nothing)] + made_nothing
         left = find_closed(undoable.targets, undoable.connections)
         report.opened = [one for one in closed if one not in left]
-    return _checked(report, source.store.open(), name)
+    return _checked(report, source.store.open(), name, left)
 
 
 @contextmanager
@@ -112,7 +112,8 @@ def preview_abandon(
     """
     report, to_confirm = AbandonReport(), list[str]()
     with hold_undoable(source, target, name, progress, nodes) as undoable:
-        report.opened = find_closed(undoable.targets, undoable.connections)
+        closed = find_closed(undoable.targets, undoable.connections)
+        report.opened = list(closed)
         for one in reversed(undoable.found):
             own = undoable.own[one.suffix]
             to_confirm += _lines_to_confirm(undoable, one)
@@ -132,7 +133,7 @@ def preview_abandon(
             report.operations = [one for one in report.operations if not _is_named(one, [intent.operation])]
             if intent.operation not in report.operations:
                 (report.done if is_done else report.operations).append(intent.operation)
-    return _checked(report, source.store.open(), name), to_confirm
+    return _checked(report, source.store.open(), name, closed), to_confirm
 
 
 def _lines_to_confirm(undoable: Undoable, found: UnfinishedRestore) -> list[str]:
@@ -154,9 +155,9 @@ def _find_slots(undoable: Undoable, found: UnfinishedRestore) -> list[tuple[str,
     ]
 
 
-def _checked(report: AbandonReport, store: ObjectStore, name: str) -> AbandonReport:
+def _checked(report: AbandonReport, store: ObjectStore, name: str, closed: Mapping[str, str]) -> AbandonReport:
     if not report.operations and not report.done:
-        raise NothingUnfinishedError(store, name)
+        raise NothingUnfinishedError(store, name, closed)
     return report
 
 

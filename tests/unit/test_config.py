@@ -225,6 +225,8 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + '[encryption]\nkey_command = "cat key"\n' + NODE, "expected list, got text - at `encryption.key_command`"),
     (HEAD + "[spark]\nmaster = 4\n" + NODE, "`spark.master` must be a non-empty string"),
     ("name = \n", "fleet.toml: "),
+    (HEAD.replace("store = \"", "store = \"/a\\u0000") + NODE, "a text has the character NUL"),
+    (HEAD + "[retention]\nkeep_days = 36501\n" + NODE, "expected integer <= 36500 - at `retention.keep_days`"),
 ])  # fmt: skip
 def test_every_mistake_is_named(fleet_file: Path, text: str, message: str) -> None:
     fleet_file.write_text(text)

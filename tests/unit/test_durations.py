@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from fleet.durations import Duration, Interval
@@ -27,3 +29,12 @@ def test_an_interval_is_a_word_or_a_duration(text: str, seconds: float) -> None:
 def test_never_is_written_as_a_word(text: str) -> None:
     with pytest.raises(ValueError, match='write "never"'):
         Interval.parse(text)
+
+
+def test_no_length_of_time_leads_out_of_the_calendar() -> None:
+    longest = timedelta(seconds=Duration.parse("36500d"))
+    assert (datetime.now(UTC) - longest).year > 1900
+    assert (datetime.now(UTC) + longest).year < 2200
+    for text in ("36501d", "99999999999h", "9" * 400 + "d"):
+        with pytest.raises(ValueError, match="more than 36,500 days"):
+            Duration.parse(text)

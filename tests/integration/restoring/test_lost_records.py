@@ -22,6 +22,7 @@ from restore.restore import restore_fleet, resume_restore
 from restore.targets.target import Target, TargetExistsError
 from restore.undoing.abandoning import abandon_restore
 from restore.unfinished import UnfinishedRestoreError
+from restore.unfinished_checks import NothingUnfinishedError
 from snapshots.records.operation_records import read_outcome
 from storage.store import StoreUnreachableError
 from tests.commands.snapshot_runs import Ready
@@ -130,7 +131,7 @@ def test_a_published_database_without_its_record_is_loaded_again_as_the_hint_say
         execute(maintenance_of(place, shard), f"COMMENT ON DATABASE {DATABASE} IS 'production'")
         with pytest.raises(UnfinishedRestoreError) as raised:
             resume(place)
-        assert "what was written to it since is lost" in raised.value.hint
+        assert "without what was written to it since" in raised.value.hint
         execute(maintenance_of(place, shard), *re.findall("(?:DROP|CREATE) DATABASE .*?;", raised.value.hint))
         report = resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_restored(place)
@@ -167,6 +168,41 @@ def test_an_undo_says_which_databases_it_takes_for_old_ones(place: Place, monkey
         abandon_restore(place.fleet, place.target, NAME, print, watching)
         (note,) = [one for one in watching.notes if "taken for the one that was there before" in one]
         assert note.startswith(f"node s{shard + 1}: database {DATABASE} ")
+
+
+def test_old_databases_that_a_restore_has_closed_are_opened_as_the_hint_says(place: Place) -> None:
+    """Somebody has dropped all that it made, so that the targets know nothing of it any more."""
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.CLOSED)
+        for shard in range(SHARDS):
+            own = maintenance_of(place, shard)
+            execute(own, f'DROP DATABASE "{beside(place, shard, "_restoring_")}"')
+            # As after a kill: the process that loses a node opens them.
+            execute(own, f"ALTER DATABASE {DATABASE} ALLOW_CONNECTIONS false")
+        for end in (resume, abandon):
+            with pytest.raises(NothingUnfinishedError, match=f"database {DATABASE} on s1 accepts no conn") as raised:
+                end(place)
+        for shard in range(SHARDS):
+            (statement,) = re.findall(
+                rf"to open database {DATABASE} on s{shard + 1}, .*?: (ALTER .*;)", raised.value.hint
+            )
+            execute(maintenance_of(place, shard), statement)
+        abandon(place)
+        assert_old(place)
+
+
+def test_a_closed_database_without_its_record_is_dropped_as_the_hint_says(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.CLOSED)
+        loading = beside(place, 0, "_restoring_")
+        for name in (loading, DATABASE):
+            execute(maintenance_of(place, 0), f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        execute(maintenance_of(place, 0), f"COMMENT ON DATABASE {loading} IS NULL")
+        with pytest.raises(UnfinishedRestoreError, match=f"{loading} has the name .* and is not empty") as raised:
+            abandon(place)
+        execute(maintenance_of(place, 0), drop_in(raised.value.hint))
+        abandon(place)
+        assert_old(place)
 
 
 def test_an_undo_opens_databases_also_where_nothing_else_is_left(place: Place) -> None:

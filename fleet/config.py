@@ -32,12 +32,15 @@ from fleet.fleet_file import (
 from fleet.fleet_rules import check_dsn, check_global_id, check_spark_master, check_spark_settings, check_watch
 from fleet.record import Record
 from fleet.settings import flatten, remember_secret_settings, spark_settings
+from fleet.sizes import size_text
 from fleet.variables import VARIABLE, VariableMissingError, expand, expand_all, expand_dsn, remember_secrets_of
 from storage.encryption.fleet_encryption import FleetEncryption
 from storage.encryption.key_source import KeySource
 from storage.errors import UsageError
 from storage.location import StoreLocation, with_environment
 
+# One of a thousand nodes has 200 kB. A device, or the wrong file, may never end.
+FILE_BYTES_MAX = 16 << 20
 SET_VARIABLE = "set the variable, or name the right one"
 NO_FILE_HINT = "name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot demo up demo-fleet"
 LOOPBACK, PORTS = "127.0.0.1", 65536
@@ -168,8 +171,10 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
     `hint` says what to do if there is no such file.
     """
     try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
         # Editors on Windows begin a file with a byte order mark.
-        text = path.read_text(encoding="utf-8-sig")
+        text = content.decode("utf-8-sig")
     except FileNotFoundError:
         raise FleetFileError(f"no fleet file at {path}", hint=hint) from None
     except UnicodeDecodeError as error:
@@ -181,6 +186,8 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
         raise FleetFileError(
             f"{path}: {error.strerror or error}", hint="correct the file, then repeat the command"
         ) from error
+    if len(content) > FILE_BYTES_MAX:
+        raise FleetFileError(f"{path} has more than {size_text(FILE_BYTES_MAX)}", hint="name a fleet file")
     try:
         return _fleet(path, decode_fleet_file(text))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -155,16 +156,16 @@ def run_measured(fleet: Fleet, *words: str) -> dict[str, int]:
     """Run the command; return the peak memory of its own process, its JVM and its largest Python worker."""
     began = time.monotonic()
     peak = {"command": 0, "java": 0, "worker": 0}
-    with subprocess.Popen(
-        [*command_line(fleet, *words), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ
-    ) as process:
-        while process.poll() is None:
-            for kind, held in peaks_below(process.pid):
-                peak[kind] = max(peak[kind], held)
-            # The kernel keeps the high-water marks, so reading them more often would only waste processor time.
-            time.sleep(0.5)
-        stdout, stderr = process.communicate()
-    assert process.returncode == 0, (stdout, stderr.decode())
+    # A file: nobody reads a pipe meanwhile, and the command would wait once it is full of progress.
+    with tempfile.TemporaryFile() as said:
+        with subprocess.Popen([*command_line(fleet, *words), "--json"], stdout=said, stderr=said) as process:
+            while process.poll() is None:
+                for kind, held in peaks_below(process.pid):
+                    peak[kind] = max(peak[kind], held)
+                # The kernel keeps the high-water marks, so reading them more often would only waste processor time.
+                time.sleep(0.5)
+        said.seek(0)
+        assert process.returncode == 0, said.read().decode()
     print(json.dumps({"words": words[:3], "seconds": round(time.monotonic() - began, 1)} | peak))  # noqa: T201  # figures
     return peak
 

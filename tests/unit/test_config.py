@@ -302,3 +302,8 @@ def test_of_several_hosts_a_node_is_the_server_of_its_kind(fleet_file: Path) -> 
     assert found == ["primary", "standby", "any"]
     fleet_file.write_text(HEAD + NODE.replace("dbname=a", "host=x dbname=a"))
     assert "target_session_attrs" not in conninfo_to_dict(load_fleet(fleet_file).nodes[0].dsn)
+
+
+def test_a_file_that_never_ends_is_not_read_to_its_end() -> None:
+    with pytest.raises(FleetFileError, match=r"/dev/zero has more than 16\.0 MiB"):
+        load_fleet(Path("/dev/zero"))

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from fleet.some_names import join_some
 from fleet.tables.groups import Group
 from restore.copies.choice import Wanted, explain_damage
-from restore.ddl.archive import is_own_publication, read_archive
+from restore.ddl.archive import SYSTEM_SCHEMAS, is_own_publication, read_archive
 from restore.ddl.ddl import show_name
-from snapshots.ddl.archive import ArchiveEntry, statements_of_entry
+from restore.ddl.pg_restore import REMARKS
+from snapshots.ddl.archive import PRIVILEGES, ArchiveEntry, statements_of_entry
 from snapshots.ddl.dump import read_stored_ddl
 from snapshots.records.chain import Chain
 from snapshots.records.large_objects import count_by_node
@@ -19,6 +20,8 @@ from storage.store import ObjectStore
 from wal.segments.damage import ObjectDamagedError
 
 NAMED_MAX = 20
+# What pg_restore runs only with --create.
+OF_DATABASE = ("DATABASE", "DATABASE PROPERTIES")
 SETTINGS = ("encoding", "collate", "ctype", "locale_provider", "locale", "icu_rules")
 
 
@@ -33,7 +36,8 @@ class LargeObjectsUnroutedError(RefusedError):
 def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> None:
     """Raise SourcesDifferError, naming what differs, unless all sources have the definitions of the first.
 
-    Compares the databases' encodings and locales, the tables, and the whole DDL with its owners.
+    Compares the databases' encodings, locales and search_path, the tables, and the whole DDL with its owners. What else
+    belongs to a database or its server is the first source's: see _is_of_server.
     """
     differences: list[str] = []
     first, *others = sources
@@ -54,11 +58,13 @@ def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> N
             if name.removeprefix("TABLE ") not in named
         ]
     if differences:
+        versions = " and ".join(sorted({str(chain.baseline[one].server_version // 10000) for one in sources}))
         raise SourcesDifferError(
             f"the definitions of {', '.join(sources)} differ, so their rows can't go to the same databases:"
             f" {join_some(differences, NAMED_MAX)}",
             hint=[
                 "make the definitions the same, and take another increment: snapshot create NAME --incremental",
+                *([f"PostgreSQL {versions} print some equal definitions differently"] if " " in versions else []),
                 "or restore each shard to a target with its own id",
             ],
             details={"differences": differences},
@@ -111,21 +117,28 @@ def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[t
 
 
 def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
-    """The statements of a source's DDL by what they define.
+    """The statements of a source's DDL by what they define, without what is not compared.
 
-    Cutline's own publications are left out: a node may have one for tables that were append-only, and another has not,
+    Cutline's own publications are not: a node may have one for tables that were append-only, and another has not,
     though their tables are the same.
     """
     body = read_stored_ddl(store, chain, source)
     archive = read_archive(body)
     found: dict[str, Counter[tuple[str, ...]]] = {}
     for entry in archive.entries:
-        if is_own_publication(entry):
+        if is_own_publication(entry) or entry.kind in OF_DATABASE or _is_of_server(entry):
             continue
         found.setdefault(_name_of(entry), Counter())[
             statements_of_entry(body, entry), entry.tablespace, entry.access, entry.owner
         ] += 1
     return {**found, "setting search_path": archive.search_path}
+
+
+def _is_of_server(entry: ArchiveEntry) -> bool:
+    """Whether it is a remark or a privilege of the database itself, or a privilege of a PostgreSQL object."""
+    if entry.kind in (PRIVILEGES, *REMARKS):
+        return entry.name.startswith("DATABASE ") or (entry.kind == PRIVILEGES and entry.schema in SYSTEM_SCHEMAS)
+    return False
 
 
 def _name_of(entry: ArchiveEntry) -> str:

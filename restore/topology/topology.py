@@ -61,6 +61,11 @@ class Topology:
         """What becomes of the tables' rows and of the sequences, a line each; `groups` are those that are restored."""
         lines = [f"{' + '.join(self.sources)} go to {', '.join(self.targets)}"]
         several = len(self.sources) > 1
+        if several:
+            lines.append(
+                f"settings and privileges of the database, and privileges of PostgreSQL's own objects, are those of"
+                f" {self.sources[0]}"
+            )
         if self.sequences(chain):
             what = "the value of the source that is furthest" if several else "the source's value"
             lines.append(f"sequences have on every target {what}")

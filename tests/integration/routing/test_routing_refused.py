@@ -32,6 +32,14 @@ LEFT_BY_ANOTHER_FLEET = """
 CREATE PUBLICATION cutline_0123abcd_append_only FOR TABLE rate, account;
 COMMENT ON PUBLICATION cutline_0123abcd_append_only IS 'its settings before'
 """
+# What belongs to one server: init asks for such grants where a standby is.
+OF_ONE_SERVER = """
+GRANT EXECUTE ON FUNCTION pg_read_file(text) TO pg_monitor;
+GRANT CREATE ON DATABASE bank TO pg_monitor;
+COMMENT ON DATABASE bank IS 'the second';
+ALTER DATABASE bank SET work_mem = '5MB';
+ALTER DATABASE bank OWNER TO other
+"""
 
 
 def test_tables_without_a_route_are_refused_all_by_name(place: RoutedPlace) -> None:
@@ -93,7 +101,7 @@ def test_a_unique_value_of_two_sources_leaves_the_restore_to_the_operator(place:
 
 
 def test_shards_with_different_definitions_are_refused_by_name(place: RoutedPlace) -> None:
-    execute(place.servers.dsns()[1], OTHER_DEFINITIONS, LEFT_BY_ANOTHER_FLEET)
+    execute(place.servers.dsns()[1], OTHER_DEFINITIONS, LEFT_BY_ANOTHER_FLEET, OF_ONE_SERVER)
     place.runs.increment(NAME)
     with pytest.raises(SourcesDifferError) as raised:
         place.plan(1, increment=DIFFERENT)

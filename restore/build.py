@@ -142,7 +142,8 @@ def finish_database(
         settable, lines = find_settable(connection, wanted, some_lack=some_lack)
         set_sequences(connection, settable)
     run.after_rows(target.ledger)
-    done.problems = [*(f"node {target.node.id}: {line}" for line in lines), *refresh_views(target.node, ddl, watch)]
+    refreshed = refresh_views(target.node, ddl, watch)
+    done.problems = [*(f"node {target.node.id}: {line}" for line in lines), *refreshed.problems]
     if analyzes:
         # Before the event triggers exist: one on logins would run in the session.
         with (
@@ -159,7 +160,7 @@ def finish_database(
         done.is_finished = False
     else:
         done.is_finished = run.last(target.ledger, move_statements(target.node, moves), allows_refused=allows_refused)
-    done.refusals, done.helped = list(run.refusals.values()), run.helped
+    done.refusals, done.helped = list(run.refusals.values()), [*run.helped, *refreshed.helped]
     return done
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from fleet.some_names import join_some
 from restore.build import FinishedDatabase
-from restore.ddl.ddl import DdlEntry, show_name
-from restore.ddl.function_paths import NeededPath
+from restore.ddl.ddl import MATERIALIZED_VIEW, DdlEntry, show_name
+from restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath
 from restore.report import RefusedStatement, describe_refusals
 from restore.run import RestoreRun
 from restore.targets.target import Target
@@ -21,9 +21,12 @@ from storage.errors import SnapshotError
 # Of each database; a record is a comment on it.
 REFUSED_KEPT_MAX = 100
 NAMED_MAX = 5
-# From this version on maintenance commands give functions no search_path.
-RESTRICTED_VERSION = 170000
-MAINTAINED = ("INDEX", "CONSTRAINT", "STATISTICS")
+MAINTAINED = {
+    "INDEX": "ANALYZE and REINDEX of it fail",
+    "CONSTRAINT": "ANALYZE and REINDEX of it fail",
+    "STATISTICS": "ANALYZE of its table fails",
+    MATERIALIZED_VIEW: "REFRESH of it fails",
+}
 
 
 class DdlRefusedError(SnapshotError):
@@ -41,8 +44,8 @@ def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
     functions = f" ({', '.join(show_name(one.function) for one in needed)})" if needed else ""
     statements = " ".join(show_name(one.statement) for one in needed) or "ALTER FUNCTION … SET search_path = …;"
     return (
-        f"{entry.label} uses functions without a search_path of their own{functions}; ANALYZE and REINDEX of it fail on"
-        f" PostgreSQL 17 and newer until: {statements}"
+        f"{entry.label} uses functions without a search_path of their own{functions};"
+        f" {MAINTAINED[entry.kind]} on PostgreSQL 17 and newer until: {statements}"
     )
 
 

@@ -21,9 +21,9 @@ from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.shut_down import shut_down
 from fleet.nodes.watch import Watch
-from fleet.tables.names import table_name
+from fleet.tables.names import quote_identifier, table_name
 from restore.ddl.database_ddl import DatabaseDdl
-from restore.ddl.function_paths import run_with_paths
+from restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath, run_with_paths
 from snapshots.ddl.archive import EXTENSION
 from snapshots.ddl.search_path import search_path_of
 from snapshots.records.commit import Sequence as StoredSequence
@@ -33,6 +33,7 @@ from storage.errors import RefusedError
 PRE_DATA, POST_DATA, EVENT_TRIGGERS = "pre-data", "post-data", "event-triggers"
 # With the last of them: what belongs to the database itself.
 DATABASE = "database"
+MATERIALIZED_VIEW = "MATERIALIZED VIEW"
 SET_QUERY = """
 SELECT setval(format('%%I.%%I', s.space, s.name)::regclass, s.value, s.is_called)
   FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::boolean[]) AS s (space, name, value, is_called)
@@ -163,27 +164,49 @@ def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContext
     return watch.on_silence(partial(shut_down, connection))
 
 
-def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> list[str]:
-    """Refresh the materialized views; return one line for each that could not be refreshed, with the reason."""
-    problems: list[str] = []
+@dataclass(slots=True)
+class Refreshed:
+    """What came of refreshing materialized views.
+
+    `problems` has a line for each that could not be refreshed, with the reason, `helped` those that could be while
+    functions had a search_path, with these functions.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    helped: list[tuple[DdlEntry, tuple[NeededPath, ...]]] = field(default_factory=list)
+
+
+def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> Refreshed:
+    """Refresh the materialized views."""
+    refreshed = Refreshed()
     if not ddl.views:
-        return problems
+        return refreshed
+    views = {entry.number: entry for entry in ddl.pre_data if entry.kind in ("VIEW", MATERIALIZED_VIEW)}
+    by_name = {f"{quote_identifier(one.schema)}.{quote_identifier(one.name)}": one for one in views.values()}
+
+    def definition_of(entry: DdlEntry) -> str:
+        """Its statements, and those of the views that it reads."""
+        return entry.statements + "".join(definition_of(views[one]) for one in entry.dependencies if one in views)
+
     with raising_unreachable(node), connect(node, client_encoding=RAW) as connection, ending(watch, connection):
-        query = "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), false)"
-        # Before PostgreSQL 17; later versions set their own while they refresh.
-        connection.execute(query, (search_path_of(ddl.search_path).encode(),))
+        if connection.info.server_version < RESTRICTED_VERSION:
+            query = "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), false)"
+            connection.execute(query, (search_path_of(ddl.search_path).encode(),))
         for view in ddl.views:
             statement = raw_bytes(f"REFRESH MATERIALIZED VIEW {view}")
+            entry = by_name.get(view, DdlEntry(0, MATERIALIZED_VIEW, "", view, ""))
             try:
-                run_with_paths(connection, statement, ddl.search_path)
+                needed = run_with_paths(connection, statement, ddl.search_path, raw_bytes(definition_of(entry)))
+                if needed is not None:
+                    refreshed.helped.append((entry, needed))
             except psycopg.Error as error:
                 if connection.broken:
                     raise unreachable_error(node, error) from error
                 what = f"materialized view {show_name(view)}"
                 if remedy_of(error):
                     raise disrupted_error(node.id, error, what) from error
-                problems.append(f"node {node.id}: {what} is not populated: {shorten_message(error)}")
-    return problems
+                refreshed.problems.append(f"node {node.id}: {what} is not populated: {shorten_message(error)}")
+    return refreshed
 
 
 def show_name(name: str) -> str:

@@ -24,11 +24,14 @@ from snapshots.ddl.search_path import DEFAULT, list_elements
 # Errors of a name that was not found, or was found with other types: class 42 without those that no search_path mends.
 NOT_FOUND = re.compile(r"3F000|42(?!501|710|701|P04|P05|P06|P07|723)...")
 USER = "$user"
+# From this version on maintenance commands give functions no search_path.
+RESTRICTED_VERSION = 170000
 # Functions whose body is text that is parsed when it runs. Those of others can't be altered, and would be refused.
 FUNCTIONS_QUERY = b"""
 SELECT pg_catalog.textsend(p.oid::pg_catalog.regprocedure::pg_catalog.text),
-       pg_catalog.textsend(pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(p.proowner))),
-       pg_catalog.textsend(pg_catalog.quote_ident(n.nspname)),
+       pg_catalog.textsend(pg_catalog.concat('"', pg_catalog.replace(pg_catalog.pg_get_userbyid(p.proowner), '"', '""'),
+                                             '"')),
+       pg_catalog.textsend(pg_catalog.concat('"', pg_catalog.replace(n.nspname, '"', '""'), '"')),
        pg_catalog.textsend(pg_catalog.concat('"', pg_catalog.replace(n.nspname, '"', '""'), '"."',
                                              pg_catalog.replace(p.proname, '"', '""'), '"('))
   FROM pg_catalog.pg_proc p
@@ -69,11 +72,12 @@ class NeededPath(NamedTuple):
 
 
 def run_with_paths(
-    connection: psycopg.Connection[Any], statement: bytes, path: str | None
+    connection: psycopg.Connection[Any], statement: bytes, path: str | None, definition: bytes = b""
 ) -> tuple[NeededPath, ...] | None:
     """Run the statements, in a transaction or savepoint of their own; return which functions needed a search_path.
 
-    None if none did. Functions that others call are not among them.
+    None if none did. Those are returned that the statements call, or the `definition` of the object that they name;
+    functions that others call are not among them.
 
     The session is raw (fleet.nodes.encodings). They run as they stand first; if a name is not found, once more while
     every function without a search_path of its own has that of the database, for its owner, then its own schema, and
@@ -86,7 +90,7 @@ def run_with_paths(
     except psycopg.Error as error:
         if connection.broken or not NOT_FOUND.fullmatch(error.diag.sqlstate or ""):
             raise
-        needed = _run_once_more(connection, statement, path)
+        needed = _run_once_more(connection, statement, path, definition)
         if needed is None:
             raise
         return needed
@@ -94,7 +98,7 @@ def run_with_paths(
 
 
 def _run_once_more(
-    connection: psycopg.Connection[Any], statement: bytes, path: str | None
+    connection: psycopg.Connection[Any], statement: bytes, path: str | None, definition: bytes
 ) -> tuple[NeededPath, ...] | None:
     given = [one.encode() for one in path_elements(path)]
     elements = [bytes(name) for (name,) in connection.execute(STORED_QUERY, (given,))]
@@ -106,7 +110,7 @@ def _run_once_more(
         own = [b"pg_catalog", *schemas, bytes(schema)]
         value = b", ".join(dict.fromkeys([*own, *others]))
         setting.append(b"ALTER ROUTINE %s SET search_path = %s;" % (bytes(function), value))
-        if bytes(call) in statement:
+        if bytes(call) in statement + definition:
             lasting = b"ALTER FUNCTION %s SET search_path = %s;" % (bytes(function), b", ".join(dict.fromkeys(own)))
             needed.append(NeededPath(raw_text(bytes(function)), raw_text(lasting)))
         resetting.append(b"ALTER ROUTINE %s RESET search_path;" % bytes(function))

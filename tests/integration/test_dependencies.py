@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -16,6 +17,7 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.programs.wheel import run_tool
+from restore.ddl.function_paths import RESTRICTED_VERSION
 from restore.report import RestoreReport
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import database_on
@@ -60,7 +62,7 @@ def restore(own: Runs, **options: int | None) -> tuple[Fleet, RestoreReport]:
 @pytest.mark.parametrize("connections_max", [None, 6], ids=["several sessions", "one session"])
 def test_every_dependency_is_restored_whatever_the_sizes_are(own: Runs, connections_max: int | None) -> None:
     target, report = restore(own, connections_max=connections_max)
-    assert (report.refused, report.warnings) == ([], [])
+    assert (report.refused, failing_refreshes(target.primaries[0].dsn)) == ([], sorted(report.warnings))
     source, again = own.fleet.primaries[0].dsn, target.primaries[0].dsn
     assert ddl_of(again) == ddl_of(source)
     rows = rows_of(source)
@@ -68,6 +70,21 @@ def test_every_dependency_is_restored_whatever_the_sizes_are(own: Runs, connecti
     # The premise: the table that refers is the larger in one schema, and the smaller in another.
     for schema, sizes in SIZES.items():
         assert tuple(rows[f"{schema}.{table}"].count(b"\n") for table in ("orders", "customer")) == sizes
+
+
+def failing_refreshes(dsn: str) -> list[str]:
+    """What a restore is to warn of: planning the view's query calls functions of the statistics of its table."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        if connection.info.server_version < RESTRICTED_VERSION:
+            return []
+        for schema in SIZES:
+            with pytest.raises(psycopg.errors.UndefinedFunction):
+                connection.execute(f"REFRESH MATERIALIZED VIEW {schema}.counted".encode())
+    return [
+        f"node s1: MATERIALIZED VIEW {schema}.counted uses functions without a search_path of their own; REFRESH of it"
+        " fails on PostgreSQL 17 and newer until: ALTER FUNCTION … SET search_path = …;"
+        for schema in sorted(SIZES)
+    ]
 
 
 def rows_of(dsn: str) -> dict[str, bytes]:

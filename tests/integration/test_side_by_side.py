@@ -18,8 +18,10 @@ from fleet.config import Node
 from fleet.nodes.connections import with_database
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import watch_nodes
+from restore.ddl.ddl import refresh_views
+from restore.ddl.function_paths import RESTRICTED_VERSION
 from restore.ddl.running import DdlRun
-from restore.refused import RESTRICTED_VERSION, _unqualified
+from restore.refused import _unqualified
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute
 
@@ -194,3 +196,43 @@ def test_functions_that_need_a_search_path_are_named_with_the_statement_that_giv
         connection.execute(warning.partition(" until: ")[2].encode())
         connection.execute(rebuild)
         connection.execute("ANALYZE person")
+
+
+def test_a_view_whose_functions_need_a_search_path_is_named_with_the_statement_that_lets_it_be_refreshed(
+    node: Node, tmp_path: Path
+) -> None:
+    execute(
+        node.dsn,
+        "CREATE SCHEMA app; CREATE TABLE app.orders (id int)",
+        f"ALTER DATABASE {DATABASE} SET search_path = app, public",
+        "CREATE FUNCTION app.order_count() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT count(*) FROM app.orders'",
+        "CREATE VIEW app.counted AS SELECT app.order_count() AS n",
+        "CREATE MATERIALIZED VIEW app.top AS SELECT n FROM app.counted",
+        "SET search_path = app; CREATE OR REPLACE FUNCTION order_count() RETURNS bigint LANGUAGE sql STABLE"
+        " AS 'SELECT count(*) FROM orders'",
+    )
+    again = with_database(node, f"{DATABASE}_again")
+    with watch_nodes([again]) as watch:
+        ddl = dumped_ddl(node, tmp_path, watch)
+        run = DdlRun(again, ddl, watch)
+        run.before_rows()
+        run.after_rows(make_ledger(again))
+        execute(again.dsn, "INSERT INTO app.orders VALUES (1)")
+        refreshed = refresh_views(again, ddl, watch)
+    assert (run.refusals, refreshed.problems) == ({}, [])
+    with psycopg.connect(again.dsn, autocommit=True) as connection:
+        if connection.info.server_version < RESTRICTED_VERSION:
+            assert refreshed.helped == []
+            return
+        ((entry, needed),) = refreshed.helped
+        warning = _unqualified(entry, needed)
+        begins = "MATERIALIZED VIEW app.top uses functions without a search_path of their own (app.order_count());"
+        assert warning.startswith(f"{begins} REFRESH of it fails on PostgreSQL 17 and newer until: ALTER FUNCTION app.")
+        # Each schema once.
+        assert warning.endswith('SET search_path = pg_catalog, "app", "public";')
+        refresh = "REFRESH MATERIALIZED VIEW app.top"
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            connection.execute(refresh)
+        connection.execute(warning.partition(" until: ")[2].encode())
+        connection.execute(refresh)
+        assert connection.execute("SELECT n FROM app.top").fetchall() == [(1,)]

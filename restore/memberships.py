@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
     with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
         query = MEMBERS_QUERY.format(set=SET_QUERY if ours.version >= INHERIT_OPTION_VERSION else "true")
         known = {bytes(name): facts for name, *facts in raw.execute(query.encode())}
-    problems, superusers = list[str](), list[str]()
+    problems, superusers, maps = list[str](), list[str](), list[str]()
     grants: dict[str, None] = {}
     for role, things in sorted(roles.items()):
         if role == PUBLIC_OWNER:
@@ -51,6 +52,7 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
         is_super, is_usable, is_member = known.get(raw_bytes(role), (False, True, False))
         if is_super:
             superusers.append(f"{show_name(role)}, of {list_some(map(show_name, things), NAMED_MAX)}")
+            maps.append(f"--role-map {shlex.quote(f'{show_name(role)}={ours.name}')}")
         elif not is_usable:
             problems.append(
                 f"role {ours.name} is not a member of {show_name(role)}, which owns or grants what is restored"
@@ -66,7 +68,12 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
     ]
     raise TargetUnfitError(
         f"node {target.node.id}: {'; '.join(problems)}",
-        hint=["restore as a superuser, or give all of it to your role: --no-owner"] if superusers else script,
+        hint=[
+            f"restore as a superuser, or give your role what superusers own: {' '.join(maps)}",
+            "or give it all that anybody owns: --no-owner",
+        ]
+        if superusers
+        else script,
         details={"node": target.node.id, "superusers": superusers, "grants": list(grants)},
     )
 

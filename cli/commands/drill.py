@@ -23,7 +23,7 @@ from restore.parts.scope import RestoreScope
 from restore.request import RestoreRequest
 from storage.errors import UsageError
 
-OPTIONS = "--increment, --at, --use-backup-copies, --allow-refused-ddl, --junit and --to"
+OPTIONS = "--increment, --at, --use-backup-copies, --allow-refused-ddl, --junit, --metrics, --background and --to"
 OPTIONS_TO = "--create-roles, --no-owner and --role-map"
 
 

@@ -197,6 +197,7 @@ def add_to_publications(
 
     Raises ChangedError if a table was dropped or replaced meanwhile.
     """
+    done: set[str] = set()
 
     def publish(node: str) -> None:
         connection = sessions.connections[node]
@@ -212,9 +213,13 @@ def add_to_publications(
             raise locked_error(sessions.fleet.node(node), what, chosen, seconds, modes=PUBLISHING) from error
         except DDL_RACE_ERRORS as error:
             raise ChangedError(f"node {node}: new tables can't be published: {' '.join(str(error).split())}") from error
-        progress.note(f"node {node}: new tables were published: {', '.join(names[node])}")
+        done.add(node)
 
-    in_parallel(publish, names)
+    try:
+        in_parallel(publish, names)
+    finally:
+        for node in (one for one in names if one in done):
+            progress.note(f"node {node}: new tables were published: {', '.join(names[node])}")
 
 
 def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: TableSelection) -> str:

@@ -65,10 +65,12 @@ def test_a_role_that_is_no_superuser_divides_rows(place: RoutedPlace) -> None:
     try:
         for dsn in servers:
             execute(dsn, f"CREATE ROLE {RESTORER} LOGIN CREATEDB")
-        with pytest.raises(TargetUnfitError, match="only a superuser can restore what superusers own"):
+        with pytest.raises(TargetUnfitError, match="only a superuser can restore what superusers own") as raised:
             restore_fleet(plan_restore(place.single.fleet, theirs, request), place.runs.spark, Silent())
         assert place.databases() == set()
-        own = replace(request, scope=RestoreScope(no_owner=True))
+        mapped = f"postgres={RESTORER}"
+        assert f"--role-map {mapped}" in raised.value.hint
+        own = replace(request, scope=RestoreScope(role_map=(("postgres", RESTORER),)))
         report = restore_fleet(plan_restore(place.single.fleet, theirs, own), place.runs.spark, Silent())
         assert [counts(place, number) for number in (1, 2)] == ROWS
         assert report.rows == sum(map(sum, ROWS))

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import connect, disrupted_error, raising_unreachable, unreachable_error
+from fleet.nodes.connections import connect, disrupted_error, node_of, raising_unreachable, unreachable_error
 from fleet.nodes.disruptions import remedy_of
 from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
@@ -242,7 +242,7 @@ def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Store
     """Set every sequence to its stored value, SEQUENCES_AT_ONCE at a time.
 
     Each holds a lock until the commit, and each commit flushes the WAL. Raises SchemaLoadError if one can't be, and
-    psycopg.OperationalError where that is not for the sequence.
+    NodeDisruptedError where that is not for the sequence.
     """
     values = [(one.schema, one.name, one.last_value, one.is_called) for one in sequences]
     for start in range(0, len(values), SEQUENCES_AT_ONCE):
@@ -250,8 +250,11 @@ def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Store
         try:
             connection.execute(SET_QUERY, tuple(map(list, zip(*some, strict=True))))
         except psycopg.Error as error:
-            if connection.broken or remedy_of(error):
+            if connection.broken:
                 raise
+            # Of a lock that was not given in time the caller says who has it.
+            if remedy_of(error) and not isinstance(error, psycopg.errors.LockNotAvailable):
+                raise disrupted_error(node_of(connection), error) from error
             raise SchemaLoadError(
                 f"a sequence can't have the value of the commit: {shorten_message(error)}",
                 hint="somebody changed the store: put its objects back from a copy; see: snapshot check",

@@ -20,6 +20,7 @@ from msgspec import structs
 from psycopg import sql
 
 from fleet.hints import restore_command
+from fleet.nodes.connections import disrupted_error, node_of
 from fleet.nodes.disruptions import remedy_of
 from fleet.nodes.server_messages import shorten_message
 from fleet.record import Count, Record, Time, from_json, to_builtins
@@ -193,7 +194,7 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
     """Put the comment and the owner that `record` names in its place, in one transaction.
 
     If the server refuses that, the record is removed alone; returns what is left to do then, "" if nothing. Raises
-    psycopg.OperationalError, and the record stays, if the server was disturbed.
+    NodeDisruptedError, and the record stays, if that was not for the statements.
     """
     name = sql.Identifier(database)
     comment = sql.SQL("COMMENT ON DATABASE {} IS {}").format(name, sql.Literal(record.comment))
@@ -214,8 +215,10 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
             for statement in (comment, *rest):
                 connection.execute(statement)
     except psycopg.Error as error:
-        if connection.broken or remedy_of(error):
+        if connection.broken:
             raise
+        if remedy_of(error):
+            raise disrupted_error(node_of(connection), error, f"database {database}") from error
         connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(name))
         statements = "; ".join(one.as_string(connection) for one in (comment, *rest))
         return f"database {database} is not altered: {shorten_message(error)}; to do it: BEGIN; {statements}; COMMIT;"

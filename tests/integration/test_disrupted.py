@@ -122,10 +122,18 @@ def test_nothing_else_that_a_restore_runs_takes_it_for_a_refusal(
     )
     with connect(node) as connection, pytest.raises(NodeDisruptedError), raising_unreachable(node):
         set_sequences(connection, [Sequence("public", "s", 1, is_called=True, increment=1, cycles=False)])
+    # A deadlock, too, which no block takes for a node that is away.
+    execute(
+        node.dsn,
+        "CREATE OR REPLACE FUNCTION full_disk() RETURNS int LANGUAGE plpgsql AS "
+        "$$BEGIN RAISE 'deadlock detected' USING ERRCODE = 'deadlock_detected'; END$$",
+    )
+    with connect(node) as connection, pytest.raises(NodeDisruptedError):
+        set_sequences(connection, [Sequence("public", "s", 1, is_called=True, increment=1, cycles=False)])
     execute(node.dsn, "CREATE EVENT TRIGGER full_disk ON ddl_command_start EXECUTE FUNCTION on_ddl()")
     superusers = Superusers({"s1": target.maintenance}, "nobody", frozenset(), {})
     beforehand = replace(NOTHING, beforehand=("CREATE EXTENSION citext;",))
-    with pytest.raises(NodeDisruptedError, match="CREATE EXTENSION citext: could not extend file"):
+    with pytest.raises(NodeDisruptedError, match="CREATE EXTENSION citext: deadlock detected"):
         superusers.run_beforehand(target, beforehand, allows_refused=True)
 
 

@@ -181,6 +181,9 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def log_message(self, *_: object) -> None:
+            """Write nothing to stderr, which is the commands' in this process: a connection may be idle for minutes."""
+
         def forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             ask = partial(forward_request, server_url, proxy, self, body)

@@ -2,7 +2,8 @@
 
 It is made by mkdtemp: 0700, with a name that nobody can foresee, so nothing planted is ever used. The living command
 holds an flock on the folder itself. If a command was killed, the next one of the same user finds its folder without
-that lock, and deletes it. A pid would prove nothing: it may belong to another process by now.
+that lock, and deletes it, unless its JVM may still be starting. A pid would prove nothing: it may belong to another
+process by now.
 
 Hosts may share the folder for temporary files, and don't see each other's locks. So the name has the host (hostname and
 machine id) and its boot. A command deletes only folders of its own boot, where the lock decides, and those that its
@@ -19,6 +20,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -30,6 +32,8 @@ from storage.errors import RefusedError, SnapshotError
 
 PREFIX = "snapshot-session-"
 NAME_LETTERS = 5
+# By then a JVM runs, or never will, on the busiest machine.
+JVM_SECONDS_MAX = 600
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # A fleet folder (embedded/folder.py): its servers run until they are stopped.
 FLEET = "demo.json"
@@ -194,10 +198,24 @@ def _delete_if_dead(folder: Path) -> None:
     try:
         if os.fstat(descriptor).st_uid == os.geteuid():
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _delete_fleets(folder)
-            shutil.rmtree(folder)
+            if not _awaits_jvm(folder):
+                _delete_fleets(folder)
+                shutil.rmtree(folder)
     finally:
         os.close(descriptor)
+
+
+def _awaits_jvm(folder: Path) -> bool:
+    """Whether a JVM that the killed command was starting may still come to write there how to reach it.
+
+    It ends when it has done so and finds nobody. Without the folder it would not end at all (cli/spark/start.py).
+    """
+    # pyspark makes a folder of its own for that file.
+    for place in folder.glob("tmp*"):
+        with suppress(OSError):
+            if not any(place.iterdir()) and time.time() - place.stat().st_mtime < JVM_SECONDS_MAX:
+                return True
+    return False
 
 
 def _delete_fleets(folder: Path) -> None:

@@ -30,7 +30,9 @@ ACCOUNT_NAMES = ("postgres", "nobody")
 ERROR_LINE, SHOWN_LINES = re.compile(r"\w+: (?:error|fatal): |(?:ERROR|FATAL|PANIC): "), 3
 
 # Of the environment, what a program needs: where programs, libraries and temporary files are, language and time zone.
-HANDED_ON = re.compile(r"PATH|TMPDIR|LANG|LANGUAGE|LC_[A-Z]+|TZ|TZDIR|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH")
+HANDED_ON = re.compile(
+    r"PATH|TMPDIR|LANG|LANGUAGE|LC_[A-Z]+|LOCPATH|LOCALE_ARCHIVE|TZ|TZDIR|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH"
+)
 
 # What runs a server and its standbys.
 SERVER_PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_basebackup")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,6 +165,23 @@ def test_a_command_of_another_host_is_not_taken_for_dead(temporary: Path) -> Non
         (temporary / name).mkdir(mode=0o700)
     delete_dead_sessions(temporary)
     assert {path.name for path in temporary.iterdir()} == set(kept)
+
+
+def test_the_folder_of_a_killed_command_stays_until_its_jvm_has_started_or_never_will(temporary: Path) -> None:
+    """A JVM that can't write there how to reach it would not end."""
+    folder = temporary / name_of_a_session("killed")
+    place = folder / "tmpabc"
+    place.mkdir(parents=True, mode=0o700)
+    delete_dead_sessions(temporary)
+    assert place.exists()
+    (place / "address").write_text("here")
+    delete_dead_sessions(temporary)
+    assert not folder.exists()
+    place.mkdir(parents=True)
+    an_hour_ago = time.time() - 3600
+    os.utime(place, (an_hour_ago, an_hour_ago))
+    delete_dead_sessions(temporary)
+    assert not folder.exists()
 
 
 def test_the_name_of_a_session_folder_has_the_host_and_the_boot(temporary: Path) -> None:

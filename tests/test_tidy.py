@@ -52,6 +52,7 @@ TUPLE_VALUES_MAX = 2  # with three or more, nobody knows which is which
 OWN_CLOCK = {
     "storage/clock.py",
     "cli/background/detaching.py",
+    "cli/folders/session_folder.py",
     "cli/spark/class_archive.py",
     "snapshots/executors/archive_daemon.py",
     "snapshots/executors/examine.py",

@@ -76,13 +76,16 @@ class Place:
     runs: Runs
     proxy: S3Proxy
 
-    def run(self, *words: str) -> tuple[int, dict[str, Any], list[str]]:
-        """Run a command in this process; return its exit code, its document and its notes."""
+    def run(self, *words: str, has_answered: bool = False) -> tuple[int, dict[str, Any], list[str]]:
+        """Run a command in this process; return its exit code, its document and its notes.
+
+        `has_answered`: the store has answered it before.
+        """
         # What a process of its own begins with.
         waits._told.clear()
         store = self.runs.fleet.store.open()
         assert isinstance(store, FsspecStore)
-        store.filesystem.pace = Pace(f"store {store.url}")
+        store.filesystem.pace = Pace(f"store {store.url}", has_answered=has_answered)
         err = io.StringIO()
         code, out = run_with_stderr(err, self.runs.fleet, *words, "--json", spark=self.runs.spark.running)
         lines = [json.loads(line) for line in err.getvalue().splitlines()]
@@ -167,7 +170,8 @@ def test_commands_wait_for_the_store_and_store_nothing_twice(place: Place, kind:
     for words in (["list"], ["restore", name, "--replace", "--dry-run"], ["check", name], ["gc", "--dry-run"]):
         place.fail(fault, OUTAGE_SECONDS)
         began = time.monotonic()
-        code, document, notes = place.run(*words)
+        # As a first answer, other clocks are more likely a mistake, and waited for in seconds.
+        code, document, notes = place.run(*words, has_answered=bool(fault.headers))
         assert code == 0, document
         assert time.monotonic() - began >= OUTAGE_SECONDS - 1
         assert_told(notes, fault)

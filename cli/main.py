@@ -48,7 +48,7 @@ PROGRAM = "snapshot"
 # The signals that ended the command, other than Ctrl-C.
 _signals: list[int] = []
 # timeout(1) sends its signal to the command and to the command's group: what follows the first so soon is the same.
-# Whoever goes on pressing Ctrl-C interrupts once in a second.
+# Ctrl-C that is pressed again and again interrupts once a second.
 SAME_SECONDS = 1.0
 _signalled_at = -math.inf
 SHARED_FLAGS = ("--json", "--quiet", "--verbose")

@@ -154,10 +154,7 @@ def check_whole(
 
 
 def find_taken_for_old(found: UnfinishedRestore, targets: Iterable[Target], connections: Connections) -> Iterator[str]:
-    """Of a restore that is being undone, the databases of which only their names say that they are the old ones.
-
-    Yields a line for each.
-    """
+    """Yield a line for each database that an undo takes for the old one because of its name alone."""
     if not found.is_abandoned or found.is_filling:
         return
     for target in (one for one in targets if one.shard in found.shards - found.databases.keys()):

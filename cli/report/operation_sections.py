@@ -37,8 +37,8 @@ def _phases(operations: OperationFigures) -> Section:
     texts = ["The mean time that each phase of an operation took, of those that are done.", _read_text(operations)]
     if operations.untimed:
         texts.append(
-            f"Of {count_text(operations.untimed)} operations no phases are recorded, as of deletions and of restores"
-            " that were resumed."
+            f"Of {count_text(operations.untimed)} operations no phases are recorded: deletions and resumed restores"
+            " have none."
         )
     return Section("phases", "Time per phase", tuple(texts), (_phase_table(phases),), bars=tuple(bars))
 

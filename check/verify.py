@@ -15,6 +15,7 @@ from fleet.nodes.clocks import note_late_clock
 from fleet.progress import Progress
 from snapshots.ddl.dump import read_ddl
 from snapshots.executors.needs import ExecutorNeeds
+from snapshots.globals.extension_rows import read_extension_rows_object
 from snapshots.globals.server_globals_object import read_globals_object
 from snapshots.operations.object_lists import lost_list_error
 from snapshots.operations.open_operations import naming_open_operations, read_open_operations
@@ -23,7 +24,7 @@ from snapshots.records.chain import Chain
 from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import read_identity
-from snapshots.records.stored_object import GLOBALS, WITHOUT_ROWS, LostList
+from snapshots.records.stored_object import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList
 from snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from snapshots.tasks.spark_jobs import SparkSource
 from storage.errors import SnapshotError, report_of
@@ -138,6 +139,8 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
         try:
             if stored.kind == GLOBALS:
                 read_globals_object(store, stored)
+            elif stored.kind == EXTENSION_ROWS:
+                read_extension_rows_object(store, stored)
             else:
                 read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
         except ObjectDamagedError as error:

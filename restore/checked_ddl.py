@@ -18,11 +18,12 @@ from restore.database_plan import PlannedDatabase, check_grantors, find_path
 from restore.ddl.archive import ArchiveDdl, read_archive
 from restore.ddl.beforehand import take_superusers_part, with_beforehand
 from restore.ddl.ddl import Ddl, show_name
+from restore.ddl.extension_rows import with_extension_rows
 from restore.ddl.role_statements import ChangedRoles
 from restore.ddl.unprivileged import adapt_ddl
 from restore.memberships import check_memberships, read_our_name
 from restore.obstacles.obstacles import Obstacles
-from restore.obstacles.server import INSTALL, check_compression, check_extensions, check_tablespaces
+from restore.obstacles.server import INSTALL, WITHOUT, check_compression, check_extensions, check_tablespaces
 from restore.parts.scope import TableMove
 from restore.plan import RestorePlan
 from restore.roles import check_mapped, find_role_changes, name_bytes
@@ -30,6 +31,7 @@ from restore.targets.target import Target, TargetUnfitError
 from restore.topology.foreign_keys import keeps_foreign_key
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.ddl.dump import read_stored_ddl
+from snapshots.globals.extension_rows import FilledTable, read_extension_rows
 from snapshots.records.large_objects import count_by_node
 from wal.segments.damage import ObjectDamagedError
 
@@ -93,8 +95,11 @@ def read_all_ddl(
         why = ": rows that it joins may be on different targets" if is_divided else ""
         checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
         checked.entries[shard] = chosen.entries
+        filled, remarks = _find_extension_rows(plan, target, obstacles)
+        checked.left_out.extend(remarks)
         if read_role(target.node, connection).is_super:
-            checked.ddl[shard] = _with_database(plan, target, chosen.for_target(target.node, folder), planned)
+            written = with_extension_rows(chosen.for_target(target.node, folder), filled)
+            checked.ddl[shard] = _with_database(plan, target, written, planned)
             continue
         chosen, grants = chosen.without_system_grants()
         checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
@@ -104,7 +109,7 @@ def read_all_ddl(
             written = with_beforehand(chosen.for_target(target.node, folder), done)
         else:
             written = chosen.for_target(target.node, folder)
-        adapted = adapt_ddl(written, read_our_name(target))
+        adapted = with_extension_rows(adapt_ddl(written, read_our_name(target)), filled)
         checked.ddl[shard] = ours = _with_database(plan, target, adapted, planned)
         with obstacles.collecting(target.node.id):
             check_memberships(target, connection, ours.roles)
@@ -116,6 +121,29 @@ def read_all_ddl(
         with obstacles.collecting():
             check_mapped(plan, met)
     return checked
+
+
+def _find_extension_rows(
+    plan: RestorePlan, target: Target, obstacles: Obstacles
+) -> tuple[tuple[FilledTable, ...], list[str]]:
+    """The rows of extensions' tables that a target gets, and lines about those that it does not."""
+    objects, store = {one.node: one for one in plan.chain.last.extension_rows}, plan.store.open()
+    if plan.request.is_partial:
+        return (), []
+    try:
+        filled = read_extension_rows(store, objects, target.source)
+        others = {one: read_extension_rows(store, objects, one) for one in target.sources if one != target.source}
+    except ObjectDamagedError as error:
+        if plan.request.allow_refused_ddl:
+            return (), [f"rows of extensions' tables on {target.shard}: {error.message}"]
+        error.hint = f"{WITHOUT}\n{error.hint}"
+        obstacles.add(error)
+        return (), []
+    differing = [source for source, rows in others.items() if rows != filled]
+    return filled, [
+        f"rows of extensions' tables of {source} on {target.shard}: those of {target.source} are restored, which differ"
+        for source in differing
+    ]
 
 
 def _with_database(plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase) -> Ddl:

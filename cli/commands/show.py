@@ -32,6 +32,7 @@ from fleet.record import to_builtins
 from restore.ddl.database_ddl import database_statements
 from restore.ddl.server_roles import server_statements
 from restore.targets.database_records import without_record
+from snapshots.globals.extension_rows import FilledTable, read_extension_rows
 from snapshots.globals.server_globals_object import read_stored_globals
 from snapshots.listing.entry import Entry
 from snapshots.listing.figures import read_figures_of
@@ -101,11 +102,12 @@ def show(
 
 
 def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[str, Any]]:
-    """The statements for what every shard's server has, and for what belongs to its database, as of the restore point.
+    """The statements for every shard's server, its database, and its extensions' rows, as of the restore point.
 
     Those of roles have no passwords without `verifiers`. Raises ObjectDamagedError.
     """
     store, found = fleet.store.open(), list[dict[str, Any]]()
+    objects = {one.node: one for one in chain.last.extension_rows}
     for identity in chain.nodes:
         if identity.backup_of is not None:
             continue
@@ -120,6 +122,7 @@ def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[s
                 "globals": [*server_statements(of_server, verifiers=verifiers)] if of_server else [],
                 "with_passwords": of_server.with_verifiers if of_server else False,
                 "statements": [*statements, *(f"-- left out: {line}" for line in left_out)],
+                "extension_rows": [*map(_rows_statement, read_extension_rows(store, objects, identity.node))],
             }
         )
     return found
@@ -135,7 +138,18 @@ def statement_lines(found: list[dict[str, Any]]) -> list[str]:
             lines += [f"-- {node}: roles and tablespaces of the server ({stored})", *map(script_line, one["globals"])]
         what = f"-- {node}: database {shortened(one['database'])}"
         lines += [what, *map(script_line, one["statements"])] if one["statements"] else []
+        if one["extension_rows"]:
+            what = f"-- {node}: rows of extensions' tables in database {shortened(one['database'])}"
+            lines += [what, *map(script_line, one["extension_rows"])]
     return lines or ["-- no commit says what belongs to the servers and databases themselves"]
+
+
+def _rows_statement(filled: FilledTable) -> str:
+    """The statements of a table, in an encoding that every output has."""
+    try:
+        return filled.statements.decode().rstrip()
+    except UnicodeDecodeError:
+        return f"-- left out: {filled.table.schema}.{filled.table.name}: its rows are not in UTF-8"
 
 
 def script_line(statement: str) -> str:

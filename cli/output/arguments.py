@@ -28,7 +28,10 @@ RecoveryPlan = Annotated[
     bool, typer.Option("--recovery-plan", help="How to recover physical backups of all nodes to the cut.")
 ]
 Statements = Annotated[
-    bool, typer.Option("--statements", help="Roles, tablespaces, and what belongs to the databases themselves, as SQL.")
+    bool,
+    typer.Option(
+        "--statements", help="As SQL: roles, tablespaces, what databases themselves have, rows of extensions' tables."
+    ),
 ]
 Verifiers = Annotated[
     bool, typer.Option("--verifiers", help="With --statements: also the stored verifiers of roles' passwords.")

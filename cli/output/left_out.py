@@ -39,6 +39,11 @@ PARTIAL: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.APPEND_ONLY_TABLE: KindText("append-only table", "append-only tables", "without updates and deletes"),
     LeftOutKind.LARGE_OBJECTS_OF_FULL: KindText("large object", "large objects", "as of the full snapshot"),
     LeftOutKind.STANDBY_COPY: KindText("standby", "standbys", "without a copy to compare"),
+    LeftOutKind.EXTENSION_ROWS: KindText(
+        "table of an extension that was not read",
+        "tables of extensions that were not read",
+        "restored as CREATE EXTENSION makes them",
+    ),
 }
 REMEDY = "after ALTER TABLE … REPLICA IDENTITY FULL the next increment copies the table again, and follows them"
 # What is restored but may differ from the source.
@@ -48,6 +53,8 @@ WARNINGS: Mapping[LeftOutKind, str] = {
     f" PostgreSQL's counters were reset or are disabled ({REMEDY})",
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "large objects as they were at the full snapshot, increments do not follow them",
     LeftOutKind.STANDBY_COPY: "standbys below PostgreSQL 16 can't decode WAL: check has no copy to compare",
+    LeftOutKind.EXTENSION_ROWS: "rows of extensions' tables were not read: they are restored as CREATE EXTENSION makes"
+    " them (GRANT SELECT to the role, or exclude them in [groups]; the reason of each: --json)",
 }
 
 

@@ -32,6 +32,7 @@ class LeftOutKind(StrEnum):
     LARGE_OBJECTS_OF_FULL = "large_objects_of_full"
     EXCLUDED_TABLE = "excluded_table"
     EXTENSION_TABLE = "extension_table"
+    EXTENSION_ROWS = "extension_rows"
     UNLOGGED_SEQUENCE = "unlogged_sequence"
     SUBSCRIPTION = "subscription"
     USER_MAPPING = "user_mapping"
@@ -49,6 +50,7 @@ WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "as they were at the full snapshot ({}): increments do not follow them",
     LeftOutKind.LARGE_OBJECTS: "logical decoding does not see them: none comes back",
     LeftOutKind.EXTENSION_TABLE: "extension {} makes it anew: what was added to its rows does not come back",
+    LeftOutKind.EXTENSION_ROWS: "its rows were not read ({}): it comes back as its extension makes it",
     LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start",
     LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
     LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if it has any, to superusers only: it comes back without",
@@ -62,13 +64,15 @@ WHY: Mapping[LeftOutKind, str] = {
 # What a restore may bring back different: every output warns of it.
 WARNED = frozenset({
     LeftOutKind.APPEND_ONLY_TABLE, LeftOutKind.UNCOUNTED_TABLE, LeftOutKind.LARGE_OBJECTS_OF_FULL,
-    LeftOutKind.STANDBY_COPY,
+    LeftOutKind.STANDBY_COPY, LeftOutKind.EXTENSION_ROWS,
 })  # fmt: skip
 # These are counted, not named.
 COUNTED = frozenset({LeftOutKind.TEMPORARY_TABLES, LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL})
-# Ordinary tables have the kind ''; the rules decide whether they are left out.
+# Ordinary tables have the kind '', and so have extensions' configuration tables: the rules decide whether they are left
+# out.
 LEFT_OUT_QUERY = f"""
 SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
+            WHEN c.oid = ANY (e.extconfig) THEN ''
             WHEN e.extname IS NOT NULL THEN 'extension_table'
             WHEN c.relkind = 'f' THEN 'foreign_table'
             WHEN c.relpersistence = 'u' THEN 'unlogged_table'

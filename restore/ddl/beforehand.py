@@ -2,8 +2,8 @@
 
 Extensions, and the schemas that they are in, a superuser creates in the empty database, before anything of the source
 can be there: by statements that are written here, with names that an entry has. Every role may use the foreign-data
-wrappers among them: owners of servers have to. The rest is left out, by name: event triggers, publications of all
-tables or of schemas, and privileges of what belongs to extensions.
+wrappers among them: owners of servers have to. The role may fill their configuration tables. The rest is left out, by
+name: event triggers, publications of all tables or of schemas, and privileges of what belongs to extensions.
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ LETS_USE = """DO $do$ DECLARE wrapper name; BEGIN
     EXECUTE pg_catalog.format('GRANT USAGE ON FOREIGN DATA WRAPPER %I TO PUBLIC', wrapper);
   END LOOP; END $do$;"""
 PUBLIC_PRIVILEGES = "SCHEMA public"
+# The rows of extensions' configuration tables come with the snapshot.
+LETS_FILL = """DO $do$ DECLARE one record; BEGIN
+  FOR one IN SELECT n.nspname, c.relname FROM pg_catalog.pg_extension e CROSS JOIN unnest(e.extconfig) AS m (relation)
+      JOIN pg_catalog.pg_class c ON c.oid = m.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+     WHERE c.relkind IN ('r', 'p') LOOP
+    EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %%I TO %(role)s', one.nspname);
+    EXECUTE pg_catalog.format('GRANT SELECT, INSERT, UPDATE ON %%I.%%I TO %(role)s', one.nspname, one.relname);
+  END LOOP; END $do$;"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,7 @@ def take_superusers_part(
             where = f" SCHEMA {quote_identifier(schema)}" if schema else ""
             statements.append(f"{CREATES}{quote_identifier(name)}{where};")
     if statements:
-        statements.append(LETS_USE)
+        statements += [LETS_USE, LETS_FILL % {"role": quote_identifier(role).replace("%", "%%").replace("'", "''")}]
     # Last: the statement before is in this language.
     if any(map(_drops_language, ddl.entries)):
         statements.append('DROP EXTENSION "plpgsql";')

@@ -28,7 +28,7 @@ from snapshots.operations.stored_objects import listed_sizes, sizes_of
 from snapshots.records.chain import Chain
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import commit_missing_error
-from snapshots.records.stored_object import GLOBALS
+from snapshots.records.stored_object import EXTENSION_ROWS, GLOBALS
 from storage.errors import ChainEnd, RefusedError
 from storage.store import ObjectMissingError, ObjectStore
 from wal.segments.archive import archive_prefix, last_number, segment_key
@@ -159,9 +159,12 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
         sizes |= listed_sizes(store, (key for key in named if key not in sizes))
     # A listing may be out of date, so an object that it lacks or shows in another size is looked up by key.
     sizes |= sizes_of(store, [key for key, size in named.items() if sizes.get(key) != size])
-    globals_keys = {one.key for commit in chain.commits for one in commit.own_objects if one.kind == GLOBALS}
+    # What the next commit stores again does not keep the chain from being continued.
+    stored_again = {
+        one.key for commit in chain.commits for one in commit.own_objects if one.kind in (GLOBALS, EXTENSION_ROWS)
+    }
     for commit in chain.commits:
-        for key, size in ((one.key, one.size) for one in commit.named if one.key not in globals_keys):
+        for key, size in ((one.key, one.size) for one in commit.named if one.key not in stored_again):
             if sizes[key] != size and (problem := object_problem(store, key, size)):
                 what = f"increment {commit.increment}" if commit.increment else "the full snapshot"
                 raise ChainObjectMissingError(

@@ -45,6 +45,7 @@ from snapshots.ddl.table_changes import (
     read_current_tables,
     read_fleet_tables,
 )
+from snapshots.globals.extension_rows import store_extension_rows
 from snapshots.globals.server_globals_object import store_globals
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
@@ -224,6 +225,7 @@ def _build_commit(
     sessions, operation, plan = context.sessions, context.operation, base.plan
     copied, lists = split_entries(base.entries)
     server_globals = store_globals(context.store, sessions, operation, None, progress)
+    extension_rows, unread = store_extension_rows(context.store, sessions, operation, plan.selection.rules)
     return FullSnapshot(
         snapshot=operation.snapshot,
         increment=0,
@@ -236,10 +238,11 @@ def _build_commit(
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
         segments=cut.archived_cut.segments,
-        left_out=cut.left_out + standby_copies(sessions.too_old, sessions.identities),
+        left_out=cut.left_out + unread + standby_copies(sessions.too_old, sessions.identities),
         terminal=context.request.terminal,
         definition_changes=cut.definition_changes,
         databases=sessions.ask_named_primaries(read_facts),
+        extension_rows=extension_rows,
         fleet_id=plan.selection.fleet_id,
         global_id_form=sessions.fleet.global_id,
         baseline=tuple(sessions.identities.values()),

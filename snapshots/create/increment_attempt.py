@@ -27,6 +27,7 @@ from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.terminal import check_final, end_writes
 from snapshots.ddl.database_facts import read_facts
 from snapshots.ddl.table_changes import NodeTables
+from snapshots.globals.extension_rows import store_extension_rows
 from snapshots.globals.server_globals_object import store_globals
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
@@ -66,7 +67,8 @@ def take_increment(
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
     server_globals = store_globals(store, sessions, operation, chain, progress)
-    left_out = with_large_object_counts(cut.left_out, chain.full) + chain.too_old
+    extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
+    left_out = with_large_object_counts(cut.left_out, chain.full) + chain.too_old + unread
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
     commit = Increment(
         snapshot=chain.name,
@@ -86,6 +88,7 @@ def take_increment(
         terminal=request.terminal,
         definition_changes=with_objects(cut.definition_changes, server_globals),
         databases=sessions.ask_named_primaries(read_facts),
+        extension_rows=extension_rows,
     )
     check_own_store(store, chain.full.fleet_id)
     check_commit_stored(store, commit)

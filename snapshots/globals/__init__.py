@@ -1,4 +1,8 @@
-"""Globals: what a server has besides its databases, read once per create, and stored if it has changed.
+"""What is read by SQL once per create, when its commit is built, and stored beside the DDL.
 
-Imports `fleet`, `fleet.nodes`, `snapshots.operations`, `snapshots.records`, `storage` and `wal.segments`.
+Globals are what a server has besides its databases, stored if they have changed. Rows of extensions' tables are stored
+with every commit.
+
+Imports `fleet`, `fleet.nodes`, `fleet.tables`, `snapshots.operations`, `snapshots.records`, `storage` and
+`wal.segments`.
 """

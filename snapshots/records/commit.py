@@ -142,8 +142,9 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     `segments` are those after the commit before. `definition_changes` is None if no definition and no DDL changed.
     `previous` is None on a full snapshot and on early increments. `left_out` lists what the commit does not cover of
     the primaries' databases; it is None on early commits. `terminal`: the fleet was left read-only. `databases` has the
-    facts of each shard's database, and is empty on early commits. `digest` is the one in the file, and "" until the
-    file is written.
+    facts of each shard's database, and is empty on early commits. `extension_rows` are the objects with the rows of
+    extensions' tables, one of each shard that has any: always all, not what changed. `digest` is the one in the file,
+    and "" until the file is written.
     """
 
     snapshot: str
@@ -162,12 +163,14 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     terminal: bool = False
     definition_changes: DefinitionChanges | None = field(name="schema_changes", default=None)
     databases: dict[str, DatabaseFacts] = field(default_factory=dict)
+    extension_rows: tuple[StoredObject, ...] = ()
     digest: str = ""
 
     @property
     def own_objects(self) -> tuple[StoredObject, ...]:
-        """The objects that this document lists itself: all of DDL, and few of base copies."""
-        return self.definition_changes.objects if self.definition_changes else ()
+        """The objects that this document lists itself: all without rows of groups, and few of base copies."""
+        changed = self.definition_changes.objects if self.definition_changes else ()
+        return (*changed, *self.extension_rows)
 
     @property
     def object_lists(self) -> tuple[ObjectList, ...]:

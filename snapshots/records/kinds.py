@@ -16,6 +16,7 @@ import msgspec
 from fleet.record import json_schema
 from snapshots.records.baseline_record import BaselineRecord
 from snapshots.records.commit import FullSnapshot, Increment, Void
+from snapshots.records.extension_rows import ExtensionRows
 from snapshots.records.lost_chains import LostChain
 from snapshots.records.operation_records import (
     CancelRequest,
@@ -70,8 +71,8 @@ KINDS = (
 )
 # Stored in the metadata of a Parquet file, under METADATA_KEY of wal.segments.segments.
 SEGMENT_METADATA = "segment-metadata"
-# Stored compressed, below schema/.
-GLOBALS_DOCUMENT = "globals"
+# Stored compressed, below schema/; the second is the first line of a script.
+GLOBALS_DOCUMENT, EXTENSION_ROWS_DOCUMENT = "globals", "extension-rows"
 
 
 def kind_of(key: str) -> DocumentKind | None:
@@ -87,6 +88,7 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     return schemas | {
         SEGMENT_METADATA: _schema((SegmentMetadata,), is_sealed=False, is_always=False),
         GLOBALS_DOCUMENT: _schema((ServerGlobals,), is_sealed=False, is_always=False),
+        EXTENSION_ROWS_DOCUMENT: _schema((ExtensionRows,), is_sealed=False, is_always=False),
     }
 
 

@@ -14,14 +14,16 @@ BASE = "base"
 DDL = "archive"
 # What a shard's server has besides its databases (snapshots/records/server_globals.py).
 GLOBALS = "globals"
-# Few objects of these kinds belong to a commit, and no rows to them.
-WITHOUT_ROWS = (DDL, GLOBALS)
+# The rows of extensions' configuration tables (snapshots/records/extension_rows.py).
+EXTENSION_ROWS = "extension_rows"
+# Few objects of these kinds belong to a commit, and no rows of groups to them.
+WITHOUT_ROWS = (DDL, GLOBALS, EXTENSION_ROWS)
 # In an object of this kind, `rows` counts under this number the large objects that begin in the object.
 LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
 
 
 class StoredObject(Record, frozen=True):
-    """An object of a base copy, of a shard's DDL or of its server's globals; `rows` counts rows by group number."""
+    """An object of one of the kinds above; `rows` counts rows by group number."""
 
     key: str
     kind: str

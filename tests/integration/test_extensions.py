@@ -20,6 +20,7 @@ from restore.ddl.ddl import SchemaLoadError
 from restore.drill.drill import run_drill
 from restore.drill.place import DrillUnfitError
 from restore.request import RestoreRequest
+from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.state import state_of
 from tests.integration.refusing import NoSpark, execute
@@ -58,6 +59,7 @@ INSERT INTO fat SELECT n, repeat('x', 100) FROM generate_series(1, 2000) AS n;
 CREATE TABLE beat (id serial PRIMARY KEY, at timestamptz);
 SELECT cron.schedule('beat', '0 0 1 1 *', 'INSERT INTO beat DEFAULT VALUES')
 """
+JOB = "beat|0 0 1 1 *|INSERT INTO beat DEFAULT VALUES"
 SLOT = "SELECT slot_name FROM pg_create_logical_replication_slot('theirs', 'wal2json')"
 CHANGES = """
 UPDATE visit SET who = hll_add(who, hll_hash_integer(7)), net = '10.9.0.0/16' WHERE id <= 50;
@@ -65,7 +67,8 @@ DELETE FROM visit WHERE id > 150;
 UPDATE fat SET v = 'changed' WHERE id % 3 = 0;
 UPDATE partman.part_config SET premake = 4;
 """
-OF_EXTENSIONS = frozenset({"cron.job", "cron.job_run_details", "partman.part_config"})
+# pg_cron is not restored into a database of another name, so neither are its jobs.
+OF_CRON = frozenset({"cron.job", "cron.job_run_details"})
 # The extension's own procedure commits.
 MAINTENANCE = "CALL partman.run_maintenance_proc()"
 PARTITIONS = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'event'::regclass"
@@ -156,8 +159,10 @@ def refused_then_without(runs: Runs, source: str) -> None:
         runs.restore(NAME, there)
     assert "such as pg_cron" in raised.value.hint
     report = runs.restore(NAME, there, allow_refused_ddl=True)
-    assert [one.object for one in report.refused] == ["EXTENSION pg_cron", 'COMMENT EXTENSION "pg_cron"']
-    assert_back(source, node.dsn.replace("/bank", f"/{BACK}"), lacking=OF_EXTENSIONS)
+    assert [one.object for one in report.refused] == [
+        "EXTENSION pg_cron", 'COMMENT EXTENSION "pg_cron"', "TABLE DATA cron.job",
+    ]  # fmt: skip
+    assert_back(source, node.dsn.replace("/bank", f"/{BACK}"), lacking=OF_CRON)
     # A restored database has no jobs, also once it has the extension.
     report = runs.restore(NAME, runs.fleet, allow_refused_ddl=True)
     statement = next(one.statement for one in report.refused if one.object == "EXTENSION pg_cron")
@@ -165,6 +170,12 @@ def refused_then_without(runs: Runs, source: str) -> None:
     execute(source, statement)
     assert ask_one(source, "SELECT count(*) FROM cron.job") == 0
     assert ask_one(source, "SELECT count(*) FROM beat") == 0
+    # Its jobs are among the statements that the snapshot shows.
+    code, document = run_here(runs.fleet, "show", NAME, "--statements")
+    assert code == 0
+    (node,) = document["statements"]
+    execute(source, *(one for one in node["extension_rows"] if "INTO cron.job (" in one))
+    assert ask_one(source, "SELECT string_agg(concat_ws('|', jobname, schedule, command), ',') FROM cron.job") == JOB
     a_drill_says_what_it_lacks(runs)
 
 
@@ -226,8 +237,32 @@ def test_vectors_come_back_with_their_dimensions_and_indexes(tmp_path: Path, spa
     come_back(tmp_path, spark, server, [VECTORS], VECTOR_CHANGES)
 
 
+PARTITIONED = """
+CREATE SCHEMA partman; CREATE EXTENSION pg_partman SCHEMA partman;
+CREATE TABLE item (id bigint, at timestamptz NOT NULL, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
+SELECT partman.create_parent('public.item', 'at', 'native', 'daily', p_premake := 2);
+ALTER TABLE partman.template_public_item REPLICA IDENTITY FULL;
+INSERT INTO item SELECT n, now() FROM generate_series(1, 90) AS n;
+INSERT INTO partman.custom_time_partitions VALUES ('public.item', 'public.item_p2026', '[2026-01-01, 2027-01-01)')
+"""
+CONFIGURED = ("UPDATE partman.part_config SET premake = 7, retention = '1 year'", MAINTENANCE)
+
+
+def test_configuration_of_partitions_comes_back_also_in_a_drill(tmp_path: Path, spark: SparkSession) -> None:
+    """A drill restores as a role that owns no table of an extension."""
+    server = Server("15", OF_DEBIAN.programs(), frozenset(), frozenset({"pg_partman"}))
+    premake = '[[drill.assertion]]\nnode = "s1"\nexpected = 7\nsql = "SELECT premake FROM partman.part_config"\n'
+    come_back(tmp_path, spark, server, [PARTITIONED], CONFIGURED, assertion=premake)
+
+
 def come_back(
-    tmp_path: Path, spark: SparkSession, server: Server, contents: list[str], changes: tuple[str, ...]
+    tmp_path: Path,
+    spark: SparkSession,
+    server: Server,
+    contents: list[str],
+    changes: tuple[str, ...],
+    *,
+    assertion: str = "",
 ) -> None:
     """Take a full snapshot of the contents and an increment with the changes, restore, compare, and drill."""
     with fleet_of(tmp_path / "fleet", [server]) as servers:
@@ -237,6 +272,7 @@ def come_back(
         names = ", ".join(f'"{name}"' for name in sorted(allowed))
         drill = f'[drill]\npostgresql = "{server.programs}"\nextensions = [{names}]\n'
         drill += '[[drill.assertion]]\nnode = "s1"\nsql = "SELECT count(*) > 0 FROM item"\nexpected = true\n'
+        drill += assertion
         fleet = configure_fleet(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=drill)
         runs = Runs(fleet, Ready(spark))
         runs.init()
@@ -246,13 +282,11 @@ def come_back(
         (described,) = fleet.nodes
         there = replace(fleet, nodes=(with_database(described, BACK),))
         runs.restore(NAME, there)
-        assert_back(node.dsn(), node.dsn(BACK), lacking=UNKEPT)
+        assert_back(node.dsn(), node.dsn(BACK))
     report = run_drill(fleet, RestoreRequest(NAME), runs.spark, Silent())
     assert (report.result, report.restored.refused) == ("holds", [])
 
 
-# Rows of extensions' own tables do not come back.
-UNKEPT = frozenset({"public.spatial_ref_sys", "topology.topology", "topology.layer"})
 # A table with rows of the types that the extension has; {} is the schema.
 TYPES = {
     "citext": 'v citext COLLATE "C" UNIQUE',

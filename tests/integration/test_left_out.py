@@ -63,8 +63,6 @@ CREATE VIEW happy AS SELECT id FROM account;
 CREATE TABLE of_extension (id int PRIMARY KEY);
 ALTER EXTENSION plpgsql ADD TABLE of_extension;
 INSERT INTO of_extension VALUES (1);
-UPDATE pg_extension SET extconfig = ARRAY['of_extension'::regclass::oid], extcondition = ARRAY['']
- WHERE extname = 'plpgsql';
 SELECT lo_create(0), lo_create(0);
 CREATE FUNCTION noted() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN END $$;
 CREATE EVENT TRIGGER noted ON ddl_command_end EXECUTE FUNCTION noted();

@@ -1,0 +1,27 @@
+"""What the object with the rows of extensions' configuration tables says of itself, in its first line.
+
+The object is a script for psql, compressed. Its first line is a comment with this document; the statements of the
+tables follow, one after the other, in the encoding of the shard's database.
+"""
+
+from __future__ import annotations
+
+from fleet.record import Count, Record
+
+EXTENSION_ROWS_FORMAT = "cutline/extension-rows/1"
+
+
+class ExtensionTable(Record, frozen=True, kw_only=True):
+    """A table that `extension` has marked as its configuration; `size` is that of its statements in bytes."""
+
+    extension: str
+    schema: str
+    name: str
+    rows: Count
+    size: Count
+
+
+class ExtensionRows(Record, frozen=True, kw_only=True, tag_field="schema", tag=EXTENSION_ROWS_FORMAT):
+    """The document: the tables that have rows, in an order in which they can be filled."""
+
+    tables: tuple[ExtensionTable, ...]

@@ -1,0 +1,266 @@
+"""Rows of extensions' configuration tables are stored with every commit, and come back as pg_dump would bring them.
+
+The extension is made for the test, as are its tables' conditions, types and keys: what they hold is compared as COPY
+prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import zstandard
+from psycopg.conninfo import make_conninfo
+
+from check.verify import CheckRequest, check_snapshots
+from cli.commands.create import lines_of as create_lines
+from embedded.folder import shared_temporary_directory
+from fleet.config import Fleet, GroupRules
+from fleet.nodes.connections import connect, with_database
+from fleet.nodes.encodings import RAW
+from fleet.progress import Silent
+from fleet.tables.left_out import LeftOutKind
+from restore.ddl.function_paths import run_statements
+from restore.parts.scope import RestoreScope
+from restore.targets.target import TargetUnfitError
+from snapshots.globals.extension_rows import _read_rows, read_extension_rows_object
+from snapshots.records.chains import read_chain
+from tests.commands.in_process import run_as_text
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
+from tests.integration.refusing import execute
+from wal.segments.damage import ObjectDamagedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.integration.conftest import FleetFactory
+
+pytestmark = pytest.mark.postgresql(18, reason="15 to 17 find no extension outside their installation")
+NAME = "kept"
+CONTROL = "default_version = '1.0'\nrelocatable = false\nschema = kept\ntrusted = true\n"
+# fact references kind, which is marked later; kind has rows of the extension's own.
+SCRIPT = r"""
+CREATE TABLE kind (id int PRIMARY KEY, v text);
+CREATE TABLE fact (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, kind int NOT NULL REFERENCES kind, v text,
+  "odd ""name" bytea, a text[], at timestamptz, f float8, during interval,
+  twice bigint GENERATED ALWAYS AS (id * 2) STORED);
+CREATE TABLE loose (v text);
+CREATE TABLE named (t regclass PRIMARY KEY);
+CREATE TABLE unmarked (id int PRIMARY KEY);
+CREATE SEQUENCE counter;
+INSERT INTO kind VALUES (1, 'own'), (2, 'default');
+SELECT pg_extension_config_dump('fact', '');
+SELECT pg_extension_config_dump('kind', 'WHERE id <> 1');
+SELECT pg_extension_config_dump('loose', '');
+SELECT pg_extension_config_dump('named', '');
+SELECT pg_extension_config_dump('counter', '');
+"""
+FILLED = r"""
+CREATE SCHEMA kept; CREATE EXTENSION kept;
+UPDATE kept.kind SET v = 'mine' WHERE id = 2;
+UPDATE kept.kind SET v = 'not dumped' WHERE id = 1;
+INSERT INTO kept.kind VALUES (3, E'it''s \\ a "third"\n'), (4, NULL);
+INSERT INTO kept.fact (kind, v, "odd ""name", a, at, f, during)
+  SELECT 2 + n % 3, CASE WHEN n % 7 > 0 THEN repeat('%s;''$1', n % 5) || chr(8364) END, decode('00ff27', 'hex'),
+         ARRAY['NULL', NULL, E'a,"b\\'], '2026-03-29 01:30+00'::timestamptz + n * interval '1 us', n / 3.0,
+         n * interval '1 mon 2 days' FROM generate_series(1, 1201) AS n;
+INSERT INTO kept.loose VALUES ('a'), ('a'), (NULL);
+INSERT INTO kept.named VALUES ('account'), ('pg_class');
+INSERT INTO kept.unmarked VALUES (7);
+SELECT setval('kept.counter', 41)
+"""
+TABLES = ("kind", "fact", "loose", "named")
+
+
+@pytest.fixture
+def share() -> Iterator[Path]:
+    """A folder that the servers' account can read, with the extension."""
+    with TemporaryDirectory(dir=shared_temporary_directory()) as found:
+        folder = Path(found) / "extension"
+        folder.mkdir()
+        (folder / "kept.control").write_text(CONTROL)
+        (folder / "kept--1.0.sql").write_text(SCRIPT)
+        Path(found).chmod(0o755)
+        yield Path(found)
+
+
+@pytest.fixture
+def runs(fleet_factory: FleetFactory, spark: SparkSession, share: Path, tmp_path: Path) -> Runs:
+    embedded = fleet_factory(settings={"extension_control_path": f"$system:{share}"})
+    fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    execute(fleet.nodes[0].dsn, *FILLED.split(";\n"))
+    found = Runs(fleet, Ready(spark))
+    found.init()
+    return found
+
+
+@pytest.fixture
+def there(runs: Runs) -> Fleet:
+    return replace(runs.fleet, nodes=(with_database(runs.fleet.nodes[0], "back"),))
+
+
+def copies(fleet: Fleet) -> dict[str, list[bytes]]:
+    """The marked tables as COPY prints them, rows sorted."""
+    (node,) = fleet.nodes
+    found = dict[str, list[bytes]]()
+    with psycopg.connect(node.dsn) as connection:
+        for table in TABLES:
+            with connection.cursor().copy(f"COPY kept.{table} TO STDOUT".encode()) as copy:
+                found[table] = sorted(map(bytes, copy))
+    return found
+
+
+def ask(fleet: Fleet, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(fleet.nodes[0].dsn) as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+def expected_of(source: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
+    """The row that its condition leaves out is as the extension's script makes it."""
+    kinds = [b"1\town\n" if row.startswith(b"1\t") else row for row in source["kind"]]
+    return source | {"kind": sorted(kinds)}
+
+
+def test_rows_of_each_commit_come_back(runs: Runs, there: Fleet) -> None:
+    commit = runs.full(NAME)
+    assert {one.name: one.kind for one in commit.left_out or ()} == {"kept.unmarked": LeftOutKind.EXTENSION_TABLE}
+    (stored,) = commit.extension_rows
+    tables = read_extension_rows_object(runs.fleet.store.open(), stored)
+    # Tables that others reference come first.
+    assert [(one.table.name, one.table.rows) for one in tables] == [
+        ("kind", 3), ("loose", 3), ("named", 2), ("fact", 1201),
+    ]  # fmt: skip
+    before = copies(runs.fleet)
+    execute(
+        runs.fleet.nodes[0].dsn,
+        "DELETE FROM kept.fact WHERE id > 20",
+        "UPDATE kept.fact SET v = 'changed' WHERE id < 5",
+        "DELETE FROM kept.loose; TRUNCATE kept.named",
+        "SELECT nextval('kept.counter')",
+    )
+    runs.increment(NAME)
+    after = copies(runs.fleet)
+    assert before != after
+    for increment, expected, value in ((0, before, 41), (1, after, 42)):
+        report = runs.restore(NAME, there, increment)
+        assert not report.refused
+        assert copies(there) == expected_of(expected)
+        assert ask(there, "SELECT count(*) FROM kept.unmarked") == [(0,)]
+        assert ask(there, "SELECT nextval('kept.counter')") == [(value + 1,)]
+    # Identity goes on after the rows.
+    execute(there.nodes[0].dsn, "INSERT INTO kept.fact (kind) VALUES (3)")
+    assert ask(there, "SELECT max(id) FROM kept.fact") == [(1202,)]
+    shown = run_as_text(runs.fleet, "show", NAME, "--increment", "0", "--statements")
+    assert "-- s1: rows of extensions' tables in database bank\nINSERT INTO kept.kind (id, v)" in shown
+
+
+def test_a_script_of_the_store_fills_the_tables_without_cutline(runs: Runs, there: Fleet) -> None:
+    """As the page about the store says: it is a script for psql."""
+    commit = runs.full(NAME)
+    store = runs.fleet.store.open()
+    source = copies(runs.fleet)
+    script = zstandard.ZstdDecompressor().stream_reader(
+        store.read(commit.extension_rows[0].key), read_across_frames=True
+    ).read()  # fmt: skip
+    execute(runs.fleet.nodes[0].dsn, "CREATE DATABASE back")
+    execute(there.nodes[0].dsn, "CREATE SCHEMA kept; CREATE EXTENSION kept; CREATE TABLE account (id int)")
+    with psycopg.connect(there.nodes[0].dsn, autocommit=True) as connection:
+        run_statements(connection, script)
+    assert copies(there) == expected_of(source)
+
+
+def test_what_is_not_read_is_named_in_every_output(runs: Runs, there: Fleet) -> None:
+    """A table with policies, one that is too large, and one that is excluded."""
+    (node,) = runs.fleet.nodes
+    execute(
+        node.dsn,
+        "INSERT INTO kept.loose SELECT repeat('x', 70 << 20)",
+        "CREATE ROLE backup LOGIN REPLICATION",
+        "GRANT pg_read_all_data, pg_monitor, pg_checkpoint TO backup; GRANT USAGE ON SCHEMA kept TO backup",
+        "ALTER TABLE kept.named ENABLE ROW LEVEL SECURITY",
+    )
+    with connect(node) as connection:
+        connection.execute("SET ROLE backup")
+        body, left_out = _read_rows(node, connection, rules=GroupRules(exclude=("kept.fact",)))
+        assert body
+        found = {one.name: one.why for one in left_out}
+        assert found.keys() == {"kept.named", "kept.loose"}
+        assert "row-level security" in found["kept.named"]
+        assert "more than 1,000,000 rows or 64 MiB" in found["kept.loose"]
+    commit = runs.full(NAME)
+    (line,) = [one for one in create_lines(commit) if "kept.loose" in one]
+    assert line.startswith("warning: rows of extensions' tables were not read")
+    assert "kept.loose on s1" in line
+    runs.restore(NAME, there)
+    assert copies(there)["loose"] == []
+    assert len(copies(there)["fact"]) == 1201
+
+
+def test_damaged_rows_are_found_and_done_without(runs: Runs, there: Fleet) -> None:
+    runs.full(NAME)
+    store = runs.fleet.store.open()
+    (stored,) = read_chain(store, NAME).last.extension_rows
+    body = store.read(stored.key)
+    damage(runs.fleet, stored.key, body[:-1] + bytes([body[-1] ^ 1]))
+    report = check_snapshots(runs.fleet, CheckRequest(NAME), runs.spark, Silent())
+    (conflict,) = report.snapshots[0].conflicts
+    assert (conflict.kind, conflict.object) == ("digest", stored.key)
+    with pytest.raises(ObjectDamagedError) as raised:
+        runs.restore(NAME, there)
+    assert "--allow-refused-ddl" in raised.value.hint
+    done = runs.restore(NAME, there, allow_refused_ddl=True)
+    assert [one for one in done.left_out if one.startswith("rows of extensions' tables on s1: ")]
+    assert len(copies(there)["kind"]) == 2
+    # The next commit has them again.
+    runs.increment(NAME)
+    runs.restore(NAME, there)
+    assert copies(there) == expected_of(copies(runs.fleet))
+
+
+def test_a_role_that_may_not_fill_the_tables_is_told_before_any_row(runs: Runs, there: Fleet) -> None:
+    """The tables of a trusted extension belong to the bootstrap superuser, whoever creates it."""
+    (node,) = there.nodes
+    execute(runs.fleet.nodes[0].dsn, "CREATE ROLE other LOGIN CREATEDB")
+    as_other = replace(there, nodes=(replace(node, dsn=make_conninfo(node.dsn, user="other")),))
+    runs.full(NAME)
+    scope = RestoreScope(no_owner=True)
+    with pytest.raises(TargetUnfitError, match=r"TABLE DATA kept\.kind: permission denied for table kind"):
+        runs.restore(NAME, as_other, scope=scope)
+    report = runs.restore(NAME, as_other, scope=scope, allow_refused_ddl=True)
+    assert {one.object for one in report.refused} == {f"TABLE DATA kept.{table}" for table in TABLES}
+    assert ask(there, "SELECT count(*) FROM account") == ask(runs.fleet, "SELECT count(*) FROM account")
+
+
+def damage(fleet: Fleet, key: str, body: bytes) -> None:
+    path = Path(fleet.store.url.removeprefix("file://")) / key
+    path.chmod(0o600)
+    path.write_bytes(body)
+
+
+def test_rows_keep_the_bytes_of_their_databases_encoding(runs: Runs) -> None:
+    (node,) = runs.fleet.nodes
+    text = bytes(range(160, 256)) + b"'\\"
+    for name in ("latin", "latin_back"):
+        execute(
+            node.dsn,
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING LATIN1 LOCALE 'C' LOCALE_PROVIDER libc",
+        )
+        execute(with_database(node, name).dsn, "CREATE SCHEMA kept; CREATE EXTENSION kept")
+    source, back = with_database(node, "latin"), with_database(node, "latin_back")
+    with psycopg.connect(source.dsn, client_encoding=RAW) as connection:
+        run_statements(
+            connection, b"INSERT INTO kept.loose VALUES (E'" + text.replace(b"\\", b"\\\\").replace(b"'", b"''") + b"')"
+        )
+        connection.commit()
+    with connect(source) as connection:
+        body, left_out = _read_rows(source, connection, rules=GroupRules())
+    assert left_out == ()
+    script = zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True).read()
+    with connect(back, client_encoding=RAW) as connection:
+        run_statements(connection, script)
+        assert connection.execute("SELECT textsend(v) FROM kept.loose").fetchall() == [(text,)]

@@ -50,7 +50,7 @@ test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them, SNAPSHO
 # Every test once, whatever `make test` draws: its own, then the others.
 all: test rest  ## run every test once, the same at every run: `make test`, then `make rest`
 
-rest: $(INSTALLED)  ## run the tests that `make test` leaves out, in about WW minutes
+rest: $(INSTALLED)  ## run the tests that `make test` leaves out, in about an hour
 	@$(BIN)/python -m pytest --drawn=rest -o timeout=900 -n $(PROCESSES) $(SHARED)
 
 # These tests wait for nothing, so more processes than processors would not help.

@@ -108,9 +108,8 @@ def test_modules_are_dealt_every_version_always_the_same(monkeypatch: pytest.Mon
         assert {version for version in versions if found.count(version) > 60} == set(found) == set(versions)
     # crc32 of the name is 0x83efffe7, as gzip computes it.
     assert dealt_version("tests/integration/test_lock.py", standbys=True) == 16 + 0x83EFFFE7 % 3
-    assert {dealt_version(unit, standbys=False) for unit in dealt.UNTRIED} == {18}
     monkeypatch.setattr(dealt, "CHOSEN", 15)
-    assert {dealt_version(unit, standbys=True) for unit in [*units, *dealt.UNTRIED]} == {15}
+    assert {dealt_version(unit, standbys=True) for unit in units} == {15}
 
 
 def test_third_party_md_names_every_server() -> None:

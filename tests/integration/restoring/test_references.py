@@ -8,19 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from fleet.config import GroupRules, Node
-from fleet.nodes.watch import watch_nodes
-from fleet.tables.groups import read_tables
+from fleet.config import Node
 from restore.data_only.filled_tables import find_oids
-from restore.data_only.references import ForeignKeyViolatedError, find_orphan, find_temporal, verify_references
-from restore.rows.load_target import LoadTarget
+from restore.data_only.references import ForeignKeyViolatedError, find_orphan
+from tests.integration.referred import parents_on, verify
 
-PARENTS = """
-CREATE TABLE parent (a int, b text, PRIMARY KEY (a, b)) PARTITION BY LIST (a);
-CREATE TABLE parent_1 PARTITION OF parent FOR VALUES IN (1);
-CREATE TABLE parent_2 PARTITION OF parent FOR VALUES IN (2);
-INSERT INTO parent VALUES (1, 'x'), (2, 'y')
-"""
 KEY_QUERY = """
 SELECT pg_get_constraintdef(oid) FROM pg_constraint
  WHERE conrelid = 'child'::regclass AND contype = 'f' AND conparentid = 0
@@ -33,7 +25,6 @@ CASES = [
     ("child (a int, b text, FOREIGN KEY (a, b) REFERENCES parent)", "(1, 'y')", "kind", None),
     ("child (a int, b text, FOREIGN KEY (a, b) REFERENCES parent)", "(3, NULL)", "child", None),
     ("child (a int, b text, FOREIGN KEY (a, b) REFERENCES parent MATCH FULL)", "(1, NULL)", "child", "(1, NULL)"),
-    ("child (a int, b text, FOREIGN KEY (a, b) REFERENCES parent NOT ENFORCED)", "(1, 'y')", "child", None),
     ("child (a bigint, b varchar(3) COLLATE \"C\", FOREIGN KEY (a, b) REFERENCES parent)", "(2, 'x')", "child", "2, x"),
     ("child (a int, b text, FOREIGN KEY (a, b) REFERENCES parent) PARTITION BY RANGE (a)", "(2, 'x')", "child_0", "x"),
     ("child (\"A a\" int PRIMARY KEY, \"b's\" int REFERENCES child)", "(1, 2)", "child", "(b's) = (2)"),
@@ -42,17 +33,8 @@ CASES = [
 
 @pytest.fixture
 def session(node: Node) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(node.dsn, autocommit=True) as connection:
-        connection.execute(PARENTS)
+    with parents_on(node) as connection:
         yield connection
-        connection.execute("DROP TABLE IF EXISTS child; DROP TABLE parent")
-
-
-def verify(node: Node, session: psycopg.Connection[Any], table: str) -> None:
-    groups = [one.group for one in read_tables(session, GroupRules()) if one.group.table == table]
-    assert groups
-    with watch_nodes([node]) as watch:
-        verify_references(LoadTarget(node, dict(enumerate(groups)), ""), watch)
 
 
 @pytest.mark.parametrize(("definition", "row", "filled", "said"), CASES)
@@ -82,17 +64,6 @@ def test_a_key_that_is_not_valid_promises_nothing(node: Node, session: psycopg.C
     session.execute("CREATE TABLE child (a int, b text); INSERT INTO child VALUES (1, 'y')")
     session.execute("ALTER TABLE child ADD FOREIGN KEY (a, b) REFERENCES parent NOT VALID")
     verify(node, session, "child")
-
-
-def test_keys_of_periods_are_named(session: psycopg.Connection[Any]) -> None:
-    session.execute("CREATE EXTENSION IF NOT EXISTS btree_gist")
-    session.execute("CREATE TABLE lease (id int, at daterange, PRIMARY KEY (id, at WITHOUT OVERLAPS))")
-    session.execute(
-        "CREATE TABLE child (id int, at daterange, FOREIGN KEY (id, PERIOD at) REFERENCES lease (id, PERIOD at))"
-    )
-    (oid,) = session.execute("SELECT 'child'::regclass::oid::bigint").fetchone() or (0,)
-    assert find_temporal(session, [oid]) == ["child_id_at_fkey of public.child"]
-    session.execute("DROP TABLE child; DROP TABLE lease")
 
 
 def planted(*types: str) -> tuple[str, str]:

@@ -11,10 +11,12 @@ from fleet.record import Time
 from fleet.tables.left_out import LeftOut
 from restore.copies.stored import Damage
 from restore.ddl.ddl import Refusal, show_name, without_options
+from restore.ddl.running import AFTER_EXTENSION, session_settings
 from restore.parts.scope import WHOLE, RestoreScope
 from restore.targets.databases import OwnerChange
 from restore.targets.target import Target
 from restore.topology.topology import ShownRoute
+from snapshots.ddl.archive import EXTENSION
 from snapshots.listing.in_doubt import InDoubtTransaction
 from snapshots.operations.open_operations import OpenOperation
 
@@ -42,7 +44,9 @@ class BorrowedRows:
 class RefusedStatement:
     """A statement that a target refused, for reports; `needs` names the refused object that it depends on.
 
-    `statement` is for people; `script` has passwords that may be in it, and is only for the file of such statements.
+    `statement` is the one that was refused, for people. `script` has all statements of the object's entry: none had an
+    effect, or they are grants, which may be repeated. It is raw text (fleet.nodes.encodings), and only for the file of
+    such statements, as passwords may be in it.
     """
 
     node: str
@@ -129,9 +133,13 @@ class RestoreReport:
 def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[RefusedStatement]:
     """The refusals of one target, for reports."""
     described: list[RefusedStatement] = []
+    settings = ""
     for one in refusals:
-        script = show_name(one.statement or one.entry.statements).strip()
-        shown = without_options(one.entry.kind, script)
+        entry = one.entry
+        shown = without_options(entry.kind, show_name(one.statement or entry.statements).strip())
+        before, settings = settings, session_settings(entry)
+        after = AFTER_EXTENSION if entry.kind == EXTENSION else ""
+        script = f"{settings if settings != before else ''}{entry.statements.strip()}\n{after}"
         names = (target.node.id, target.database, one.label)
         described.append(RefusedStatement(*names, one.section, one.reason, shown, one.needs, script))
     return described

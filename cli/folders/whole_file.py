@@ -19,14 +19,14 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
 
     Raises UsageError if the file can't be written, before the block begins if that is seen by then. A file gets the
     permissions `mode`, or keeps its own, and a symbolic link of this user's stays: its target is replaced. What is
-    written first has a hidden name with another ending.
+    written first has a hidden name with another ending. Raw text (fleet.nodes.encodings) is written as its bytes.
     """
     with _naming_file(path):
         target = _target_of(path)
         kept = _mode_of(target)
         handle, partial = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
     try:
-        out = os.fdopen(handle, "w", encoding="utf-8")
+        out = os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape")
         try:
 
             def write(text: str) -> None:

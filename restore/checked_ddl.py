@@ -29,9 +29,9 @@ from restore.plan import RestorePlan
 from restore.roles import check_mapped, find_role_changes, name_bytes
 from restore.targets.target import Target, TargetUnfitError
 from restore.topology.foreign_keys import keeps_foreign_key
-from snapshots.ddl.archive import ArchiveEntry
+from snapshots.ddl.archive import EXTENSION, ArchiveEntry
 from snapshots.ddl.dump import read_stored_ddl
-from snapshots.globals.extension_rows import FilledTable, read_extension_rows
+from snapshots.globals.extension_rows import ExtensionsOfShard, read_extension_rows
 from snapshots.records.large_objects import count_by_node
 from wal.segments.damage import ObjectDamagedError
 
@@ -95,10 +95,11 @@ def read_all_ddl(
         why = ": rows that it joins may be on different targets" if is_divided else ""
         checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
         checked.entries[shard] = chosen.entries
-        filled, remarks = _find_extension_rows(plan, target, obstacles)
-        checked.left_out.extend(remarks)
+        extension_rows, lines = _find_extension_rows(plan, target, stored.entries, obstacles)
+        checked.left_out.extend(lines)
+        with_rows = partial(with_extension_rows, found=extension_rows, sequences=plan.sequences(target))
         if read_role(target.node, connection).is_super:
-            written = with_extension_rows(chosen.for_target(target.node, folder), filled)
+            written = with_rows(chosen.for_target(target.node, folder))
             checked.ddl[shard] = _with_database(plan, target, written, planned)
             continue
         chosen, grants = chosen.without_system_grants()
@@ -109,7 +110,7 @@ def read_all_ddl(
             written = with_beforehand(chosen.for_target(target.node, folder), done)
         else:
             written = chosen.for_target(target.node, folder)
-        adapted = with_extension_rows(adapt_ddl(written, read_our_name(target)), filled)
+        adapted = with_rows(adapt_ddl(written, read_our_name(target)))
         checked.ddl[shard] = ours = _with_database(plan, target, adapted, planned)
         with obstacles.collecting(target.node.id):
             check_memberships(target, connection, ours.roles)
@@ -124,26 +125,33 @@ def read_all_ddl(
 
 
 def _find_extension_rows(
-    plan: RestorePlan, target: Target, obstacles: Obstacles
-) -> tuple[tuple[FilledTable, ...], list[str]]:
+    plan: RestorePlan, target: Target, entries: Iterable[ArchiveEntry], obstacles: Obstacles
+) -> tuple[ExtensionsOfShard, list[str]]:
     """The rows of extensions' tables that a target gets, and lines about those that it does not."""
-    objects, store = {one.node: one for one in plan.chain.last.extension_rows}, plan.store.open()
     if plan.request.is_partial:
-        return (), []
+        return ExtensionsOfShard(), []
+    store, commit, where = plan.store.open(), plan.chain.last, f"rows of extensions' tables on {target.shard}"
     try:
-        filled = read_extension_rows(store, objects, target.source)
-        others = {one: read_extension_rows(store, objects, one) for one in target.sources if one != target.source}
+        stored = read_extension_rows(store, commit, target.source)
     except ObjectDamagedError as error:
         if plan.request.allow_refused_ddl:
-            return (), [f"rows of extensions' tables on {target.shard}: {error.message}"]
+            return ExtensionsOfShard(), [f"{where}: {error.message}"]
         error.hint = f"{WITHOUT}\n{error.hint}"
         obstacles.add(error)
-        return (), []
-    differing = [source for source, rows in others.items() if rows != filled]
-    return filled, [
-        f"rows of extensions' tables of {source} on {target.shard}: those of {target.source} are restored, which differ"
-        for source in differing
-    ]
+        return ExtensionsOfShard(), []
+    # They are read after the cut.
+    kept = stored.of({show_name(entry.name) for entry in entries if entry.kind == EXTENSION})
+    later = [name for name in stored.rows if name not in kept.rows]
+    lines = [f"{where}: {name} is of an extension that was made after the cut" for name in later]
+    for source in target.sources:
+        if source != target.source:
+            try:
+                is_same = read_extension_rows(store, commit, source).rows == stored.rows
+            except ObjectDamagedError as error:
+                lines.append(f"{where}: whether {source} has the same is not known: {error.message}")
+            else:
+                lines += [] if is_same else [f"{where}: those of {target.source}; {source} has others"]
+    return kept, lines
 
 
 def _with_database(plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase) -> Ddl:

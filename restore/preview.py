@@ -355,18 +355,22 @@ def check_targets(
 def left_rows(plan: RestorePlan) -> list[str]:
     """What a restore of the DDL alone leaves out of rows and sequences, and one of some tables of other rows.
 
-    Either leaves out large objects, too.
+    Either leaves out large objects, too. Rows of extensions' tables come with the DDL of everything.
     """
-    request = plan.request
+    request, of_extensions = plan.request, list[str]()
+    if request.is_partial or request.scope.data_only:
+        filled = {stored.node for stored in plan.chain.last.extension_rows}
+        of_extensions = [f"rows of extensions' tables on {shard}" for shard in plan.sources if shard in filled]
     if request.is_with_all_rows:
-        return []
+        return of_extensions
     counts = count_by_node(plan.chain.full)
-    rows = ["all rows, and the values of all sequences"] if request.scope.schema_only else []
+    kept = " but those of extensions' tables" if plan.chain.last.extension_rows else ""
+    rows = [f"all rows{kept}, and the values of all sequences"] if request.scope.schema_only else []
     if request.is_partial:
         for shard in plan.sources:
             if others := sorted(one.name for one in plan.chain.groups(shard) if not request.chooses(one)):
                 rows.append(f"rows of {len(others)} other tables on {shard}: {list_some(others, OTHERS_MAX)}")
-    return rows + [f"{counts[one]} large objects on {one}" for one in plan.sources if counts.get(one)]
+    return rows + of_extensions + [f"{counts[one]} large objects on {one}" for one in plan.sources if counts.get(one)]
 
 
 def find_replaced(

@@ -28,11 +28,15 @@ from cli.report.document import figures_document
 from cli.report.terminal import timeline_levels, timeline_of
 from cli.views.recovery import plan_lines, transaction_lines
 from fleet.config import Fleet
+from fleet.nodes.baseline import NodeIdentity
+from fleet.nodes.encodings import UTF8
 from fleet.record import to_builtins
+from fleet.tables.names import table_name
 from restore.ddl.database_ddl import database_statements
+from restore.ddl.extension_rows import set_statement
 from restore.ddl.server_roles import server_statements
 from restore.targets.database_records import without_record
-from snapshots.globals.extension_rows import FilledTable, read_extension_rows
+from snapshots.globals.extension_rows import ConfigurationRows, read_extension_rows
 from snapshots.globals.server_globals_object import read_stored_globals
 from snapshots.listing.entry import Entry
 from snapshots.listing.figures import read_figures_of
@@ -46,6 +50,7 @@ from snapshots.records.cut_times import cut_time
 from snapshots.records.documents import shortened
 from storage.clock import utc_now
 from storage.errors import UsageError
+from storage.store import ObjectStore
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -107,7 +112,6 @@ def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[s
     Those of roles have no passwords without `verifiers`. Raises ObjectDamagedError.
     """
     store, found = fleet.store.open(), list[dict[str, Any]]()
-    objects = {one.node: one for one in chain.last.extension_rows}
     for identity in chain.nodes:
         if identity.backup_of is not None:
             continue
@@ -122,7 +126,7 @@ def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[s
                 "globals": [*server_statements(of_server, verifiers=verifiers)] if of_server else [],
                 "with_passwords": of_server.with_verifiers if of_server else False,
                 "statements": [*statements, *(f"-- left out: {line}" for line in left_out)],
-                "extension_rows": [*map(_rows_statement, read_extension_rows(store, objects, identity.node))],
+                "extension_rows": _extension_statements(store, chain, identity),
             }
         )
     return found
@@ -140,16 +144,26 @@ def statement_lines(found: list[dict[str, Any]]) -> list[str]:
         lines += [what, *map(script_line, one["statements"])] if one["statements"] else []
         if one["extension_rows"]:
             what = f"-- {node}: rows of extensions' tables in database {shortened(one['database'])}"
-            lines += [what, *map(script_line, one["extension_rows"])]
+            # Line ends within constants are escaped, those between rows stay.
+            lines += [what, *(line for rows in one["extension_rows"] for line in script_line(rows).split("\n"))]
     return lines or ["-- no commit says what belongs to the servers and databases themselves"]
 
 
-def _rows_statement(filled: FilledTable) -> str:
-    """The statements of a table, in an encoding that every output has."""
-    try:
-        return filled.statements.decode().rstrip()
-    except UnicodeDecodeError:
-        return f"-- left out: {filled.table.schema}.{filled.table.name}: its rows are not in UTF-8"
+def _extension_statements(store: ObjectStore, chain: Chain, identity: NodeIdentity) -> list[str]:
+    """The statements that fill the tables of a shard's extensions, and set the sequences of these."""
+    found = read_extension_rows(store, chain.last, identity.node)
+    marked = {(sequence.schema, sequence.name) for sequence in found.sequences}
+    sequences = [one for one in chain.sequences(identity.node) if (one.schema, one.name) in marked]
+    rows = [_rows_statement(one, identity.encoding) for one in found.tables]
+    return rows + [set_statement(sequence).rstrip() for sequence in sequences]
+
+
+def _rows_statement(rows: ConfigurationRows, encoding: str) -> str:
+    """The statements of a table as text, if they are UTF-8, as every output is."""
+    if encoding == UTF8 or rows.statements.isascii():
+        return rows.statements.decode(errors="backslashreplace").rstrip()
+    name = table_name(rows.table.schema, rows.table.name)
+    return f"-- left out: {name}: its rows are in {encoding}; a restore's file of refused statements has them"
 
 
 def script_line(statement: str) -> str:
@@ -166,8 +180,8 @@ def _escape_quoted(quoted: re.Match[str]) -> str:
     if not hidden:
         return text
     body = text[text.index(text[-1]) :]
-    # Only constants that begin with E have backslashes.
-    body = body.replace("\\", "\\\\") if is_name else body
+    # Only in constants that begin with E a backslash is an escape already.
+    body = body if text.startswith("E") else body.replace("\\", "\\\\")
     begin, escape = ("U&", "\\+{:06x}") if is_name else ("E", "\\U{:08x}")
     return begin + body.translate({one: escape.format(one) for one in hidden})
 

@@ -72,7 +72,7 @@ COUNTED = frozenset({LeftOutKind.TEMPORARY_TABLES, LeftOutKind.LARGE_OBJECTS, Le
 # out.
 LEFT_OUT_QUERY = f"""
 SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
-            WHEN c.oid = ANY (e.extconfig) THEN ''
+            WHEN c.oid = ANY (e.extconfig) AND c.relkind = 'r' THEN ''
             WHEN e.extname IS NOT NULL THEN 'extension_table'
             WHEN c.relkind = 'f' THEN 'foreign_table'
             WHEN c.relpersistence = 'u' THEN 'unlogged_table'
@@ -122,7 +122,7 @@ def read_left_out(
             if kind:
                 found.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
             elif not is_included(name, rules):
-                found.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _exclusion_reason(name, rules)))
+                found.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _exclusion_reason(name, rules, of)))
     return (*found, *append_only_of(groups))
 
 
@@ -163,7 +163,7 @@ def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]
     )
 
 
-def _exclusion_reason(name: str, rules: GroupRules) -> str:
+def _exclusion_reason(name: str, rules: GroupRules, extension: str) -> str:
     patterns = [pattern for pattern in rules.exclude if is_matching(name, [pattern])]
     chosen = f"excluded by {patterns[0]}" if patterns else f"not chosen by {', '.join(rules.include)}"
-    return f"{chosen}: it comes back empty"
+    return f"{chosen}: it comes back " + (f"as extension {extension} makes it" if extension else "empty")

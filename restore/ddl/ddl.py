@@ -52,6 +52,8 @@ STATEMENT_SHOWN_MAX = 200
 # Kinds of entries whose options may be passwords; the servers mark none of them.
 WITH_SECRETS = frozenset(("USER MAPPING", "SERVER", "FOREIGN DATA WRAPPER"))
 OPTIONS = " OPTIONS ("
+# Rows of extensions' tables, as pg_dump calls them: jobs and the like may have passwords, too.
+ROWS, VALUES = "TABLE DATA", " VALUES\n"
 
 
 class SchemaLoadError(RefusedError):
@@ -148,7 +150,9 @@ class Refusal:
 
 
 def without_options(kind: str, statement: str) -> str:
-    """The statement for people: without its options if an entry of this kind may have passwords there."""
+    """The statement for people: without its options or rows if an entry of this kind may have passwords there."""
+    if kind == ROWS:
+        return f"{statement.partition(VALUES)[0]} VALUES …;"
     before, found, _ = statement.partition(OPTIONS)
     return f"{before}{OPTIONS}…);" if kind in WITH_SECRETS and found else statement
 
@@ -185,8 +189,14 @@ def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> Refreshed:
     by_name = {f"{quote_identifier(one.schema)}.{quote_identifier(one.name)}": one for one in views.values()}
 
     def definition_of(entry: DdlEntry) -> str:
-        """Its statements, and those of the views that it reads."""
-        return entry.statements + "".join(definition_of(views[one]) for one in entry.dependencies if one in views)
+        """Its statements, and those of the views that it reads, each once: layers of views have very many paths."""
+        reached, waiting = {entry.number: entry}, [entry]
+        while waiting:
+            needed = (views[one] for one in waiting.pop().dependencies if one in views and one not in reached)
+            new = {one.number: one for one in needed}
+            reached |= new
+            waiting += new.values()
+        return "".join(one.statements for one in reached.values())
 
     with raising_unreachable(node), connect(node, client_encoding=RAW) as connection, ending(watch, connection):
         if connection.info.server_version < RESTRICTED_VERSION:

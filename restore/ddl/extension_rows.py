@@ -1,7 +1,8 @@
 """The rows of extensions' configuration tables, as entries of a restore's DDL.
 
 They follow the tables: some name them (regclass). A row of the snapshot replaces one that its extension has made with
-the same key. What the server refuses is a refusal as of any other entry.
+the same primary key. What the server refuses is a refusal as of any other entry. The sequences that belong to the rows
+are set with all others at the end; as entries they are among the refused statements where their extension is refused.
 """
 
 from __future__ import annotations
@@ -10,28 +11,42 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fleet.nodes.encodings import raw_text
-from restore.ddl.ddl import Ddl, DdlEntry
+from fleet.tables.names import quote_identifier
+from restore.ddl.ddl import ROWS, Ddl, DdlEntry
 from snapshots.ddl.archive import EXTENSION
-from snapshots.globals.extension_rows import FilledTable
+from snapshots.globals.extension_rows import ExtensionsOfShard
+from snapshots.records.commit import Sequence
 
 # As pg_dump calls such entries.
-ROWS = "TABLE DATA"
+SEQUENCE_SET = "SEQUENCE SET"
 # Entries of archives have lower numbers, those of the database itself higher ones (restore/ddl/running.py).
 FIRST_NUMBER = 1 << 39
 
 
-def with_extension_rows(ddl: Ddl, filled: Iterable[FilledTable]) -> Ddl:
-    """The DDL which fills these tables, too."""
+def with_extension_rows(ddl: Ddl, found: ExtensionsOfShard, sequences: Iterable[Sequence]) -> Ddl:
+    """The DDL, with statements that fill these tables and set these of the `sequences`."""
     extensions = {entry.name: entry.number for entry in ddl.pre_data if entry.kind == EXTENSION}
+    values = {(sequence.schema, sequence.name): sequence for sequence in sequences}
     entries = [
-        DdlEntry(
-            number,
-            ROWS,
-            one.table.schema,
-            one.table.name,
-            raw_text(one.statements),
-            (extensions[one.table.extension],) if one.table.extension in extensions else (),
-        )
-        for number, one in enumerate(filled, FIRST_NUMBER)
+        (one.table.extension, ROWS, one.table.schema, one.table.name, raw_text(one.statements)) for one in found.tables
     ]
-    return replace(ddl, pre_data=(*ddl.pre_data, *entries))
+    entries += [
+        (one.extension, SEQUENCE_SET, one.schema, one.name, set_statement(values[one.schema, one.name]))
+        for one in found.sequences
+        if (one.schema, one.name) in values
+    ]
+    numbered = [
+        DdlEntry(number, kind, schema, name, text, (extensions[extension],) if extension in extensions else ())
+        for number, (extension, kind, schema, name, text) in enumerate(entries, FIRST_NUMBER)
+    ]
+    return replace(ddl, pre_data=(*ddl.pre_data, *numbered))
+
+
+def set_statement(sequence: Sequence) -> str:
+    """SQL that gives the sequence its value, if the role may do that."""
+    name = f"{quote_identifier(sequence.schema)}.{quote_identifier(sequence.name)}".replace("'", "''")
+    return (
+        f"SELECT pg_catalog.setval(c.oid, {sequence.last_value}, {str(sequence.is_called).lower()})"
+        f" FROM pg_catalog.pg_class c WHERE c.oid = pg_catalog.to_regclass('{name}')"
+        " AND pg_catalog.has_sequence_privilege(c.oid, 'UPDATE');\n"
+    )

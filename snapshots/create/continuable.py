@@ -159,7 +159,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
         sizes |= listed_sizes(store, (key for key in named if key not in sizes))
     # A listing may be out of date, so an object that it lacks or shows in another size is looked up by key.
     sizes |= sizes_of(store, [key for key, size in named.items() if sizes.get(key) != size])
-    # What the next commit stores again does not keep the chain from being continued.
+    # The next commit stores these again, so a lost one does not end the chain.
     stored_again = {
         one.key for commit in chain.commits for one in commit.own_objects if one.kind in (GLOBALS, EXTENSION_ROWS)
     }

@@ -9,10 +9,12 @@ small: a table with more than ROWS_MAX rows or BYTES_MAX of statements is left o
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -20,17 +22,18 @@ import psycopg
 import zstandard
 
 from fleet.config import GroupRules, Node
-from fleet.nodes.connections import disrupted_error, refuse_views
-from fleet.nodes.disruptions import remedy_of
+from fleet.nodes.connections import refuse_views
 from fleet.nodes.encodings import RAW, fetch_texts
-from fleet.nodes.relation_locks import bound_lock_waits, raising_locked
+from fleet.nodes.relation_locks import bound_lock_waits
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.record import from_json, to_builtins
 from fleet.tables.left_out import WHY, LeftOut, LeftOutKind
-from fleet.tables.names import TABLE_NAME, is_included
+from fleet.tables.names import TABLE_NAME, is_included, table_name
+from fleet.tables.planned_code import find_planned_code
 from snapshots.operations.operation import Operation
-from snapshots.records.extension_rows import ExtensionRows, ExtensionTable
+from snapshots.records.commit import Commit
+from snapshots.records.extension_rows import ExtensionRows, ExtensionSequence, ExtensionTable
 from snapshots.records.keys import ddl_prefix
 from snapshots.records.stored_object import EXTENSION_ROWS, StoredObject
 from storage.store import ObjectStore
@@ -39,30 +42,34 @@ from wal.segments.damage import ObjectDamagedError, read_listed
 
 ROWS_MAX, BYTES_MAX = 1_000_000, 64 << 20
 # Of all tables of a shard, as they are read back.
-SCRIPT_BYTES_MAX, WINDOW_BYTES_MAX = 1 << 30, 128 << 20
+SCRIPT_BYTES_MAX, HEADER_BYTES_MAX, WINDOW_BYTES_MAX = 1 << 30, 16 << 20, 128 << 20
+PIECE_BYTES = 1 << 20
 ROWS_AT_ONCE = 500
 COMMENT = b"-- "
-# As pg_dump does, tables of foreign keys among them in the order in which they can be filled.
-TABLES_QUERY = f"""
-SELECT c.oid::bigint, e.extname, n.nspname, c.relname, {TABLE_NAME},
-       ARRAY(SELECT k.confrelid::bigint FROM pg_constraint k
-              WHERE k.conrelid = c.oid AND k.contype = 'f' AND k.confrelid <> c.oid)
+# For each table.
+LOCK_SECONDS_MAX = 10
+# No partitioned tables, as pg_dump: their partitions may be marked.
+MARKED_QUERY = f"""
+SELECT c.relkind = 'S', c.oid::bigint, e.extname, n.nspname, c.relname, {TABLE_NAME},
+       coalesce(e.extcondition[m.place], '') <> '',
+       ARRAY(SELECT k.confrelid::bigint FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f')
   FROM pg_extension e CROSS JOIN unnest(e.extconfig) WITH ORDINALITY AS m (relation, place)
   JOIN pg_class c ON c.oid = m.relation JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind IN ('r', 'p') ORDER BY e.extname, m.place
+ WHERE c.relkind IN ('r', 'S') ORDER BY e.extname, m.place
 """
-# For one table: the beginning and the end of its INSERT statements, and the query for the lines between, which reads
-# one row more than are stored, to see that there are more. format() writes a value as COPY does, by its type's output
-# function. A row of the snapshot replaces one that has its key.
-STATEMENTS_QUERY = f"""
+# For one table: the name, as LOCK takes it, whether that is still the table, the beginning and the end of its INSERT
+# statements, and the COPY that prints the lines between: each is a list of constants. It reads the table alone without
+# its children, and is not planned unless there is a condition. A row of the snapshot replaces one that has its primary
+# key.
+STATEMENTS_QUERY = """
 WITH attribute AS (
-  SELECT a.attnum, a.attidentity, quote_ident(a.attname) AS name, a.attnum = ANY (i.indkey) IS TRUE AS is_key
+  SELECT a.attnum, a.attidentity, quote_ident(a.attname) AS name,
+         a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) IS TRUE AS is_key
     FROM pg_attribute a
     LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate AND i.indisvalid
    WHERE a.attrelid = %(table)s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 ), listed AS (
   SELECT string_agg(name, ', ' ORDER BY attnum) AS names,
-         string_agg(format('format(''%%%%L'', %%s)', name), ' || '', '' || ' ORDER BY attnum) AS line,
          string_agg(name, ', ' ORDER BY attnum) FILTER (WHERE is_key) AS key,
          string_agg(format('%%1$s = EXCLUDED.%%1$s', name), ', ' ORDER BY attnum)
            FILTER (WHERE NOT is_key AND attidentity <> 'a') AS others
@@ -73,13 +80,16 @@ WITH attribute AS (
     JOIN pg_class c ON c.oid = m.relation JOIN pg_namespace n ON n.oid = c.relnamespace
    WHERE c.oid = %(table)s
 )
-SELECT textsend(format(E'INSERT INTO %%s (%%s) OVERRIDING SYSTEM VALUE VALUES\\n', name, names)),
-       textsend(E'\\nON CONFLICT ' || CASE WHEN key IS NULL THEN 'DO NOTHING'
+SELECT textsend(format('LOCK TABLE ONLY %%s IN ACCESS SHARE MODE', name)),
+       textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid)),
+       textsend(format(E'INSERT INTO %%s (%%s) OVERRIDING SYSTEM VALUE VALUES\n(', name, names)),
+       textsend(E')\nON CONFLICT ' || CASE WHEN key IS NULL THEN 'DO NOTHING'
                 WHEN others IS NULL THEN format('(%%s) DO NOTHING', key)
-                ELSE format('(%%s) DO UPDATE SET %%s', key, others) END || E';\\n'),
-       textsend(format('SELECT count(*), textsend(string_agg(line, E'',\\n'')) FROM (SELECT (row_number() OVER () - 1)'
-                ' / {ROWS_AT_ONCE} AS part, %%L || %%s || %%L AS line FROM %%s %%s LIMIT {ROWS_MAX + 1}) AS lines'
-                ' GROUP BY part ORDER BY part', '(', line, ')', name, condition))
+                ELSE format('(%%s) DO UPDATE SET %%s', key, others) END || E';\n'),
+       textsend(format('COPY %%s TO STDOUT '
+                       '(FORMAT csv, QUOTE E''\\x27'', ESCAPE E''\\x27'', FORCE_QUOTE *, NULL ''NULL'')',
+                CASE condition WHEN '' THEN format('%%s (%%s)', name, names)
+                ELSE format('(SELECT %%s FROM ONLY %%s %%s)', names, name, condition) END))
   FROM listed CROSS JOIN marked WHERE names IS NOT NULL
 """
 
@@ -88,15 +98,24 @@ class _TooManyError(Exception):
     """A table has more rows, or longer ones, than are stored."""
 
 
+class _UnfitTableError(Exception):
+    """A table was renamed or replaced after the cut, or reading it might run code of its owner."""
+
+
 @dataclass(frozen=True, slots=True)
 class MarkedTable:
-    """A configuration table as the catalogs have it; `label` is its name as rules and outputs have it."""
+    """A configuration table as the catalogs have it; `label` is its name as rules and outputs have it.
+
+    `has_condition`: not all of its rows are dumped. `references` are the tables of its foreign keys, by oid.
+    """
 
     oid: int
     extension: str
     schema: str
     name: str
     label: str
+    has_condition: bool
+    references: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +128,34 @@ class _CompressedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class FilledTable:
-    """A configuration table and its statements, in the encoding of its database."""
+class ConfigurationRows:
+    """The rows of a configuration table as statements, in the encoding of its database."""
 
     table: ExtensionTable
     statements: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionsOfShard:
+    """The rows of a shard's configuration tables, and the sequences that its extensions have marked, too."""
+
+    tables: tuple[ConfigurationRows, ...] = ()
+    sequences: tuple[ExtensionSequence, ...] = ()
+
+    @property
+    def rows(self) -> dict[str, list[bytes]]:
+        """The lines of each table, sorted: COPY prints rows in no order, and they are divided into statements."""
+        return {
+            table_name(one.table.schema, one.table.name): sorted(one.statements.replace(b"),\n(", b")\n(").splitlines())
+            for one in self.tables
+        }
+
+    def of(self, extensions: Collection[str]) -> ExtensionsOfShard:
+        """What these extensions have."""
+        tables = tuple(one for one in self.tables if one.table.extension in extensions)
+        return replace(
+            self, tables=tables, sequences=tuple(one for one in self.sequences if one.extension in extensions)
+        )
 
 
 def store_extension_rows(
@@ -121,7 +163,7 @@ def store_extension_rows(
 ) -> tuple[tuple[StoredObject, ...], tuple[LeftOut, ...]]:
     """Store the rows of each shard's configuration tables, if there are any; also return what could not be read.
 
-    Raises NodeUnreachableError, RelationLockedError.
+    Raises NodeUnreachableError.
     """
     read = sessions.ask_named_primaries(partial(_read_rows, rules=rules))
 
@@ -141,109 +183,179 @@ def _read_rows(
     node: Node, connection: psycopg.Connection[Any], *, rules: GroupRules
 ) -> tuple[bytes, tuple[LeftOut, ...]]:
     """The object's body, compressed and empty if there are no rows; and what could not be read."""
-    tables = _list_tables(connection, rules)
+    tables, sequences = _list_marked(connection, rules)
     if not tables:
         return b"", ()
-    filled, parts, left_out = list[ExtensionTable](), list[bytes](), list[LeftOut]()
-    kind = LeftOutKind.EXTENSION_ROWS
-    with (
-        raising_locked(node, "reading rows of extensions' tables", (_quoted(one) for one in tables)),
-        connection.transaction(),
-    ):
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    reader = _TableReader(connection)
+    with _reading(connection, "REPEATABLE READ"):
+        for table in tables:
+            if not table.has_condition:
+                reader.read(table)
+    # What the planner might run is looked for in the catalogs as they are now.
+    for table in tables:
+        if table.has_condition:
+            with _reading(connection, "READ COMMITTED"):
+                reader.read(table)
+    kind, reasons = LeftOutKind.EXTENSION_ROWS, reader.reasons
+    left_out = tuple(
+        LeftOut(node.id, kind, table.label, WHY[kind].format(reasons[table.oid]))
+        for table in tables
+        if table.oid in reasons
+    )
+    described, bodies = list[ExtensionTable](), list[bytes]()
+    for table in tables:
+        if (rows := reader.rows.get(table.oid)) and rows.count:
+            names = {"extension": table.extension, "schema": table.schema, "name": table.name}
+            described.append(ExtensionTable(**names, rows=rows.count, size=rows.size))
+            bodies.append(rows.body)
+    if not described:
+        return b"", left_out
+    document = ExtensionRows(tables=tuple(described), sequences=tuple(sequences))
+    header = COMMENT + msgspec.json.encode(to_builtins(document)) + b"\n"
+    return b"".join((zstandard.compress(header), *bodies)), left_out
+
+
+@contextmanager
+def _reading(connection: psycopg.Connection[Any], isolation: str) -> Iterator[None]:
+    """A transaction of this isolation level that only reads, and gets the bytes of the server."""
+    with connection.transaction():
+        connection.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation} READ ONLY")
         refuse_views(connection)
-        bound_lock_waits(connection)
+        bound_lock_waits(connection, LOCK_SECONDS_MAX)
         connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
-        for one in tables:
-            found = connection.execute(STATEMENTS_QUERY, {"table": one.oid}).fetchone()
-            if found is None:
-                # It has no columns, or was dropped after the cut.
-                continue
-            try:
-                with connection.transaction():
-                    rows = _compress_rows(connection, *map(bytes, found))
-            except _TooManyError:
-                why = f"more than {ROWS_MAX:,} rows or {BYTES_MAX >> 20} MiB"
-            except psycopg.errors.LockNotAvailable:
+        yield
+
+
+class _TableReader:
+    """Reads tables in a session: `rows` of those that could be read, and `reasons` of the others, both by oid.
+
+    No table ends the command: a full snapshot would lose hours of copying.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.rows: dict[int, _CompressedRows] = {}
+        self.reasons: dict[int, str] = {}
+        self._connection, self._left = connection, SCRIPT_BYTES_MAX - HEADER_BYTES_MAX
+
+    def read(self, table: MarkedTable) -> None:
+        """Read a table, in the session's transaction; raise psycopg.Error if the session is lost."""
+        try:
+            with self._connection.transaction():
+                rows = _compress_rows(self._connection, table, min(BYTES_MAX, self._left))
+        except _TooManyError:
+            self.reasons[table.oid] = f"more than {ROWS_MAX:,} rows or {BYTES_MAX >> 20} MiB"
+        except _UnfitTableError as error:
+            self.reasons[table.oid] = str(error)
+        except psycopg.Error as error:
+            if self._connection.broken:
                 raise
-            except psycopg.Error as error:
-                if connection.broken:
-                    raise
-                if remedy_of(error):
-                    raise disrupted_error(node.id, error, f"table {one.label}") from error
-                why = shorten_message(error)
-            else:
-                if rows.count:
-                    names = {"extension": one.extension, "schema": one.schema, "name": one.name}
-                    filled.append(ExtensionTable(**names, rows=rows.count, size=rows.size))
-                    parts.append(rows.body)
-                continue
-            left_out.append(LeftOut(node.id, kind, one.label, WHY[kind].format(why)))
-    if not filled:
-        return b"", tuple(left_out)
-    header = COMMENT + msgspec.json.encode(to_builtins(ExtensionRows(tables=tuple(filled)))) + b"\n"
-    return b"".join((zstandard.compress(header), *parts)), tuple(left_out)
+            self.reasons[table.oid] = shorten_message(error)
+        else:
+            self.rows[table.oid] = rows
+            self._left -= rows.size
 
 
-def _list_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[MarkedTable]:
-    """The configuration tables that the rules do not exclude, those that others reference first."""
-    found = {row[0]: (MarkedTable(*row[:5]), row[5]) for row in fetch_texts(connection, TABLES_QUERY)}
-    order = TopologicalSorter({oid: [one for one in needed if one in found] for oid, (_, needed) in found.items()})
+def _list_marked(
+    connection: psycopg.Connection[Any], rules: GroupRules
+) -> tuple[list[MarkedTable], list[ExtensionSequence]]:
+    """The configuration tables that the rules do not exclude, referenced tables first; and the marked sequences."""
+    tables, sequences = dict[int, MarkedTable](), list[ExtensionSequence]()
+    for is_sequence, oid, extension, schema, name, *more in fetch_texts(connection, MARKED_QUERY):
+        if is_sequence:
+            sequences.append(ExtensionSequence(extension=extension, schema=schema, name=name))
+        else:
+            label, has_condition, references = more
+            tables[oid] = MarkedTable(oid, extension, schema, name, label, has_condition, tuple(references))
+    needed = {
+        oid: [other for other in table.references if other in tables and other != oid] for oid, table in tables.items()
+    }
     try:
-        ordered = list(order.static_order())
+        ordered = list(TopologicalSorter(needed).static_order())
     except CycleError:
-        ordered = list(found)
-    return [found[oid][0] for oid in ordered if is_included(found[oid][0].label, rules)]
+        # No order would do. A restore names the tables that it can't fill.
+        ordered = list(tables)
+    return [tables[oid] for oid in ordered if is_included(tables[oid].label, rules)], sequences
 
 
-def _quoted(table: MarkedTable) -> str:
-    return psycopg.sql.Identifier(table.schema, table.name).as_string(None)
-
-
-def _compress_rows(connection: psycopg.Connection[Any], begin: bytes, end: bytes, query: bytes) -> _CompressedRows:
-    """The rows that the query gives, each of whose lines stands between the two; raise _TooManyError."""
-    rows, size, compressor = 0, 0, zstandard.ZstdCompressor().compressobj()
-    pieces: list[bytes] = []
-    with connection.cursor(binary=True) as cursor:
-        for count, lines in cursor.stream(query):
-            statement = begin + lines + end
-            rows, size = rows + count, size + len(statement)
-            if rows > ROWS_MAX or size > BYTES_MAX:
+def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, bytes_max: int) -> _CompressedRows:
+    """The rows of the table, whose statements have at most `bytes_max`; raise _TooManyError, _UnfitTableError."""
+    statements = connection.execute(STATEMENTS_QUERY, {"table": table.oid}).fetchone()
+    if statements is None:
+        # It has no columns, or no extension any more.
+        return _CompressedRows(0, 0, b"")
+    lock, is_same, begin, end, copy_rows = map(bytes, statements)
+    connection.execute(lock)
+    if connection.execute(is_same).fetchone() != (True,):
+        raise _UnfitTableError("another table has its name since the cut")
+    if table.has_condition and find_planned_code(connection, [table.oid]):
+        raise _UnfitTableError("its indexes or statistics call functions that are not PostgreSQL's")
+    # Of a table that references itself, one statement may have a row before that which it needs.
+    at_once = ROWS_MAX if table.oid in table.references else ROWS_AT_ONCE
+    compressor, pieces, count, size = zstandard.ZstdCompressor().compressobj(), list[bytes](), 0, 0
+    with connection.cursor().copy(copy_rows) as copy:
+        # Each message is a row, with a line end.
+        lines = (bytes(line[:-1]) for line in copy)
+        while some := list(_up_to(bytes_max - size, islice(lines, at_once))):
+            statement = begin + b"),\n(".join(some) + end
+            count, size = count + len(some), size + len(statement)
+            if count > ROWS_MAX or size > bytes_max:
                 raise _TooManyError
             pieces.append(compressor.compress(statement))
-    return _CompressedRows(rows, size, b"".join((*pieces, compressor.flush())))
+    return _CompressedRows(count, size, b"".join((*pieces, compressor.flush())))
 
 
-def read_extension_rows(store: ObjectStore, objects: Mapping[str, StoredObject], shard: str) -> tuple[FilledTable, ...]:
-    """The rows of the shard's configuration tables, by the objects of a commit; raise ObjectDamagedError."""
-    stored = objects.get(shard)
-    return () if stored is None else read_extension_rows_object(store, stored)
+def _up_to(size_max: int, lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines; raise _TooManyError once they have more bytes."""
+    size = 0
+    for line in lines:
+        size += len(line)
+        if size > size_max:
+            raise _TooManyError
+        yield line
 
 
-def read_extension_rows_object(store: ObjectStore, stored: StoredObject) -> tuple[FilledTable, ...]:
+def read_extension_rows(store: ObjectStore, commit: Commit, shard: str) -> ExtensionsOfShard:
+    """What the commit has of the shard's configuration tables; raise ObjectDamagedError."""
+    for stored in commit.extension_rows:
+        if stored.node == shard:
+            return read_extension_rows_object(store, stored)
+    return ExtensionsOfShard()
+
+
+def read_extension_rows_object(store: ObjectStore, stored: StoredObject) -> ExtensionsOfShard:
     """What the object has; raise ObjectDamagedError."""
     body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
     try:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
-        with decompressor.stream_reader(body, read_across_frames=True) as reader:
-            script = reader.read(SCRIPT_BYTES_MAX + 1)
-        if len(script) > SCRIPT_BYTES_MAX:
-            raise ValueError(f"it is larger than {SCRIPT_BYTES_MAX >> 20} MiB")
-        return tuple(_divide(script))
-    except (zstandard.ZstdError, MemoryError, ValueError, msgspec.DecodeError) as error:
+        return _divide(_decompress(body))
+    except (zstandard.ZstdError, ValueError, msgspec.DecodeError) as error:
         detail = f"it can't be read: {error}"
         raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
 
 
-def _divide(script: bytes) -> Iterator[FilledTable]:
+def _decompress(body: bytes) -> bytes:
+    """The script; raise ValueError if it is too large."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
+    pieces, size = list[bytes](), 0
+    with decompressor.stream_reader(body, read_across_frames=True) as reader:
+        # A read of the limit would allocate as much.
+        while piece := reader.read(PIECE_BYTES):
+            pieces.append(piece)
+            size += len(piece)
+            if size > SCRIPT_BYTES_MAX:
+                raise ValueError(f"it is larger than {SCRIPT_BYTES_MAX >> 20} MiB")
+    return b"".join(pieces)
+
+
+def _divide(script: bytes) -> ExtensionsOfShard:
     """The tables of a script, each with its statements; raise ValueError if they are not what its first line says."""
     first, _, statements = script.partition(b"\n")
     if not first.startswith(COMMENT):
         raise ValueError("its first line does not say what it has")
     document: ExtensionRows = from_json(first.removeprefix(COMMENT), ExtensionRows)
-    if sum(one.size for one in document.tables) != len(statements):
+    if sum(table.size for table in document.tables) != len(statements):
         raise ValueError("its first line says another size")
-    begin = 0
-    for one in document.tables:
-        yield FilledTable(one, statements[begin : begin + one.size])
-        begin += one.size
+    tables, begin = list[ConfigurationRows](), 0
+    for table in document.tables:
+        tables.append(ConfigurationRows(table, statements[begin : begin + table.size]))
+        begin += table.size
+    return ExtensionsOfShard(tuple(tables), document.sequences)

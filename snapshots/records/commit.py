@@ -143,7 +143,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     `previous` is None on a full snapshot and on early increments. `left_out` lists what the commit does not cover of
     the primaries' databases; it is None on early commits. `terminal`: the fleet was left read-only. `databases` has the
     facts of each shard's database, and is empty on early commits. `extension_rows` are the objects with the rows of
-    extensions' tables, one of each shard that has any: always all, not what changed. `digest` is the one in the file,
+    extensions' tables, one of each shard that has any, complete in every commit. `digest` is the one in the file,
     and "" until the file is written.
     """
 

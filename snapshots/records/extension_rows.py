@@ -21,7 +21,16 @@ class ExtensionTable(Record, frozen=True, kw_only=True):
     size: Count
 
 
+class ExtensionSequence(Record, frozen=True, kw_only=True):
+    """A sequence that `extension` has marked, too. Its value at the cut is among those of all sequences."""
+
+    extension: str
+    schema: str
+    name: str
+
+
 class ExtensionRows(Record, frozen=True, kw_only=True, tag_field="schema", tag=EXTENSION_ROWS_FORMAT):
-    """The document: the tables that have rows, in an order in which they can be filled."""
+    """The document: the tables that have rows, referenced tables first, and the marked sequences."""
 
     tables: tuple[ExtensionTable, ...]
+    sequences: tuple[ExtensionSequence, ...] = ()

@@ -23,7 +23,7 @@ LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
 
 
 class StoredObject(Record, frozen=True):
-    """An object of one of the kinds above; `rows` counts rows by group number."""
+    """An object of a base copy, or of what is read of a shard with it; `rows` counts rows by group number."""
 
     key: str
     kind: str

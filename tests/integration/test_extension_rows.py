@@ -7,7 +7,7 @@ prints it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,13 @@ from fleet.progress import Silent
 from fleet.tables.left_out import LeftOutKind
 from restore.ddl.function_paths import run_statements
 from restore.parts.scope import RestoreScope
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
 from restore.targets.target import TargetUnfitError
-from snapshots.globals.extension_rows import _read_rows, read_extension_rows_object
+from snapshots.create.full import create_full
+from snapshots.create.request import CreateRequest
+from snapshots.globals.extension_rows import _read_rows, read_extension_rows, read_extension_rows_object
 from snapshots.records.chains import read_chain
 from tests.commands.in_process import run_as_text
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
@@ -51,6 +56,7 @@ CREATE TABLE fact (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, kind int 
   twice bigint GENERATED ALWAYS AS (id * 2) STORED);
 CREATE TABLE loose (v text);
 CREATE TABLE named (t regclass PRIMARY KEY);
+CREATE TABLE tree (id int, w text, parent int, PRIMARY KEY (id) INCLUDE (w), FOREIGN KEY (parent) REFERENCES tree (id));
 CREATE TABLE unmarked (id int PRIMARY KEY);
 CREATE SEQUENCE counter;
 INSERT INTO kind VALUES (1, 'own'), (2, 'default');
@@ -58,6 +64,7 @@ SELECT pg_extension_config_dump('fact', '');
 SELECT pg_extension_config_dump('kind', 'WHERE id <> 1');
 SELECT pg_extension_config_dump('loose', '');
 SELECT pg_extension_config_dump('named', '');
+SELECT pg_extension_config_dump('tree', '');
 SELECT pg_extension_config_dump('counter', '');
 """
 FILLED = r"""
@@ -71,10 +78,11 @@ INSERT INTO kept.fact (kind, v, "odd ""name", a, at, f, during)
          n * interval '1 mon 2 days' FROM generate_series(1, 1201) AS n;
 INSERT INTO kept.loose VALUES ('a'), ('a'), (NULL);
 INSERT INTO kept.named VALUES ('account'), ('pg_class');
+INSERT INTO kept.tree SELECT n, 'w', nullif((n + 600) % 1300, n) FROM generate_series(0, 1299) AS n;
 INSERT INTO kept.unmarked VALUES (7);
 SELECT setval('kept.counter', 41)
 """
-TABLES = ("kind", "fact", "loose", "named")
+TABLES = ("kind", "fact", "loose", "named", "tree")
 
 
 @pytest.fixture
@@ -127,13 +135,16 @@ def expected_of(source: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
 
 
 def test_rows_of_each_commit_come_back(runs: Runs, there: Fleet) -> None:
+    # A child's rows are its own.
+    child = "CREATE TABLE child (PRIMARY KEY (t)) INHERITS (kept.named); INSERT INTO child VALUES ('pg_proc')"
+    execute(runs.fleet.nodes[0].dsn, child)
     commit = runs.full(NAME)
     assert {one.name: one.kind for one in commit.left_out or ()} == {"kept.unmarked": LeftOutKind.EXTENSION_TABLE}
     (stored,) = commit.extension_rows
-    tables = read_extension_rows_object(runs.fleet.store.open(), stored)
+    tables = read_extension_rows_object(runs.fleet.store.open(), stored).tables
     # Tables that others reference come first.
     assert [(one.table.name, one.table.rows) for one in tables] == [
-        ("kind", 3), ("loose", 3), ("named", 2), ("fact", 1201),
+        ("kind", 3), ("loose", 3), ("named", 2), ("tree", 1300), ("fact", 1201),
     ]  # fmt: skip
     before = copies(runs.fleet)
     execute(
@@ -155,8 +166,16 @@ def test_rows_of_each_commit_come_back(runs: Runs, there: Fleet) -> None:
     # Identity goes on after the rows.
     execute(there.nodes[0].dsn, "INSERT INTO kept.fact (kind) VALUES (3)")
     assert ask(there, "SELECT max(id) FROM kept.fact") == [(1202,)]
+    # What the command prints is SQL.
     shown = run_as_text(runs.fleet, "show", NAME, "--increment", "0", "--statements")
-    assert "-- s1: rows of extensions' tables in database bank\nINSERT INTO kept.kind (id, v)" in shown
+    _, _, script = shown.partition("-- s1: rows of extensions' tables in database bank\n")
+    execute(
+        there.nodes[0].dsn,
+        f"TRUNCATE {', '.join(f'kept.{table}' for table in TABLES)}",
+        "INSERT INTO kept.kind VALUES (1, 'own')",
+    )
+    execute(there.nodes[0].dsn, script)
+    assert copies(there) == expected_of(before)
 
 
 def test_a_script_of_the_store_fills_the_tables_without_cutline(runs: Runs, there: Fleet) -> None:
@@ -229,11 +248,101 @@ def test_a_role_that_may_not_fill_the_tables_is_told_before_any_row(runs: Runs, 
     as_other = replace(there, nodes=(replace(node, dsn=make_conninfo(node.dsn, user="other")),))
     runs.full(NAME)
     scope = RestoreScope(no_owner=True)
-    with pytest.raises(TargetUnfitError, match=r"TABLE DATA kept\.kind: permission denied for table kind"):
+    with pytest.raises(TargetUnfitError, match=r"TABLE DATA kept\.kind: permission denied for table kind") as raised:
         runs.restore(NAME, as_other, scope=scope)
+    # Rows may be secret.
+    assert "mine" not in f"{raised.value}{raised.value.details}"
     report = runs.restore(NAME, as_other, scope=scope, allow_refused_ddl=True)
     assert {one.object for one in report.refused} == {f"TABLE DATA kept.{table}" for table in TABLES}
+    assert all("mine" not in str(one.document()) for one in report.refused)
+    assert any("mine" in one.script for one in report.refused)
     assert ask(there, "SELECT count(*) FROM account") == ask(runs.fleet, "SELECT count(*) FROM account")
+
+
+EVIL = """
+CREATE FUNCTION evil(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+  RAISE WARNING 'evil as %', current_user; RETURN $1; END $$;
+CREATE INDEX ON kept.{table} ((1 + public.evil(1)))
+"""
+
+
+def test_reading_runs_no_code_of_a_tables_owner(runs: Runs) -> None:
+    """The planner would run what an index calls. COPY of a whole table is not planned; with a condition it is."""
+    (node,) = runs.fleet.nodes
+    said: list[str] = []
+    function, _, index = EVIL.strip().partition(";\nCREATE INDEX")
+    execute(node.dsn, function, *(f"CREATE INDEX{index}".format(table=table) for table in ("kind", "loose")))
+    with connect(node) as connection:
+        connection.add_notice_handler(lambda note: said.append(str(note.message_primary)))
+        # That the planner does run it.
+        connection.execute("SELECT count(*) FROM kept.loose WHERE v = 'a'")
+        assert said == ["evil as postgres"]
+        said.clear()
+        body, left_out = _read_rows(node, connection, rules=GroupRules())
+    assert said == []
+    assert body
+    assert [one.name for one in left_out] == ["kept.kind"]
+    assert "functions that are not PostgreSQL's" in left_out[0].why
+
+
+def test_parts_of_a_restore_say_that_they_bring_no_rows_of_extensions(runs: Runs, there: Fleet) -> None:
+    runs.full(NAME)
+    expected = copies(runs.fleet)
+    report = runs.restore(NAME, there, scope=RestoreScope(schema_only=True))
+    assert "all rows but those of extensions' tables, and the values of all sequences" in report.left_out
+    assert copies(there) == expected_of(expected)
+    execute(there.nodes[0].dsn, "DELETE FROM kept.loose")
+    report = restore_fleet(
+        plan_restore(runs.fleet, there, RestoreRequest(NAME, scope=RestoreScope(data_only=True))), runs.spark, Silent()
+    )
+    assert "rows of extensions' tables on s1" in report.left_out
+    assert copies(there)["loose"] == []
+    report = runs.restore(NAME, there, groups=("public.account",))
+    assert "rows of extensions' tables on s1" in report.left_out
+    assert copies(there)["loose"] == []
+
+
+@dataclass(frozen=True, slots=True)
+class AfterTheCut(Silent):
+    """Runs a statement when the cut is made and the catalogs have been compared."""
+
+    dsn: str
+    statement: str
+
+    def step(self, name: str, **_: Any) -> None:
+        if name == "commit":
+            execute(self.dsn, self.statement)
+
+
+def test_an_extension_that_is_made_after_the_cut_does_not_keep_it_from_being_restored(runs: Runs, there: Fleet) -> None:
+    (node,) = runs.fleet.nodes
+    execute(node.dsn, "DROP EXTENSION kept")
+    made = "CREATE EXTENSION kept; INSERT INTO kept.loose VALUES ('late')"
+    commit = create_full(runs.fleet, CreateRequest(NAME), runs.spark, AfterTheCut(node.dsn, made))
+    assert commit.extension_rows
+    report = runs.restore(NAME, there)
+    assert (
+        "rows of extensions' tables on s1: kept.loose is of an extension that was made after the cut" in report.left_out
+    )
+    assert ask(there, "SELECT count(*) FROM pg_extension WHERE extname = 'kept'") == [(0,)]
+
+
+def test_rows_are_compared_without_their_order(runs: Runs) -> None:
+    """As those of shards that are merged are."""
+    (node,) = runs.fleet.nodes
+    store = runs.fleet.store.open()
+    runs.full(NAME)
+    before = read_extension_rows(store, read_chain(store, NAME).last, "s1")
+    # The rows move to other places of the table, and to other statements.
+    execute(node.dsn, "UPDATE kept.fact SET v = v WHERE id % 3 = 0", "UPDATE kept.kind SET v = v WHERE id = 2")
+    runs.increment(NAME)
+    after = read_extension_rows(store, read_chain(store, NAME).last, "s1")
+    assert before != after
+    assert before.rows == after.rows
+    execute(node.dsn, "UPDATE kept.fact SET v = 'other' WHERE id = 3")
+    runs.increment(NAME)
+    other = read_extension_rows(store, read_chain(store, NAME).last, "s1").rows
+    assert [name for name, rows in other.items() if rows != before.rows[name]] == ["kept.fact"]
 
 
 def damage(fleet: Fleet, key: str, body: bytes) -> None:

@@ -13,7 +13,7 @@ from fleet.some_names import join_some
 from restore.build import FinishedDatabase
 from restore.ddl.ddl import MATERIALIZED_VIEW, DdlEntry, show_name
 from restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath
-from restore.report import RefusedStatement, describe_refusals
+from restore.report import RefusedStatement, access_to, describe_refusals
 from restore.run import RestoreRun
 from restore.targets.target import Target
 from storage.errors import SnapshotError
@@ -62,7 +62,8 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
                 ]
         elif record := run.records.get(target.shard):
             # What an earlier process was refused and did without.
-            run.report.refused += [RefusedStatement(target.node.id, target.database, one) for one in record.refused]
+            names, access = (target.node.id, target.database), access_to(target)
+            run.report.refused += [RefusedStatement(*names, one, access=access) for one in record.refused]
     causes = [one.text() for one in run.report.refused if not one.needs]
     if not causes or run.allows_refused:
         return

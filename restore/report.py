@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from fleet.record import Time
 from fleet.tables.left_out import LeftOut
+from fleet.variables import SECRET_PARAMETERS
 from restore.copies.stored import Damage
 from restore.ddl.ddl import Refusal, show_name, without_options
 from restore.ddl.running import AFTER_EXTENSION, session_settings
@@ -46,7 +49,7 @@ class RefusedStatement:
 
     `statement` is the one that was refused, for people. `script` has all statements of the object's entry: none had an
     effect, or they are grants, which may be repeated. It is raw text (fleet.nodes.encodings), and only for the file of
-    such statements, as passwords may be in it.
+    such statements, as passwords may be in it. `access` is the database's connection string without passwords.
     """
 
     node: str
@@ -57,10 +60,11 @@ class RefusedStatement:
     statement: str = ""
     needs: str = ""
     script: str = field(default="", repr=False)
+    access: str = field(default="", repr=False)
 
     def document(self) -> dict[str, Any]:
         """The refusal for JSON."""
-        return {name: value for name, value in asdict(self).items() if name != "script"}
+        return {name: value for name, value in asdict(self).items() if name not in ("script", "access")}
 
     def text(self) -> str:
         """The refusal on one line."""
@@ -141,5 +145,11 @@ def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[Refus
         after = AFTER_EXTENSION if entry.kind == EXTENSION else ""
         script = f"{settings if settings != before else ''}{entry.statements.strip()}\n{after}"
         names = (target.node.id, target.database, one.label)
-        described.append(RefusedStatement(*names, one.section, one.reason, shown, one.needs, script))
+        described.append(RefusedStatement(*names, one.section, one.reason, shown, one.needs, script, access_to(target)))
     return described
+
+
+def access_to(target: Target) -> str:
+    """The connection string of the target's database under its real name, without passwords."""
+    given = conninfo_to_dict(target.node.dsn, dbname=target.database)
+    return make_conninfo("", **{name: value for name, value in given.items() if name not in SECRET_PARAMETERS})

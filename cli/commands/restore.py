@@ -190,7 +190,7 @@ def run_restore(
         if report is None:
             raise
     except DdlRefusedError as error:
-        path, line = write_refused(str(error.details["unfinished"]), error.refused, Path.cwd())
+        path, line = write_refused(str(error.details["unfinished"]), error.refused, Path.cwd(), is_published=False)
         error.details["file"] = path
         error.hint = f"{line}\n{error.hint}"
         raise
@@ -199,7 +199,8 @@ def run_restore(
     document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes, *failed]}
     lines = lines_of(report) + in_doubt
     if report.refused:
-        document["refused_file"], line = write_refused(report.operation, report.refused, Path.cwd())
+        path, line = write_refused(report.operation, report.refused, Path.cwd(), is_published=True)
+        document["refused_file"] = path
         lines.append(line)
     emit(context, document, lines)
     if report.refused:

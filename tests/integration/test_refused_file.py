@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -13,14 +16,18 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
 from fleet.nodes.connections import with_database
 from fleet.nodes.watch import watch_nodes
-from fleet.programs.wheel import run_tool
+from fleet.programs.wheel import run_tool, tool
+from fleet.tables.names import quote_identifier
+from restore.ddl.ddl import PRE_DATA, DdlEntry, Refusal
 from restore.ddl.running import DdlRun
-from restore.report import describe_refusals
+from restore.report import RefusedStatement, describe_refusals
 from restore.targets.target import target_of
 from tests.commands.ddl_runs import dumped_ddl
 from tests.integration.refusing import execute
 
 SOURCE, AGAIN, ROLE = "refused_source", "refused_again", "refused_owner"
+# What a connection string, psql and SQL each quote.
+ODD = """refused odd ' " \\ :USER é"""
 # Tables of one entry each, with statements after CREATE TABLE: owner, statistics, storage, identity.
 OBJECTS = (
     f"CREATE FUNCTION home(v text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS"
@@ -72,10 +79,74 @@ def test_it_has_every_statement_of_what_was_refused(source: Node, tmp_path: Path
     # For people it is the one that the server refused.
     assert table.statement.startswith("CREATE TABLE")
     assert "SET STATISTICS" not in table.statement
-    path, _ = write_refused("operation", refused, tmp_path)
+    path, _ = write_refused("operation", refused, tmp_path, is_published=True)
     execute(again.dsn, MENDED)
-    run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={path}", again.dsn)
+    run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={path}", source.dsn)
     execute(source.dsn, MENDED)
     assert schema_of(again) == schema_of(source)
     with psycopg.connect(again.dsn) as connection:
         assert connection.execute(FACTS_QUERY).fetchall() == [(321, "f", ROLE, "é")]
+
+
+@pytest.fixture
+def two(source: Node) -> Iterator[list[Node]]:
+    """Two databases that have the same empty table."""
+    maintenance = with_database(source, "postgres")
+    nodes = [replace(with_database(source, name), id=f"s{number}") for number, name in enumerate((AGAIN, ODD), 1)]
+    quoted = quote_identifier(ODD)
+    try:
+        execute(maintenance.dsn, f"CREATE DATABASE {quoted}")
+        for node in nodes:
+            execute(node.dsn, "CREATE TABLE job (id int PRIMARY KEY, v text)")
+        yield nodes
+    finally:
+        execute(maintenance.dsn, f"DROP DATABASE IF EXISTS {quoted} WITH (FORCE)")
+
+
+def refused_rows(node: Node) -> list[RefusedStatement]:
+    """What is written of a node whose rows were refused: they say whose they are."""
+    insert = f"INSERT INTO public.job VALUES (1, '{node.id}') ON CONFLICT (id) DO UPDATE SET v = EXCLUDED.v;\n"
+    entry = DdlEntry(1, "TABLE DATA", "public", "job", insert)
+    return describe_refusals(target_of(node.id, node, (), "0" * 32), [Refusal(entry, PRE_DATA, "no", insert)])
+
+
+def rows_of(node: Node) -> list[str]:
+    with psycopg.connect(node.dsn) as connection:
+        return [v for (v,) in connection.execute("SELECT v FROM job")]
+
+
+def run_psql(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*tool("psql"), "--no-psqlrc", "--quiet", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_statements_of_each_node_run_in_its_database_alone(two: list[Node], tmp_path: Path) -> None:
+    path, line = write_refused("all", [*refused_rows(two[0]), *refused_rows(two[1])], tmp_path, is_published=True)
+    # As the line has it, and from any other database.
+    words = shlex.split(line.partition("then run: ")[2])
+    assert words[:2] == ["psql", f"--file={path}"]
+    for access in (words[2], two[1].dsn, with_database(two[0], "postgres").dsn):
+        done = run_psql(f"--file={path}", "--dbname", access)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        assert [rows_of(node) for node in two] == [["s1"], ["s2"]]
+        for node in two:
+            execute(node.dsn, "TRUNCATE job")
+
+
+@pytest.mark.parametrize("lost", ["port=1", "sslmode=unknown"])
+def test_without_the_node_nothing_runs_in_the_database_before(two: list[Node], tmp_path: Path, lost: str) -> None:
+    gone = replace(two[0], dsn=f"{two[0].dsn} {lost}")
+    path, _ = write_refused("gone", refused_rows(gone), tmp_path, is_published=True)
+    done = run_psql(f"--file={path}", "--dbname", two[1].dsn)
+    assert done.returncode == 3, done
+    assert [rows_of(node) for node in two] == [[], []]
+
+
+def test_before_the_databases_have_their_names_nothing_runs(two: list[Node], tmp_path: Path) -> None:
+    """A database that has the name is the one that is replaced."""
+    path, line = write_refused("unfinished", refused_rows(two[0]), tmp_path, is_published=False)
+    assert line == f"the refused statements are in {path}"
+    done = run_psql(f"--file={path}", "--dbname", two[0].dsn)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert rows_of(two[0]) == []
+    assert "INSERT INTO public.job VALUES (1, 's1')" in Path(path or "").read_text()

@@ -18,7 +18,7 @@ SECRET, WORD = "hunter2", "forgotten"
 SERVER = f"""CREATE SERVER "far" FOREIGN DATA WRAPPER "w" OPTIONS (\n    "token" '{SECRET}'\n);"""
 MAPPING = f"""CREATE USER MAPPING FOR "bob" SERVER "far" OPTIONS (\n    "password" '{SECRET}',\n    "user" 'bob'\n);"""
 LONG = f"CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$SELECT '{WORD}{'x' * 30_000}'$$;"
-NODE = Node("s1", "dbname=shop")
+NODE = Node("s1", f"dbname=shop host=db1 user=restorer password={SECRET}")
 
 
 def refusals() -> list[Refusal]:
@@ -47,8 +47,19 @@ def test_the_file_of_refused_statements_can_be_run(tmp_path: Path) -> None:
     """It is for its user alone, and neither cut off nor redacted as an error's details are."""
     remember_secret(WORD)
     error = DdlRefusedError("refused", describe_refusals(target_of("s1", NODE, (), "0" * 32), refusals()))
-    path, _ = write_refused("operation", error.refused, tmp_path)
+    path, _ = write_refused("operation", error.refused, tmp_path, is_published=True)
     assert path is not None
     written = Path(path).read_text()
     assert all(one in written for one in (SERVER, MAPPING, LONG))
     assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+
+
+def test_no_password_of_a_dsn_is_in_the_file_or_in_the_command_that_runs_it(tmp_path: Path) -> None:
+    found = describe_refusals(target_of("s1", NODE, (), "0" * 32), [refusals()[2]])
+    assert SECRET not in repr(found)
+    path, line = write_refused("operation", found, tmp_path, is_published=True)
+    access = "user=restorer dbname=shop host=db1"
+    assert line.endswith(f"; correct them, then run: psql --file={path} '{access}'")
+    written = Path(path or "").read_text()
+    assert f'\\connect -reuse-previous=off "{access}"\n' in written
+    assert SECRET not in written

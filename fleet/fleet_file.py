@@ -22,8 +22,9 @@ NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interva
 TOML_WORDS = {
     "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",
 }  # fmt: skip
+# How TOML writes the character, which it does not allow as it is.
+ESCAPED_NUL = re.compile(r"\\(?:u0000|U00000000|x00)")
 # A text that is not empty.
-NUL = re.compile(r"\\(?:u0000|U00000000|x00)")
 Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -162,9 +163,16 @@ class FleetFile(Record, frozen=True):
 def decode_fleet_file(text: str) -> FleetFile:
     """Decode the text of fleet.toml; raise msgspec.DecodeError or ValueError: `toml_problem` says what is wrong."""
     # Neither a path nor a dsn can have it: what uses them would raise, or end there.
-    if NUL.search(text):
+    if ESCAPED_NUL.search(text) and _has_nul(msgspec.toml.decode(text)):
         raise ValueError("a text has the character NUL (\\u0000)")
     return msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode)
+
+
+def _has_nul(value: Any) -> bool:
+    """Whether a decoded value, or anything in it, has the character NUL."""
+    if isinstance(value, dict):
+        return any(map(_has_nul, [*value, *value.values()]))
+    return any(map(_has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\0" in value
 
 
 def toml_hint(error: Exception) -> str:

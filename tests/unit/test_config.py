@@ -226,6 +226,8 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[spark]\nmaster = 4\n" + NODE, "`spark.master` must be a non-empty string"),
     ("name = \n", "fleet.toml: "),
     (HEAD.replace("store = \"", "store = \"/a\\u0000") + NODE, "a text has the character NUL"),
+    (HEAD + '[store_options]\n"a\\U00000000" = 1\n' + NODE, "a text has the character NUL"),
+    (HEAD + '[groups]\nexclude = ["a", "b\\\\\\u0000"]\n' + NODE, "a text has the character NUL"),
     (HEAD + "[retention]\nkeep_days = 36501\n" + NODE, "expected integer <= 36500 - at `retention.keep_days`"),
 ])  # fmt: skip
 def test_every_mistake_is_named(fleet_file: Path, text: str, message: str) -> None:
@@ -236,6 +238,13 @@ def test_every_mistake_is_named(fleet_file: Path, text: str, message: str) -> No
     assert str(fleet_file) in error.value.message
     assert error.value.exit_code == 2
     assert error.value.hint
+
+
+def test_what_looks_like_an_escape_of_nul_is_text(fleet_file: Path) -> None:
+    """In a comment, a literal string and behind an escaped backslash it is none."""
+    exclude = "[groups]  # \\u0000\nexclude = ['a\\x00b', \"a\\\\u0000b\"]\n"
+    fleet_file.write_text(HEAD + exclude + NODE)
+    assert load_fleet(fleet_file).groups.exclude == (r"a\x00b", r"a\u0000b")
 
 
 @pytest.mark.parametrize("text", [

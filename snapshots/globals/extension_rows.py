@@ -3,7 +3,7 @@
 An extension marks the tables whose rows CREATE EXTENSION does not make (pg_extension_config_dump; PostgreSQL manual,
 "Extension Configuration Tables"), most with a condition that leaves out its own. A publication can't have them where
 their owner is somebody else, so they are read by SELECT after each cut, and stored whole with each commit. They are
-small: a table with more than ROWS_MAX rows or BYTES_MAX of statements is left out, by name.
+small: a table with more than BYTES_MAX of statements is left out, by name.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from storage.store import ObjectStore
 from storage.storing import create_or_find
 from wal.segments.damage import ObjectDamagedError, read_listed
 
-ROWS_MAX, BYTES_MAX = 1_000_000, 64 << 20
+# As a message of 16 MiB a script takes 150 MB of the server that runs it.
+BYTES_MAX = 16 << 20
 # Of all tables of a shard, as they are read back.
-SCRIPT_BYTES_MAX, HEADER_BYTES_MAX, WINDOW_BYTES_MAX = 1 << 30, 16 << 20, 128 << 20
+SCRIPT_BYTES_MAX, HEADER_BYTES_MAX, WINDOW_BYTES_MAX = 256 << 20, 16 << 20, 128 << 20
 PIECE_BYTES = 1 << 20
 ROWS_AT_ONCE = 500
 COMMENT = b"-- "
@@ -95,7 +96,7 @@ SELECT textsend(format('LOCK TABLE ONLY %%s IN ACCESS SHARE MODE', name)),
 
 
 class _TooManyError(Exception):
-    """A table has more rows, or longer ones, than are stored."""
+    """A table has more than is stored."""
 
 
 class _UnfitTableError(Exception):
@@ -243,7 +244,7 @@ class _TableReader:
             with self._connection.transaction():
                 rows = _compress_rows(self._connection, table, min(BYTES_MAX, self._left))
         except _TooManyError:
-            self.reasons[table.oid] = f"more than {ROWS_MAX:,} rows or {BYTES_MAX >> 20} MiB"
+            self.reasons[table.oid] = f"more than {BYTES_MAX >> 20} MiB"
         except _UnfitTableError as error:
             self.reasons[table.oid] = str(error)
         except psycopg.Error as error:
@@ -290,7 +291,7 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
     if table.has_condition and find_planned_code(connection, [table.oid]):
         raise _UnfitTableError("its indexes or statistics call functions that are not PostgreSQL's")
     # Of a table that references itself, one statement may have a row before that which it needs.
-    at_once = ROWS_MAX if table.oid in table.references else ROWS_AT_ONCE
+    at_once = None if table.oid in table.references else ROWS_AT_ONCE
     compressor, pieces, count, size = zstandard.ZstdCompressor().compressobj(), list[bytes](), 0, 0
     with connection.cursor().copy(copy_rows) as copy:
         # Each message is a row, with a line end.
@@ -298,7 +299,7 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
         while some := list(_up_to(bytes_max - size, islice(lines, at_once))):
             statement = begin + b"),\n(".join(some) + end
             count, size = count + len(some), size + len(statement)
-            if count > ROWS_MAX or size > bytes_max:
+            if size > bytes_max:
                 raise _TooManyError
             pieces.append(compressor.compress(statement))
     return _CompressedRows(count, size, b"".join((*pieces, compressor.flush())))

@@ -58,6 +58,7 @@ LONG = (
     "tests/integration/test_docs_commands.py",
     "tests/integration/test_restoring_role.py",
     "tests/integration/test_server_globals.py",
+    "tests/integration/test_extension_rows.py",
     "tests/integration/test_database_settings.py",
     "tests/integration/test_encryption.py",
     "tests/spark/test_session.py",

@@ -173,7 +173,7 @@ def make_databases(
     run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
     refused = dict(zip(targets, in_parallel(try_first, targets, run.watch.end_all), strict=True))
     if not run.allows_refused:
-        refuse(refused, run.connections)
+        refuse(refused, run.connections, run.plan.chain.last)
     in_parallel(create, targets)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import psycopg
 
+from fleet.hints import restore_command
 from fleet.nodes.privileges import read_role
 from fleet.nodes.watch import Watch
 from fleet.some_names import join_some
@@ -20,6 +21,7 @@ from restore.obstacles.server import WITHOUT
 from restore.report import describe_refusals
 from restore.targets.target import Connections, Target, TargetUnfitError
 from snapshots.ddl.archive import EXTENSION
+from snapshots.records.commit import Commit
 
 UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
 # pg_dump writes what its own version reads.
@@ -48,8 +50,11 @@ def rehearse(target: Target, ddl: Ddl, watch: Watch) -> list[Refusal]:
     return list(run.refusals.values())
 
 
-def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> None:
-    """Raise TargetUnfitError naming what our role may not run, or SchemaLoadError naming what else is refused."""
+def refuse(found: Mapping[Target, list[Refusal]], connections: Connections, commit: Commit) -> None:
+    """Raise TargetUnfitError naming what our role may not run, or SchemaLoadError naming what else is refused.
+
+    `commit` is what is restored.
+    """
     problems: list[str] = []
     refused: list[dict[str, object]] = []
     is_forbidden = False
@@ -83,14 +88,16 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections) -> N
             hint=["restore as a superuser, or grant the role what the statements need", *without],
             details=details,
         )
+    # By its number: another increment may be the newest by the second step.
+    again = f"{restore_command(commit.snapshot)} --increment {commit.increment}"
     raise SchemaLoadError(
         what,
         hint=[
             "if the target's server lacks something, such as a role or an extension, create it and repeat the command",
             *dict.fromkeys(instead),
             *without,
-            "or in steps: snapshot restore NAME --schema-only --allow-refused-ddl; correct what is in its file and"
-            " run them; then: snapshot restore NAME --data-only",
+            f"or in steps: {again} --schema-only --allow-refused-ddl; correct what is in its file and run it; then:"
+            f" {again} --data-only",
         ],
         details=details,
     )

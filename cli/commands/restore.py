@@ -127,7 +127,7 @@ def restore(
     confirm = Confirmation(is_given=yes or not is_user_present())
     ends = [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]
     what = "drill" if drill else "restore"
-    with naming_target(to), leaving_metrics(context, source, what, metrics, is_dry=dry_run):
+    with naming_target(name, to), leaving_metrics(context, source, what, metrics, is_dry=dry_run):
         if drill or junit is not None:
             is_alone = drill and not any((yes, dry_run, ends))
             run_drill_command(context, source, request, junit, target if to else None, is_drill_alone=is_alone)

@@ -28,6 +28,8 @@ RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
 ELSEWHERE = re.compile(r" --to\b")
 # A command in a hint, up to what follows it: `; and …` or, after three spaces, `or: --option`.
 RESTORE_COMMAND = re.compile(r"snapshot restore [^\s;]+(?: (?!or:)[^\s;]+)*(?=;|$| {3})")
+# What only the command knows: hints of rows that are refused, say, come from executors.
+UNNAMED = re.compile(r"(snapshot (?:restore|show) )NAME\b")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
 # By field of the report: what has been done, and what would be.
 ABANDON_LINES = {
@@ -83,12 +85,13 @@ class NotConfirmedError(RefusedError):
 
 
 @contextmanager
-def naming_target(to: Path | None) -> Iterator[None]:
-    """Let the hints of an error name the target as it was given."""
+def naming_target(name: str, to: Path | None) -> Iterator[None]:
+    """Let the hints of an error name the snapshot, where only the command knows it, and the target as it was given."""
     try:
         yield
     except SnapshotError as error:
-        error.hint = "\n".join(name_target(line, to) for line in error.hint.split("\n") if line != SAME_TARGET)
+        hint = UNNAMED.sub(lambda found: f"{found[1]}{name}", error.hint)
+        error.hint = "\n".join(name_target(line, to) for line in hint.split("\n") if line != SAME_TARGET)
         raise
 
 

@@ -180,7 +180,8 @@ def test_what_statements_show_is_known_before_any_row_is_loaded(own: Runs, there
         assert (code, refused["error"]) == (3, "schema-load"), refused
         assert "INDEX public.w_constant: not at home" in refused["message"]
         assert refused["message"].endswith("no row was loaded")
-        assert "--allow-refused-ddl" in refused["hint"]
+        assert f" restore snp --increment 0 --schema-only --allow-refused-ddl --to {there};" in refused["hint"]
+        assert refused["hint"].endswith(f" restore snp --increment 0 --data-only --to {there}")
         assert databases(own) == []
 
 
@@ -283,7 +284,9 @@ def test_checks_that_read_each_others_tables_are_restored_in_the_steps_of_the_hi
     own.full("snp")
     code, refused = restore(own, there)
     assert code == 3
-    assert "drop the CHECK" in refused["hint"], refused
+    steps = [f" restore snp {word} --to {there};" for word in ("--schema-only", "--data-only")]
+    assert f"{steps[0]} drop the CHECK; " in refused["hint"], refused
+    assert steps[1] in refused["hint"], refused
     assert restore(own, there, "--schema-only")[0] == 0
     target = with_database(own.fleet.primaries[0], TARGET).dsn
     execute(target, "ALTER TABLE a DROP CONSTRAINT a_checked", "ALTER TABLE b DROP CONSTRAINT b_checked")

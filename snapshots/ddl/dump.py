@@ -29,6 +29,7 @@ from snapshots.ddl.archive import DumpFormatError, NewEntry, read_contents, rewr
 from snapshots.ddl.dump_faults import read_dump_faults
 from snapshots.ddl.search_path import read_search_path
 from snapshots.records.chain import Chain
+from snapshots.records.compressed import decompress
 from snapshots.records.documents import ManifestError
 from snapshots.records.stored_object import DDL, StoredObject
 from storage.errors import ChainEnd, RefusedError
@@ -38,7 +39,7 @@ from wal.segments.damage import ObjectDamagedError, read_listed
 
 DUMP_SECONDS_MAX = 3600
 # The archive of 10,000 tables has 10 MB.
-DDL_BYTES_MAX, WINDOW_BYTES_MAX = 512 << 20, 128 << 20
+DDL_BYTES_MAX = 512 << 20
 UNKNOWN_SIZE = -1
 # The kinds of the entries that are added to pg_dump's.
 DROP, PATH_ENTRY = "DROP", "SEARCH PATH"
@@ -157,15 +158,11 @@ def read_ddl(body: bytes, stored: StoredObject) -> bytes:
     The caller has verified that `body` is the committed object.
     """
     try:
-        # The size that a frame declares is not believed before the frame is read, as far as the limit.
-        with zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).stream_reader(body) as reader:
-            ddl = reader.read(DDL_BYTES_MAX + 1)
-        if len(ddl) > DDL_BYTES_MAX:
-            raise ValueError(f"it is larger than {DDL_BYTES_MAX >> 20} MiB")
+        ddl = decompress(body, DDL_BYTES_MAX)
         if zstandard.frame_content_size(body) not in (UNKNOWN_SIZE, len(ddl)):
             raise ValueError("it ends early")
         read_contents(ddl)
-    except (zstandard.ZstdError, MemoryError, ValueError) as error:
+    except (zstandard.ZstdError, ValueError) as error:
         detail = f"it can't be read as DDL: {error}"
         raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
     return ddl

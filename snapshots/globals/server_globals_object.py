@@ -20,6 +20,7 @@ from fleet.progress import Progress
 from fleet.record import from_json, to_builtins
 from snapshots.operations.operation import Operation
 from snapshots.records.chain import Chain
+from snapshots.records.compressed import decompress
 from snapshots.records.database_facts import DatabaseSetting
 from snapshots.records.keys import ddl_prefix
 from snapshots.records.server_globals import (
@@ -34,7 +35,7 @@ from storage.store import ObjectStore
 from storage.storing import create_or_find
 from wal.segments.damage import ObjectDamagedError, read_listed
 
-GLOBALS_BYTES_MAX, WINDOW_BYTES_MAX = 256 << 20, 128 << 20
+GLOBALS_BYTES_MAX = 256 << 20
 # Names that begin with pg_ are PostgreSQL's own.
 ROLES_QUERY = """
 SELECT r.rolname, r.rolsuper, r.rolinherit, r.rolcreaterole, r.rolcreatedb, r.rolcanlogin, r.rolreplication,
@@ -161,12 +162,8 @@ def read_globals_object(store: ObjectStore, stored: StoredObject) -> ServerGloba
     """What the object has; raise ObjectDamagedError."""
     body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
     try:
-        with zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).stream_reader(body) as reader:
-            text = reader.read(GLOBALS_BYTES_MAX + 1)
-        if len(text) > GLOBALS_BYTES_MAX:
-            raise ValueError(f"it is larger than {GLOBALS_BYTES_MAX >> 20} MiB")
-        found: ServerGlobals = from_json(text, ServerGlobals)
-    except (zstandard.ZstdError, MemoryError, ValueError, msgspec.DecodeError) as error:
+        found: ServerGlobals = from_json(decompress(body, GLOBALS_BYTES_MAX), ServerGlobals)
+    except (ValueError, msgspec.DecodeError) as error:
         detail = f"it can't be read: {error}"
         raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
     return found

@@ -1,0 +1,70 @@
+"""Compressed contents are read back whole, within a limit, and with memory for what there is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+import zstandard
+
+from snapshots.records.compressed import PIECE_BYTES, decompress
+
+# Its frame takes 16 kB.
+LARGE = 256 << 20
+CONTENT = bytes(range(256)) * 9000
+LITTLE_MEMORY = f"""
+import resource, zstandard
+from snapshots.ddl.dump import read_ddl
+from snapshots.records.stored_object import StoredObject
+from tests.unit.test_compressed import frame_of_zeros
+body = frame_of_zeros({LARGE})
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ({LARGE} >> 1),) * 2)
+try:
+    read_ddl(body, StoredObject("schema/a", "archive", "a", 1, "digest", {{}}))
+except MemoryError:
+    print("no memory")
+"""
+
+
+def frame_of_zeros(size: int) -> bytes:
+    compressor, piece = zstandard.ZstdCompressor().compressobj(), bytes(1 << 20)
+    return b"".join([compressor.compress(piece) for _ in range(size >> 20)] + [compressor.flush()])
+
+
+@pytest.mark.parametrize("content", [b"", b"x", CONTENT, CONTENT[: PIECE_BYTES + 1]])
+def test_all_frames_are_read_up_to_the_limit(content: bytes) -> None:
+    body = zstandard.compress(b"first\n") + zstandard.compress(content)
+    assert decompress(body, len(content) + 6) == b"first\n" + content
+    with pytest.raises(ValueError, match=f"it is larger than {(len(content) + 5) >> 20} MiB"):
+        decompress(body, len(content) + 5)
+
+
+@pytest.mark.parametrize("body", [b"no frame", zstandard.compress(CONTENT) + b"more"])
+def test_what_is_no_frame_is_damage(body: bytes) -> None:
+    with pytest.raises(ValueError, match="zstd"):
+        decompress(body, 1 << 30)
+
+
+def test_memory_is_taken_for_what_there_is_and_not_for_the_limit() -> None:
+    """Also of a body that expands past the limit: no more than that and a piece."""
+    bomb = frame_of_zeros(64 << 20)
+    tracemalloc.start()
+    try:
+        assert decompress(zstandard.compress(CONTENT), 1 << 40) == CONTENT
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(CONTENT)
+        tracemalloc.reset_peak()
+        with pytest.raises(ValueError, match="it is larger than 4 MiB"):
+            decompress(bomb, 4 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_too_little_memory_is_no_damage_of_the_object() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.returncode) == ("no memory\n", 0), done

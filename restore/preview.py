@@ -34,7 +34,13 @@ from restore.estimates.volumes import (
     without_rows,
 )
 from restore.existing_tables import check_existing
-from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space, find_data_directory
+from restore.obstacles.disk_space import (
+    DatabaseSpace,
+    DiskSpace,
+    check_space,
+    find_data_directory,
+    is_data_directory_hidden,
+)
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_locales
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
@@ -302,7 +308,8 @@ def _space_of(
     """What a target's database needs besides what an earlier process has loaded of it, which this one goes on with."""
     (loaded,) = connection.execute(LOADED_QUERY, (target.loading,)).fetchone() or (0,)
     folder = plan.superusers.data_directories[target.shard] if plan.superusers else find_data_directory(connection)
-    return DatabaseSpace(target.node, folder, max(volume.size_bytes - loaded, 0), volume.is_rough)
+    is_hidden = plan.superusers is None and is_data_directory_hidden(connection)
+    return DatabaseSpace(target.node, folder, max(volume.size_bytes - loaded, 0), volume.is_rough, is_hidden)
 
 
 def check_targets(

@@ -64,11 +64,12 @@ def _time_line(preview: RestorePreview) -> str:
 
 
 def _disk_line(disk: DiskSpace) -> str:
-    free = (
-        "free space not known: the server does not run on this machine, or its data can't be read here"
-        if disk.free_bytes is None
-        else f"{size_text(disk.free_bytes)} free"
+    why = (
+        "the role may not see the server's data_directory"
+        if disk.is_hidden
+        else "the server does not run on this machine, or its data can't be read here"
     )
+    free = f"free space not known: {why}" if disk.free_bytes is None else f"{size_text(disk.free_bytes)} free"
     needed = f"{_about(is_rough=disk.is_rough)}{size_text(disk.needed_bytes)} needed"
     return f"disk of {', '.join(disk.nodes)}: {needed}, {free}"
 

@@ -37,12 +37,16 @@ class SpaceLackingError(RefusedError):
 
 @dataclass(slots=True)
 class DiskSpace:
-    """A disk: the nodes that have their data there, what they need, and what is free; None: it is not known."""
+    """A disk: the nodes that have their data there, what they need, and what is free; None: it is not known.
+
+    `is_hidden`: our role may not see where the data is.
+    """
 
     nodes: list[str] = field(default_factory=list)
     needed_bytes: int = 0
     free_bytes: int | None = None
     is_rough: bool = False
+    is_hidden: bool = False
 
     @property
     def is_lacking(self) -> bool:
@@ -52,12 +56,16 @@ class DiskSpace:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseSpace:
-    """What one database needs, on the server of a node; `folder` is where its data is, None if that is not known."""
+    """What one database needs, on the server of a node; `folder` is where its data is, None if that is not known.
+
+    `is_hidden`: the server does not tell our role.
+    """
 
     node: Node
     folder: Path | None
     needed_bytes: int
     is_rough: bool
+    is_hidden: bool = False
 
 
 def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> list[DiskSpace]:
@@ -75,6 +83,7 @@ def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> lis
         disk.nodes.append(one.node.id)
         disk.needed_bytes += one.needed_bytes
         disk.is_rough |= one.is_rough
+        disk.is_hidden |= one.is_hidden
     for disk in disks.values():
         if disk.is_lacking and disk.free_bytes is not None:
             where = f"node{'s' * (len(disk.nodes) > 1)} {', '.join(disk.nodes)}"
@@ -91,6 +100,11 @@ def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> lis
                 disk.nodes[0],
             )
     return list(disks.values())
+
+
+def is_data_directory_hidden(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server does not tell the session's role where its data is."""
+    return connection.execute(SERVER_QUERY).fetchone() is None
 
 
 def find_data_directory(connection: psycopg.Connection[Any]) -> Path | None:

@@ -19,10 +19,10 @@ from cli.output.restore_report import document_of, lines_of
 from fleet.nodes.connections import connect, with_database
 from fleet.progress import Silent
 from restore.estimates.measured import read_measured
-from restore.obstacles.disk_space import SpaceLackingError, find_data_directory
+from restore.obstacles.disk_space import DatabaseSpace, SpaceLackingError, check_space, find_data_directory
 from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan, plan_restore
-from restore.preview import RestorePreview, check_restore, preview_restore
+from restore.preview import RestorePreview, _space_of, check_restore, preview_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from restore.targets.target import lock_targets
@@ -124,8 +124,18 @@ def test_what_is_free_is_not_known_of_a_server_whose_data_can_not_be_told(place:
     node = with_database(place.target.primaries[0], "postgres")
     with connect(node) as connection:
         assert find_data_directory(connection) == place.servers.primaries[0].data_directory
+    plan = plan_of(place)
+    preview = previewed(plan)
+    target, volume = plan.targets[0], preview.volumes["s1"]
     with connect(replace(node, dsn=role)) as connection:
         assert find_data_directory(connection) is None
+        hidden = check_space([_space_of(plan, target, connection, volume)], Obstacles())
+    elsewhere = check_space([DatabaseSpace(target.node, None, volume.size_bytes, is_rough=False)], Obstacles())
+    for disks, why in (
+        (hidden, "the role may not see the server's data_directory"),
+        (elsewhere, "the server does not run on this machine, or its data can't be read here"),
+    ):
+        assert plan_lines(plan, replace(preview, disks=disks))[-1].endswith(f", free space not known: {why}")
 
 
 def test_an_estimate_is_based_on_what_a_recent_restore_of_its_size_took(place: Place) -> None:

@@ -15,7 +15,7 @@ DDL = "archive"
 # What a shard's server has besides its databases (snapshots/records/server_globals.py).
 GLOBALS = "globals"
 # The rows of extensions' configuration tables (snapshots/records/extension_rows.py).
-EXTENSION_ROWS = "extension_rows"
+EXTENSION_ROWS = "extension-rows"
 # Few objects of these kinds belong to a commit, and no rows of groups to them.
 WITHOUT_ROWS = (DDL, GLOBALS, EXTENSION_ROWS)
 # In an object of this kind, `rows` counts under this number the large objects that begin in the object.

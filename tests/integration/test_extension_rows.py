@@ -35,6 +35,7 @@ from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
 from snapshots.globals.extension_rows import _read_rows, read_extension_rows, read_extension_rows_object
 from snapshots.records.chains import read_chain
+from snapshots.removal.gc import collect_garbage
 from tests.commands.in_process import run_as_text
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import execute
@@ -146,6 +147,8 @@ def test_rows_of_each_commit_come_back(runs: Runs, there: Fleet) -> None:
     assert [(one.table.name, one.table.rows) for one in tables] == [
         ("kind", 3), ("loose", 3), ("named", 2), ("tree", 1300), ("fact", 1201),
     ]  # fmt: skip
+    # Every command knows the objects.
+    assert collect_garbage(runs.fleet, 0, Silent()).unknown == []
     before = copies(runs.fleet)
     execute(
         runs.fleet.nodes[0].dsn,

@@ -14,9 +14,10 @@ from snapshots.operations.leases import hold_lease
 from snapshots.operations.operation import begin, new_operation, record_outcome
 from snapshots.records.chains import read_chain
 from snapshots.records.commits import commit_key, free_turn, snapshot_names
-from snapshots.records.keys import base_prefix
+from snapshots.records.keys import Kind, base_prefix, ddl_prefix, parse_key
 from snapshots.records.lost_chains import lost_key
 from snapshots.records.operation_records import operation_key
+from snapshots.records.stored_object import WITHOUT_ROWS
 from snapshots.records.tombstones import only_full_key, tombstone_key
 from snapshots.removal.garbage import GarbageReason
 from storage.clock import follow_machine, set_time, steady_seconds
@@ -301,3 +302,12 @@ def test_voids_stay_so_that_no_turn_is_used_again(builder: StoreBuilder) -> None
     assert free_turn(builder.store, "daily", 0) == turn == 4
     assert snapshot_names(builder.store) == []
     assert not any(has_committed(builder.store, one) for one in builder.operations)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_ROWS)
+def test_objects_of_every_kind_have_keys_that_every_command_knows(kind: str) -> None:
+    """What parse_key does not know, neither prune nor gc ever deletes."""
+    key = f"{ddl_prefix('daily', 's1', '20261126T210000Z-0123456789')}/{kind}-89abcdef.sql.zst"
+    parsed = parse_key("daily", key)
+    assert parsed is not None
+    assert (parsed.kind, parsed.node) == (Kind.SCHEMA, "s1")

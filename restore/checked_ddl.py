@@ -41,11 +41,15 @@ NAME_BYTES_MAX = 63
 
 @dataclass(frozen=True, slots=True)
 class CheckedDdl:
-    """The DDL of some shards as it is run, the entries of their archives, and what is left out of it."""
+    """The DDL of some shards as it is run, the entries of their archives, and what is left out of it.
+
+    `counted` are the lines of `left_out` that may be many of a kind, each with what its kind is counted as.
+    """
 
     ddl: dict[str, Ddl] = field(default_factory=dict)
     entries: dict[str, Sequence[ArchiveEntry]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    counted: dict[str, str] = field(default_factory=dict)
 
 
 def read_all_ddl(
@@ -107,6 +111,11 @@ def read_all_ddl(
         if superusers:
             chosen, done = take_superusers_part(chosen, superusers.role, without if allows else None)
             checked.left_out.extend(f"{name} on {shard}: {why}" for name, why in done.left_out.items())
+            for schema, names in done.privileges.items():
+                where = f"{f' in schema {schema}' * bool(schema)} on {shard}"
+                lines = [f"privileges of {name}{where}: it belongs to an extension" for name in names]
+                checked.left_out.extend(lines)
+                checked.counted.update(dict.fromkeys(lines, f"objects of extensions{where}"))
             written = with_beforehand(chosen.for_target(target.node, folder), done)
         else:
             written = chosen.for_target(target.node, folder)

@@ -79,7 +79,7 @@ class RestorePreview:
     `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where the DDL was
     not rehearsed, `refused` what the others refused of it. `warnings` may be meant. `begun` is what earlier processes
     have done, by shard: a shard that is done has no volume. `server_globals` are what roles to be created had, by
-    shard, and `role_differences` how those that exist on the targets differ.
+    shard, and `role_differences` how those that exist on the targets differ. `counted` is as in CheckedDdl.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -96,6 +96,7 @@ class RestorePreview:
     begun: Mapping[str, BegunShard] = field(default_factory=dict)
     server_globals: Mapping[str, ServerGlobals] = field(default_factory=dict)
     role_differences: list[str] = field(default_factory=list)
+    counted: Mapping[str, str] = field(default_factory=dict)
 
 
 def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
@@ -252,6 +253,7 @@ def check_restore(
         begun=begun,
         server_globals=server_globals,
         role_differences=differences,
+        counted=checked.counted,
     )
 
 

@@ -64,7 +64,9 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
             # What an earlier process was refused and did without.
             names, access = (target.node.id, target.database), access_to(target)
             run.report.refused += [RefusedStatement(*names, one, access=access) for one in record.refused]
-    causes = [one.text() for one in run.report.refused if not one.needs]
+    # Privileges of extensions' objects may be many.
+    named = sorted(run.report.refused, key=lambda one: bool(one.counted))
+    causes = [one.text() for one in named if not one.needs]
     if not causes or run.allows_refused:
         return
     raise DdlRefusedError(

@@ -20,7 +20,7 @@ from restore.ddl.running import NOT_GRANTED, DdlRun
 from restore.obstacles.server import WITHOUT
 from restore.report import describe_refusals
 from restore.targets.target import Connections, Target, TargetUnfitError
-from snapshots.ddl.archive import EXTENSION
+from snapshots.ddl.archive import EXTENSION, PRIVILEGES
 from snapshots.records.commit import Commit
 
 UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
@@ -62,6 +62,8 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections, comm
     for target, refusals in found.items():
         # What needs something that is refused follows from that.
         causes = [one for one in refusals if not one.needs]
+        # Of extensions there may be many.
+        causes.sort(key=lambda one: one.entry.kind == PRIVILEGES)
         forbidden = [one for one in causes if one.sqlstate in (FORBIDDEN, *NOT_GRANTED)]
         if not causes:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ from restore.parts.scope import WHOLE, RestoreScope
 from restore.targets.databases import OwnerChange
 from restore.targets.target import Target
 from restore.topology.topology import ShownRoute
-from snapshots.ddl.archive import EXTENSION
+from snapshots.ddl.archive import EXTENSION, PRIVILEGES
 from snapshots.listing.in_doubt import InDoubtTransaction
 from snapshots.operations.open_operations import OpenOperation
 
@@ -50,6 +50,7 @@ class RefusedStatement:
     `statement` is the one that was refused, for people. `script` has all statements of the object's entry: none had an
     effect, or they are grants, which may be repeated. It is raw text (fleet.nodes.encodings), and only for the file of
     such statements, as passwords may be in it. `access` is the database's connection string without passwords.
+    `counted` is what people read in the place of many of a kind.
     """
 
     node: str
@@ -61,10 +62,12 @@ class RefusedStatement:
     needs: str = ""
     script: str = field(default="", repr=False)
     access: str = field(default="", repr=False)
+    counted: str = field(default="", repr=False)
 
     def document(self) -> dict[str, Any]:
         """The refusal for JSON."""
-        return {name: value for name, value in asdict(self).items() if name not in ("script", "access")}
+        hidden = ("script", "access", "counted")
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
 
     def text(self) -> str:
         """The refusal on one line."""
@@ -145,7 +148,10 @@ def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[Refus
         after = AFTER_EXTENSION if entry.kind == EXTENSION else ""
         script = f"{settings if settings != before else ''}{entry.statements.strip()}\n{after}"
         names = (target.node.id, target.database, one.label)
-        described.append(RefusedStatement(*names, one.section, one.reason, shown, one.needs, script, access_to(target)))
+        refusal = RefusedStatement(*names, one.section, one.reason, shown, one.needs, script, access_to(target))
+        if entry.kind == PRIVILEGES and entry.schema:
+            refusal = replace(refusal, counted=f"objects in schema {show_name(entry.schema)} on {target.node.id}")
+        described.append(refusal)
     return described
 
 

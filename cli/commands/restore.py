@@ -197,7 +197,7 @@ def run_restore(
     in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd())
     failed = [line.removeprefix(WARNING) for line in in_doubt if line.startswith(WARNING)]
     document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes, *failed]}
-    lines = lines_of(report) + in_doubt
+    lines = lines_of(report, is_announced=bool(announced)) + in_doubt
     if report.refused:
         path, line = write_refused(report.operation, report.refused, Path.cwd(), is_published=True)
         document["refused_file"] = path

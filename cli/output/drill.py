@@ -9,6 +9,7 @@ from msgspec import UNSET
 from cli.output.borrowed import borrowed_document, borrowed_lines
 from cli.output.format import quantity_text, seconds_text, size_text
 from cli.output.junit import NO_ASSERTIONS
+from cli.output.restore_report import refused_lines
 from fleet.record import to_builtins
 from restore.drill.assertions import AssertionResult, rows_text
 from restore.drill.drill import DrillReport
@@ -50,7 +51,7 @@ def _assertion_document(one: AssertionResult) -> dict[str, Any]:
 
 
 def drill_lines(report: DrillReport) -> list[str]:
-    """The output for people."""
+    """The output for people, who have read in its plan what is left out."""
     restored = report.restored
     size, rows, seconds = (
         size_text(restored.bytes),
@@ -60,8 +61,7 @@ def drill_lines(report: DrillReport) -> list[str]:
     lines = [f"{restored.snapshot} at increment {restored.increment} ({size} stored): {rows} restored in {seconds}"]
     lines += [f"{one.node}: {quantity_text(one.rows, 'rows')}" for one in restored.nodes]
     lines += borrowed_lines(restored)
-    lines += [f"left out: {name}" for name in restored.left_out]
-    lines += [f"refused: {one.text()}" for one in restored.refused]
+    lines += refused_lines("refused", restored.refused)
     lines += [_assertion_line(one) for one in report.assertions] or [f"skipped: {NO_ASSERTIONS}"]
     return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
 

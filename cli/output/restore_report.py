@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,10 +20,13 @@ from fleet.hints import NEW_CHAIN
 from fleet.record import to_builtins
 from restore.plan import RestorePlan
 from restore.preview import RestorePreview
-from restore.report import RestoreReport
+from restore.report import RefusedStatement, RestoreReport
 
 SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
 DIFFERENCES_SHOWN_MAX = 10
+# Of so many, people read the number.
+COUNTED_MIN = 4
+ALL_IN_JSON = "--json names each"
 SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
 
 
@@ -65,8 +68,8 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
     }
 
 
-def lines_of(report: RestoreReport) -> list[str]:
-    """The output for people."""
+def lines_of(report: RestoreReport, *, is_announced: bool = False) -> list[str]:
+    """The output for people. If its plan `is_announced`, they have read there what is left out and how roles differ."""
     lines = [f"{_label(report)}: {quantity_text(report.rows, 'rows')} in {seconds_text(report.seconds)}"]
     if (wal := report.wal) and report.increment:
         changes, transactions = quantity_text(wal.changes, "changes"), quantity_text(wal.transactions, "transactions")
@@ -82,12 +85,13 @@ def lines_of(report: RestoreReport) -> list[str]:
             f" to give it back, run on {one.node}:"
         )
         lines.append(one.statement)
-    lines += [f"refused: {one.text()}" for one in report.refused]
+    lines += refused_lines("refused", report.refused, "the file of them has each")
     lines += borrowed_lines(report)
     lines += [f"role created on {name}" for name in report.roles_created]
-    lines += difference_lines(report.role_differences)
-    lines += [f"left out: {name}" for name in report.left_out]
-    lines += left_out_lines(report.not_in_snapshot)
+    if not is_announced:
+        lines += difference_lines(report.role_differences)
+        lines += [f"left out: {name}" for name in report.left_out]
+        lines += left_out_lines(report.not_in_snapshot)
     lines += [f"slot dropped, its chain has ended, on {name}" for name in report.slots_dropped]
     lines += [line for name in report.slots_left for line in _slot_left_lines(name)]
     lines += [one.text for one in report.open_operations]
@@ -104,6 +108,25 @@ def difference_lines(found: Sequence[str]) -> list[str]:
     more = len(found) - DIFFERENCES_SHOWN_MAX
     rest = [f"… and {more} more differences of roles: --json has all"] if more > 0 else []
     return [f"differs: {one}" for one in found[:DIFFERENCES_SHOWN_MAX]] + rest
+
+
+def refused_lines(word: str, refused: Sequence[RefusedStatement], all_of_them: str = ALL_IN_JSON) -> list[str]:
+    """What was refused; of many privileges their number, the first reason, and where `all_of_them` are."""
+    reasons = {one.counted: one.reason for one in reversed(refused) if one.counted}
+    found = [(one.text(), one.counted and f"{one.counted} ({reasons[one.counted]})") for one in refused]
+    return [f"{word}: {line}" for line in _counted_lines(found, all_of_them)]
+
+
+def _counted_lines(found: Iterable[tuple[str, str]], all_of_them: str = ALL_IN_JSON) -> list[str]:
+    """The texts, each given with what many like it are counted as; "" is never counted."""
+    crowds: dict[tuple[str, str], list[str]] = {}
+    for text, counted in found:
+        crowds.setdefault((counted, "" if counted else text), []).append(text)
+    lines = list[str]()
+    for (counted, _), texts in crowds.items():
+        is_many = bool(counted) and len(texts) >= COUNTED_MIN
+        lines += [f"privileges of {len(texts)} {counted}: {all_of_them}"] if is_many else texts
+    return lines
 
 
 def route_lines(report: RestoreReport) -> list[str]:
@@ -144,7 +167,8 @@ def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     """What a restore would do, for people, once all checks have passed."""
     report = plan.report()
     lines = [*plan_lines(plan, preview), *route_lines(report)]
-    lines += [f"left out: {name}" for name in preview.left_out]
+    left_out = [(line, preview.counted.get(line, "")) for line in preview.left_out]
+    lines += [f"left out: {line}" for line in _counted_lines(left_out)]
     lines += [f"restored under another name on {one}" for one in report.moved]
     lines += [f"warning: {text}" for text in (*report.warnings, *preview.warnings)]
     lines += difference_lines(preview.role_differences)
@@ -169,7 +193,7 @@ def announce_plan(
 def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     """The output for people of a restore that only makes its checks."""
     lines = preview_lines(plan, preview)
-    lines += [f"refused, and left out: {one.text()}" for one in preview.refused]
+    lines += refused_lines("refused, and left out", preview.refused)
     if preview.untried:
         where = ", ".join(preview.untried)
         lines.append(f"not rehearsed: the DDL on {where}; the restore does that before it loads any row")

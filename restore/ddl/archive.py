@@ -41,6 +41,7 @@ VIEW_ROWS = "MATERIALIZED VIEW DATA"
 # Without these no rows can be loaded. A table does not always depend on its domains: pg_dump breaks loops there.
 WITH_ROWS = ("TABLE", "FOREIGN TABLE", "SEQUENCE", "TYPE", "DOMAIN")
 SYSTEM_SCHEMAS = ("pg_catalog", "information_schema")
+SYSTEM_SCHEMA = 'SCHEMA "pg_catalog"'
 # The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
 # database is not read-only.
 OMITTED_COMMENT = re.compile(rf'PUBLICATION "?{OWN_PUBLICATION}"?')
@@ -125,7 +126,11 @@ class ArchiveDdl:
 
     def without_system_grants(self) -> tuple[ArchiveDdl, list[str]]:
         """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and what is left."""
-        grants = [entry for entry in self.entries if entry.kind == PRIVILEGES and entry.schema in SYSTEM_SCHEMAS]
+        grants = [
+            entry
+            for entry in self.entries
+            if entry.kind == PRIVILEGES and (entry.schema in SYSTEM_SCHEMAS or entry.name == SYSTEM_SCHEMA)
+        ]
         left = {entry.number for entry in grants}
         names = [f"privileges of {show_name(entry.name)}" for entry in grants]
         return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left)), names

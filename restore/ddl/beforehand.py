@@ -9,7 +9,7 @@ name: event triggers, publications of all tables or of schemas, and privileges o
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.tables.names import quote_identifier
@@ -32,7 +32,8 @@ LETS_USE = """DO $do$ DECLARE wrapper name; BEGIN
   FOR wrapper IN SELECT fdwname FROM pg_catalog.pg_foreign_data_wrapper LOOP
     EXECUTE pg_catalog.format('GRANT USAGE ON FOREIGN DATA WRAPPER %I TO PUBLIC', wrapper);
   END LOOP; END $do$;"""
-PUBLIC_PRIVILEGES = "SCHEMA public"
+# pg_dump writes the schema itself only if it is not as in a new database. All names are quoted.
+PUBLIC_PRIVILEGES = 'SCHEMA "public"'
 # The rows of extensions' configuration tables come with the snapshot.
 LETS_FILL = """DO $do$ DECLARE one record; BEGIN
   FOR one IN SELECT n.nspname, c.relname FROM pg_catalog.pg_extension e CROSS JOIN unnest(e.extconfig) AS m (relation)
@@ -45,11 +46,15 @@ LETS_FILL = """DO $do$ DECLARE one record; BEGIN
 
 @dataclass(frozen=True, slots=True)
 class Beforehand:
-    """Statements (raw text) of a superuser in an empty database; the `schemas` that they create; what is left out."""
+    """Statements (raw text) of a superuser in an empty database; the `schemas` that they create; what is left out.
+
+    Of that, `privileges` are the objects of extensions whose privileges are left out, by schema; "" is that of none.
+    """
 
     statements: tuple[str, ...]
     schemas: frozenset[str]
     left_out: Mapping[str, str]
+    privileges: Mapping[str, Sequence[str]]
 
 
 def take_superusers_part(
@@ -77,16 +82,20 @@ def take_superusers_part(
     # Last: the statement before is in this language.
     if any(map(_drops_language, ddl.entries)):
         statements.append('DROP EXTENSION "plpgsql";')
-    left_out = dict(_left_out(ddl))
+    left_out, of_extensions = dict(_left_out(ddl)), list(_privileges_of_extensions(ddl))
+    privileges: dict[str, list[str]] = {}
+    for entry in of_extensions:
+        privileges.setdefault(show_name(entry.schema), []).append(show_name(entry.name))
+    without = {*left_out, *(entry.number for entry in of_extensions)}
     kept = ddl.without(entry for entry in ddl.entries if _publishes_all(ddl, entry))
     entries = tuple(
         entry
         for entry in kept.entries
-        if entry.number not in left_out
+        if entry.number not in without
         and (not _is_superusers(entry) or (refused is not None and entry.kind == EXTENSION))
     )
     named = {what: why for what, why in left_out.values() if what}
-    return replace(kept, entries=entries), Beforehand(tuple(statements), frozenset(schemas), named)
+    return replace(kept, entries=entries), Beforehand(tuple(statements), frozenset(schemas), named, privileges)
 
 
 def with_beforehand(ddl: Ddl, done: Beforehand) -> Ddl:
@@ -138,13 +147,18 @@ def _publishes_all(ddl: ArchiveDdl, entry: ArchiveEntry) -> bool:
 
 def _left_out(ddl: ArchiveDdl) -> Iterator[tuple[int, tuple[str, str]]]:
     """The numbers of the entries that nobody creates, each with its name and why; remarks have no name."""
-    known = {entry.number for entry in ddl.contents.entries}
     for entry in ddl.entries:
         if is_of_event_trigger(entry):
             name = f"event trigger {show_name(entry.name)}" if entry.kind == EVENT_TRIGGER else ""
             yield entry.number, (name, "only a superuser creates it")
         elif _publishes_all(ddl, entry):
             yield entry.number, (f"publication {show_name(entry.name)}", "only a superuser publishes all tables")
-        elif entry.kind == PRIVILEGES and known.isdisjoint(entry.dependencies) and entry.name != PUBLIC_PRIVILEGES:
-            # What pg_dump does not write belongs to an extension, or to PostgreSQL.
-            yield entry.number, (f"privileges of {show_name(entry.name)}", "it belongs to an extension")
+
+
+def _privileges_of_extensions(ddl: ArchiveDdl) -> Iterator[ArchiveEntry]:
+    """Privileges of what pg_dump does not write: it belongs to an extension."""
+    # Those of a column depend on those of its table, too.
+    written = {entry.number for entry in ddl.contents.entries if entry.kind != PRIVILEGES}
+    for entry in ddl.entries:
+        if entry.kind == PRIVILEGES and written.isdisjoint(entry.dependencies) and entry.name != PUBLIC_PRIVILEGES:
+            yield entry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,8 @@ import pytest
 from msgspec import structs
 
 import restore.drill.place
+from cli.output.drill import drill_lines
+from cli.output.restore_report import preview_lines
 from embedded.fleet import EmbeddedFleet
 from embedded.sandbox import find_confinement
 from fleet.config import Fleet, load_fleet
@@ -21,12 +23,15 @@ from fleet.nodes.connections import with_database
 from fleet.progress import Silent
 from restore.drill.drill import DrillReport, run_drill
 from restore.drill.place import DrillUnfitError
+from restore.plan import RestorePlan
+from restore.preview import RestorePreview
 from restore.request import RestoreRequest
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.faults.cancelled_command import cancel_when
 from tests.integration.documented_roles import drop_role
 from tests.integration.own_database import own_database
 from tests.integration.refusing import NoSpark, execute
+from tests.integration.restored_shop import ask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,8 +109,13 @@ ASSERTIONS = (
     AssertionTable("s1", "SELECT count(*) FROM pg_largeobject_metadata", 2),
     AssertionTable("s1", "SELECT ext.hstore('a', 'b') IS NOT NULL, count(*) FROM m.checked", ((True, 2),)),
 )
+OF_PUBLIC = AssertionTable("s1", "SELECT has_schema_privilege('mallory', 'public', 'CREATE')", expected=True)
 UNSEEN = AssertionTable("s1", "SELECT m.outcome('SELECT m.guess()')", NO_SOCKET)
 ALLOWED = ("dblink",)
+# The functions of extensions whose privileges pg_dump writes: none has those that CREATE EXTENSION made any more.
+MEMBERS = """
+SELECT count(*) FROM pg_proc WHERE pronamespace = 'ext'::regnamespace AND proacl IS NOT NULL
+"""
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +139,8 @@ def hostile(
                 "CREATE ROLE mallory; CREATE SCHEMA m AUTHORIZATION mallory; CREATE SCHEMA ext",
                 "CREATE EXTENSION hstore SCHEMA ext; CREATE EXTENSION dblink SCHEMA ext",
                 "GRANT USAGE ON SCHEMA ext TO mallory; GRANT EXECUTE ON FUNCTION ext.dblink_connect_u(text) TO mallory",
+                "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ext TO mallory",
+                "GRANT CREATE ON SCHEMA public TO mallory; GRANT USAGE ON SCHEMA pg_catalog TO mallory",
                 "COMMENT ON EXTENSION dblink IS 'ours'",
                 "CREATE FUNCTION m.as_owner(what text) RETURNS void SECURITY DEFINER LANGUAGE plpgsql"
                 " AS $$ BEGIN EXECUTE what; END $$",
@@ -149,25 +161,48 @@ def hostile(
             runs.full(NAME, only_primary=True)
             yield runs
         finally:
-            execute(node.dsn, "DROP SCHEMA m CASCADE; DROP SCHEMA ext CASCADE")
+            execute(node.dsn, "DROP SCHEMA m CASCADE; DROP SCHEMA ext CASCADE; DROP OWNED BY mallory")
             drop_role(with_database(node, "postgres").dsn, "mallory")
 
 
-def drill(runs: Runs, own: Fleet | None = None, **rules: object) -> DrillReport:
+def drill(
+    runs: Runs,
+    own: Fleet | None = None,
+    announce: Callable[[RestorePlan, RestorePreview], None] | None = None,
+    **rules: object,
+) -> DrillReport:
     fleet = replace(runs.fleet, drill=structs.replace(DrillTable(extensions=ALLOWED), **rules))
-    return run_drill(fleet, RestoreRequest(NAME), runs.spark, Silent(), own=own)
+    return run_drill(fleet, RestoreRequest(NAME), runs.spark, Silent(), announce, own=own)
 
 
 def test_owners_code_has_no_power_while_rows_are_loaded_nor_when_assertions_are_asked(
     hostile: Runs, tmp_path: Path
 ) -> None:
     unseen = (UNSEEN,) if find_confinement(tmp_path).namespaces else ()
-    report = drill(hostile, assertion=(*ASSERTIONS, *unseen))
+    shown: list[str] = []
+
+    def announce(plan: RestorePlan, preview: RestorePreview) -> None:
+        shown.extend(preview_lines(plan, preview))
+
+    report = drill(hostile, announce=announce, assertion=(*ASSERTIONS, OF_PUBLIC, *unseen))
     assert [(one.holds, one.why, one.found) for one in report.assertions if not one.holds] == []
     # What only a superuser creates is not tried, and named.
     left_out = "\n".join(report.restored.left_out)
     for what in ("event trigger seen on s1", "publication everything on s1", "dblink_connect_u"):
         assert what in left_out, left_out
+    of_extensions = [
+        one for one in report.restored.left_out if one.endswith(" in schema ext on s1: it belongs to an extension")
+    ]
+    (count,) = ask(hostile.fleet.nodes[0].dsn, MEMBERS)[0]
+    assert len(of_extensions) == len(set(of_extensions)) == count
+    # People read the number, once.
+    crowd = f"left out: privileges of {count} objects of extensions in schema ext on s1: --json names each"
+    lines = [one for one in (*shown, *drill_lines(report)) if one.startswith("left out: ")]
+    assert lines.count(crowd) == 1
+    assert len(lines) == len(set(lines)) == len(report.restored.left_out) - count + 1
+    # Schema public belongs to no extension: it has its privileges.
+    assert 'left out: privileges of SCHEMA "pg_catalog" on s1: a superuser grants them' in lines
+    assert 'SCHEMA "public"' not in left_out
 
 
 def test_nor_has_it_any_on_servers_of_ones_own(hostile: Runs) -> None:

@@ -1,0 +1,60 @@
+"""Privileges of extensions' objects may be many: people read their number, and what else there is beside it."""
+
+from __future__ import annotations
+
+from cli.output.restore_report import lines_of, refused_lines
+from fleet.config import Node
+from fleet.tables.left_out import LeftOut, LeftOutKind
+from restore.ddl.archive import read_archive
+from restore.ddl.beforehand import take_superusers_part
+from restore.ddl.ddl import POST_DATA, DdlEntry, Refusal
+from restore.report import RefusedStatement, RestoreReport, describe_refusals
+from restore.targets.target import target_of
+from tests.unit.made_archives import MadeEntry, made_archive
+
+
+def test_privileges_of_what_is_not_in_the_archive_are_those_of_extensions() -> None:
+    """Also of a column, whose privileges depend on those of its table; schema public belongs to none."""
+    made = [
+        MadeEntry("TABLE", "t"),
+        MadeEntry("ACL", 'TABLE "t"', dependencies=(1,)),
+        MadeEntry("ACL", 'COLUMN "t"."c"', dependencies=(1, 2)),
+        MadeEntry("ACL", 'SCHEMA "public"', schema=None, dependencies=(91,)),
+        MadeEntry("ACL", 'SCHEMA "cron"', schema=None, dependencies=(92,)),
+        MadeEntry("ACL", 'TABLE "job"', schema="cron", dependencies=(93,)),
+        MadeEntry("ACL", 'COLUMN "job"."command"', schema="cron", dependencies=(93, 6)),
+    ]
+    ddl, done = take_superusers_part(read_archive(made_archive(made)[0]), "drill")
+    assert [one.number for one in ddl.entries] == [1, 2, 3, 4]
+    assert done.privileges == {"": ['SCHEMA "cron"'], "cron": ['TABLE "job"', 'COLUMN "job"."command"']}
+    assert done.left_out == {}
+
+
+def test_of_many_refused_privileges_the_number_and_the_first_reason_are_shown() -> None:
+    refused = [*described(5), RefusedStatement("s1", "shop", "EXTENSION pg_cron", reason="no")]
+    assert refused_lines("refused", refused) == [
+        "refused: privileges of 5 objects in schema partman on s1 (not yours: f0): --json names each",
+        "refused: s1: EXTENSION pg_cron: no",
+    ]
+    # Few are named; JSON and what is refused have all.
+    assert refused_lines("refused", described(3)) == [
+        f'refused: s1: ACL partman.FUNCTION "f{n}"(): not yours: f{n}' for n in range(3)
+    ]
+    assert [one.document()["object"] for one in refused[:5]] == [f'ACL partman.FUNCTION "f{n}"()' for n in range(5)]
+    assert "counted" not in refused[0].document()
+
+
+def described(count: int) -> list[RefusedStatement]:
+    entries = [DdlEntry(n, "ACL", "partman", f'FUNCTION "f{n}"()', "GRANT;") for n in range(count)]
+    refusals = [Refusal(one, POST_DATA, f"not yours: f{one.number}", "GRANT;") for one in entries]
+    return describe_refusals(target_of("s1", Node("s1", "dbname=shop"), (), "0" * 32), refusals)
+
+
+def test_what_the_plan_has_said_is_not_said_again() -> None:
+    report = RestoreReport(
+        "daily", 0, "op", [], left_out=["publication p on s1: why"], role_differences=["node s1: role a: LOGIN"],
+        not_in_snapshot=(LeftOut("s1", LeftOutKind.FOREIGN_TABLE, "public.f", "why"),),
+    )  # fmt: skip
+    first, *others = lines_of(report)
+    assert [one.split(":")[0] for one in others] == ["differs", "left out", "not in the snapshot"]
+    assert lines_of(report, is_announced=True) == [first]

@@ -144,7 +144,8 @@ def _find_extension_rows(
         stored = read_extension_rows(store, commit, target.source)
     except ObjectDamagedError as error:
         if plan.request.allow_refused_ddl:
-            return ExtensionsOfShard(), [f"{where}: {error.message}"]
+            obstacles.warnings.append(f"{where} are not restored: {error.message}")
+            return ExtensionsOfShard(), []
         error.hint = f"{WITHOUT}\n{error.hint}"
         obstacles.add(error)
         return ExtensionsOfShard(), []

@@ -52,8 +52,8 @@ def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connect
     owner = "" if scope.no_owner else changed.owner
     if owner and not ours.is_super:
         able = connection.execute(ABLE_QUERY, (_membership(connection), owner)).fetchone()
-        # Of roles that it creates our role becomes a member.
-        if not (able == (True,) or (able is None and plan.request.create_roles)):
+        # One that the server lacks is an obstacle, or is created, with our role as a member.
+        if able == (False,):
             left_out.append(f"owner {owner} of the database: role {ours.name} can't give it to that role")
             owner = ""
     ddl = DatabaseDdl(target.database, changed, ours.name, owner, loads=ours.is_super)

@@ -5,6 +5,7 @@ The right values are what PostgreSQL's catalogs say of the source, before and af
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -190,16 +191,24 @@ def test_roles_that_the_target_lacks_are_an_obstacle_with_both_ways_out(place: P
     for node in runs.fleet.primaries:
         server = with_database(node, "postgres").dsn
         execute(server, "CREATE ROLE gone", f"ALTER ROLE gone IN DATABASE {QUOTED} SET work_mem = '5MB'")
+        execute(server, "CREATE ROLE gone_owner", f"ALTER DATABASE {QUOTED} OWNER TO gone_owner")
+        execute(server, "ALTER ROLE restorer CREATEDB", "GRANT app, maker TO restorer")
     runs.increment(NAME)
     for node in runs.fleet.primaries:
-        execute(with_database(node, "postgres").dsn, "DROP ROLE gone")
+        server = with_database(node, "postgres").dsn
+        execute(server, f"ALTER DATABASE {QUOTED} OWNER TO clerk", "DROP ROLE gone", "DROP ROLE gone_owner")
     target = named(runs.fleet, "back_lacking")
-    with pytest.raises(TargetUnfitError, match=r"lacks roles .*: gone") as raised:
-        runs.restore(NAME, target)
-    assert "--no-database-settings" in raised.value.hint
-    assert "--create-roles" in raised.value.hint
+    # A role that is no superuser could not give it the database either way, but says so at once.
+    for other in (target, named(runs.fleet, "back_lacking", "restorer")):
+        with pytest.raises(TargetUnfitError) as raised:
+            runs.restore(NAME, other)
+        for node in runs.fleet.primaries:
+            assert re.search(rf"node {node.id} lacks roles [^;]*: gone, gone_owner(;|$)", raised.value.message)
+        assert "--no-database-settings" in raised.value.hint
+        assert "--create-roles" in raised.value.hint
     runs.restore(NAME, target, create_roles=True)
     assert all("(gone," in str(settings) for *_, settings in properties_of(target).values())
+    assert {owner for owner, *_ in properties_of(target).values()} == {"gone_owner"}
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,15 @@ the same. The operator decides what becomes of it: mend what refuses and resume,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fleet.some_names import join_some
 from restore.build import FinishedDatabase
-from restore.ddl.ddl import MATERIALIZED_VIEW, DdlEntry, show_name
+from restore.checked_ddl import read_all_ddl
+from restore.ddl.ddl import MATERIALIZED_VIEW, DdlEntry, Refusal, show_name
 from restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath
+from restore.obstacles.obstacles import Obstacles
 from restore.report import RefusedStatement, access_to, describe_refusals
 from restore.run import RestoreRun
 from restore.targets.target import Target
@@ -21,6 +24,7 @@ from storage.errors import SnapshotError
 # Of each database; a record is a comment on it.
 REFUSED_KEPT_MAX = 100
 NAMED_MAX = 5
+EARLIER = "an earlier process of this restore was refused it"
 MAINTAINED = {
     "INDEX": "ANALYZE and REINDEX of it fail",
     "CONSTRAINT": "ANALYZE and REINDEX of it fail",
@@ -62,8 +66,12 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
                 ]
         elif record := run.records.get(target.shard):
             # What an earlier process was refused and did without.
-            names, access = (target.node.id, target.database), access_to(target)
-            run.report.refused += [RefusedStatement(*names, one, access=access) for one in record.refused]
+            run.report.refused += _describe_earlier(run, target, record.refused)
+            if len(record.refused) == REFUSED_KEPT_MAX:
+                run.report.warnings.append(
+                    f"node {target.node.id}: an earlier process may have been refused more than the"
+                    f" {REFUSED_KEPT_MAX} objects that are named: compare the definitions"
+                )
     # Privileges of extensions' objects may be many.
     named = sorted(run.report.refused, key=lambda one: bool(one.counted))
     causes = [one.text() for one in named if not one.needs]
@@ -72,3 +80,15 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
     raise DdlRefusedError(
         f"all rows are loaded, but statements were refused: {join_some(causes, NAMED_MAX)}", run.report.refused
     )
+
+
+def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) -> list[RefusedStatement]:
+    """What an earlier process was refused and did without, with the statements as far as the snapshot has them."""
+    if not labels:
+        return []
+    ddl = read_all_ddl(run.plan, [target], run.connections, run.folder, Obstacles(), {}).ddl.get(target.shard)
+    sections = ddl.sections if ddl else {}
+    found = {entry.label: Refusal(entry, name, EARLIER, "") for name, entries in sections.items() for entry in entries}
+    known = {one.object: one for one in describe_refusals(target, [found[one] for one in labels if one in found])}
+    lacking = RefusedStatement(target.node.id, target.database, "", reason=EARLIER, access=access_to(target))
+    return [known.get(one) or replace(lacking, object=one) for one in labels]

@@ -51,8 +51,7 @@ def write_refused(
     for (node, database, access), statements in groupby(refused, lambda one: (one.node, one.database, one.access)):
         lines += [f"-- node {_comment(node)}, database {_comment(database)}", _connect(access), SETTINGS]
         for one in statements:
-            reason = one.reason or "refused by an earlier process of the restore, which has the statement"
-            lines += [f"-- {_comment(one.object)}: {_comment(reason)}", one.script]
+            lines += [f"-- {_comment(one.object)}: {_comment(one.reason)}", one.script]
     try:
         with replaced_file(path, FILE_MODE) as write:
             write("\n".join(lines))

@@ -15,9 +15,15 @@ import fleet.programs.clients as clients
 import snapshots.ddl.dump_faults as dump_faults
 from embedded.fleet import EmbeddedFleet
 from fleet.config import load_fleet
-from fleet.nodes.connections import with_database
+from fleet.nodes.connections import NodeUnreachableError, with_database
+from fleet.programs.wheel import run_tool
+from restore.crash_points import RestoreCrashPoint
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
+from tests.commands.watching import Reached, Watching
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
 from tests.servers.fleets import fleet_of
@@ -170,6 +176,33 @@ def test_an_operator_may_do_without_what_is_refused(
     assert sorted_copies(target) == sorted_copies(own.fleet.primaries[0].dsn)
     code, history = run_here(own.fleet, "history")
     assert next(one["code"] for one in history["operations"] if one["kind"] == "restore") == 10
+
+
+def test_the_file_has_what_an_earlier_process_was_refused(
+    own: Runs, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That process had finished the database, and was gone before it wrote the file."""
+    monkeypatch.chdir(tmp_path)
+    execute(own.fleet.primaries[0].dsn, *OF_ROWS)
+    own.full("snp")
+
+    def fail(reached: Reached) -> None:
+        if reached.point == str(RestoreCrashPoint.FINISHED):
+            raise NodeUnreachableError("node s1: it is gone", hint="bring it back")
+
+    request = RestoreRequest("snp", allow_refused_ddl=True)
+    with pytest.raises(NodeUnreachableError):
+        restore_fleet(plan_restore(own.fleet, load_fleet(there), request), own.spark, Watching(fail))
+    code, done = restore(own, there, "--resume")
+    assert code == 10, done
+    refused = {one["object"]: one["reason"] for one in done["refused"]}
+    assert refused["INDEX public.t_home"] == "an earlier process of this restore was refused it"
+    assert 'CREATE INDEX "t_home"' in next(one["statement"] for one in done["refused"] if "t_home" in one["object"])
+    # What it needs is there now.
+    target = with_database(own.fleet.primaries[0], TARGET).dsn
+    execute(target, "CREATE OR REPLACE FUNCTION at_home(v text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT v'")
+    run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={done['refused_file']}", target)
+    assert indexes(target) == indexes(own.fleet.primaries[0].dsn)
 
 
 def test_what_statements_show_is_known_before_any_row_is_loaded(own: Runs, there: Path) -> None:

@@ -56,7 +56,7 @@ def check_conflicts(
 
     Reads all rows once, and shuffles the keys of those in tables with a key.
     """
-    progress.step("compare keys of the sources")
+    progress.step("compare keys of the sources", unit="tasks")
     sources = sources_of(chain, topology.sources, store.open())
     routes = {number: topology.routes_of(chain, source) for number, source in enumerate(topology.sources)}
     folded = fold(session, sources, store)

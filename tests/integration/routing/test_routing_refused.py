@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 
 from fleet.progress import Silent
@@ -42,6 +44,20 @@ ALTER DATABASE bank OWNER TO other
 """
 
 
+@dataclass(slots=True)
+class Counted(Silent):
+    """Keeps the units of the steps that count something, by name."""
+
+    begun: tuple[str, str] = ("", "")
+    units: dict[str, str] = field(default_factory=dict)
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        self.begun = (name, unit)
+
+    def advance(self, done: int) -> None:
+        name, self.units[name] = self.begun
+
+
 def test_tables_without_a_route_are_refused_all_by_name(place: RoutedPlace) -> None:
     with pytest.raises(UsageError) as raised:
         place.plan(2, "public.account=hash(id)", "public.l*=hash(what)")
@@ -67,8 +83,10 @@ def test_keys_of_several_sources_and_tables_that_differ_are_found_before_anythin
 ) -> None:
     # The rates are on all shards with the same keys, and the logs are not the same on any two.
     plan = place.plan(2, "public.rate=hash(code)", "public.log=all", *ROUTES)
+    counted = Counted()
     with pytest.raises(KeyConflictError) as raised:
-        place.restore(plan)
+        restore_fleet(plan, place.runs.spark, counted)
+    assert counted.units == {"compare keys of the sources": "tasks"}
     totals = raised.value.details["totals"]
     lines = {line for rows in place.truth for line in rows["log"]}
     differing = {line for line in lines if len({rows["log"].count(line) for rows in place.truth}) > 1}

@@ -2,7 +2,7 @@
 
 An extension marks the tables whose rows CREATE EXTENSION does not make (pg_extension_config_dump; PostgreSQL manual,
 "Extension Configuration Tables"), most with a condition that leaves out its own. A publication can't have them where
-their owner is somebody else, so they are read by SELECT after each cut, and stored whole with each commit. They are
+their owner is somebody else, so they are read by COPY after each cut, and stored whole with each commit. They are
 small: a table with more than BYTES_MAX of statements is left out, by name.
 """
 
@@ -33,6 +33,7 @@ from fleet.tables.names import TABLE_NAME, is_included, table_name
 from fleet.tables.planned_code import find_planned_code
 from snapshots.operations.operation import Operation
 from snapshots.records.commit import Commit
+from snapshots.records.compressed import decompress
 from snapshots.records.extension_rows import ExtensionRows, ExtensionSequence, ExtensionTable
 from snapshots.records.keys import ddl_prefix
 from snapshots.records.stored_object import EXTENSION_ROWS, StoredObject
@@ -43,8 +44,7 @@ from wal.segments.damage import ObjectDamagedError, read_listed
 # As a message of 16 MiB a script takes 150 MB of the server that runs it.
 BYTES_MAX = 16 << 20
 # Of all tables of a shard, as they are read back.
-SCRIPT_BYTES_MAX, HEADER_BYTES_MAX, WINDOW_BYTES_MAX = 256 << 20, 16 << 20, 128 << 20
-PIECE_BYTES = 1 << 20
+SCRIPT_BYTES_MAX, HEADER_BYTES_MAX = 256 << 20, 16 << 20
 ROWS_AT_ONCE = 500
 COMMENT = b"-- "
 # For each table.
@@ -327,24 +327,10 @@ def read_extension_rows_object(store: ObjectStore, stored: StoredObject) -> Exte
     """What the object has; raise ObjectDamagedError."""
     body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
     try:
-        return _divide(_decompress(body))
-    except (zstandard.ZstdError, ValueError, msgspec.DecodeError) as error:
+        return _divide(decompress(body, SCRIPT_BYTES_MAX))
+    except (ValueError, msgspec.DecodeError) as error:
         detail = f"it can't be read: {error}"
         raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
-
-
-def _decompress(body: bytes) -> bytes:
-    """The script; raise ValueError if it is too large."""
-    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
-    pieces, size = list[bytes](), 0
-    with decompressor.stream_reader(body, read_across_frames=True) as reader:
-        # A read of the limit would allocate as much.
-        while piece := reader.read(PIECE_BYTES):
-            pieces.append(piece)
-            size += len(piece)
-            if size > SCRIPT_BYTES_MAX:
-                raise ValueError(f"it is larger than {SCRIPT_BYTES_MAX >> 20} MiB")
-    return b"".join(pieces)
 
 
 def _divide(script: bytes) -> ExtensionsOfShard:

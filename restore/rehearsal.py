@@ -15,7 +15,7 @@ from fleet.hints import restore_command
 from fleet.nodes.privileges import read_role
 from fleet.nodes.watch import Watch
 from fleet.some_names import join_some
-from restore.ddl.ddl import DATABASE, Ddl, Refusal, SchemaLoadError
+from restore.ddl.ddl import DATABASE, ROWS, Ddl, Refusal, SchemaLoadError
 from restore.ddl.running import NOT_GRANTED, DdlRun
 from restore.obstacles.server import WITHOUT
 from restore.report import describe_refusals
@@ -35,6 +35,11 @@ FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
 IN_ONE_DATABASE = (
     "an extension that its server allows in one database alone, such as pg_cron, can be created only once that has its"
     " name: restore without it, then run the statements that are left"
+)
+# Nobody can grant them in a database that the restore is to make.
+WITHOUT_ROWS = (
+    "a superuser can add rows of extensions' tables later: restore without them, then let one run the file of refused"
+    " statements"
 )
 NAMED_MAX = 5
 
@@ -57,7 +62,7 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections, comm
     """
     problems: list[str] = []
     refused: list[dict[str, object]] = []
-    is_forbidden = False
+    is_forbidden = has_rows = False
     instead: list[str] = []
     for target, refusals in found.items():
         # What needs something that is refused follows from that.
@@ -68,6 +73,7 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections, comm
         if not causes:
             continue
         is_forbidden |= bool(forbidden)
+        has_rows |= any(one.entry.kind == ROWS for one in causes)
         if any(one.sqlstate == UNKNOWN_SYNTAX for one in causes):
             instead.append(OWN_VERSION)
         if any(one.entry.kind == EXTENSION for one in causes):
@@ -87,7 +93,11 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections, comm
     if is_forbidden:
         raise TargetUnfitError(
             what,
-            hint=["restore as a superuser, or grant the role what the statements need", *without],
+            hint=[
+                "restore as a superuser, or grant the role what the statements need",
+                *([WITHOUT_ROWS] if has_rows else []),
+                *without,
+            ],
             details=details,
         )
     # By its number: another increment may be the newest by the second step.

@@ -1,7 +1,8 @@
 """JUnit reports of checks and drills.
 
 A check has one suite per snapshot, one failure per conflict, one skipped case per skipped item. A drill has one suite
-with a case for the restore and one for each assertion. What did not end is one case with an error.
+with a case for the restore, a skipped one for each refused statement, and one for each assertion. What did not end is
+one case with an error.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ def junit_of_drill(report: DrillReport) -> str:
     restored, suites = report.restored, ElementTree.Element("testsuites", name=DRILL, time=f"{report.seconds:.3f}")
     outcomes = [one.holds for one in report.assertions]
     name = f"{restored.snapshot} at increment {restored.increment}"
-    counts = {"tests": max(len(outcomes), 1) + 1, "failures": outcomes.count(False)}
-    counts["skipped"] = outcomes.count(None) + int(not outcomes)
+    refused = restored.refused
+    counts = {"tests": 1 + len(refused) + max(len(outcomes), 1), "failures": outcomes.count(False)}
+    counts["skipped"] = len(refused) + outcomes.count(None) + int(not outcomes)
     texts = {what: str(count) for what, count in counts.items()}
     suite = ElementTree.SubElement(suites, "testsuite", {"name": name, **texts})
     ElementTree.SubElement(suite, "testcase", classname=name, name="the restore", time=f"{restored.seconds:.3f}")
+    for left in refused:
+        case = ElementTree.SubElement(suite, "testcase", classname=left.node, name=left.object)
+        ElementTree.SubElement(case, "skipped", message=f"refused: {left.reason}")
     for one in report.assertions:
         what = {"classname": one.assertion.node, "name": one.assertion.sql, "time": f"{one.seconds:.3f}"}
         case = ElementTree.SubElement(suite, "testcase", what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from fleet.fleet_file import AssertionTable, Expected
 from restore.drill import servers
 from restore.drill.assertions import AssertionResult, expected_text, is_as_expected
 from restore.drill.drill import EXIT_CODES, DrillReport
-from restore.report import NodeReport, RestoreReport
+from restore.report import NodeReport, RefusedStatement, RestoreReport
 
 FLEET = """
 name = "shop"
@@ -128,6 +129,26 @@ def test_a_drill_proves_something_only_if_everything_was_asked() -> None:
     assert "no [[drill.assertion]]" in drill_lines(report())[-2]
     assert 'tests="2" failures="0" skipped="1"' in junit_of_drill(report())
     assert 'tests="3" failures="1" skipped="1"' in junit_of_drill(report(*[None, False]))
+
+
+def test_a_junit_report_names_what_was_refused() -> None:
+    """With assertions that hold, nothing else says that the drill was inconclusive."""
+    refused = [
+        RefusedStatement("a", "drill", "EXTENSION pg_cron", reason="not available"),
+        RefusedStatement("b", "drill", "TABLE DATA cron.job", reason="it needs EXTENSION pg_cron"),
+    ]
+    restored = RestoreReport("weekly", 3, "op", [NodeReport("a", "drill", 5)], rows=5, refused=refused)
+    report = DrillReport(restored, (AssertionResult(LEFT_OUT, holds=True, why=""),), 1.0)
+    assert EXIT_CODES[report.result] == 4
+    (suite,) = ElementTree.fromstring(junit_of_drill(report))
+    assert [suite.get(count) for count in ("tests", "failures", "skipped")] == ["4", "0", "2"]
+    skipped = [(case.get("classname"), case.get("name"), *(one.get("message") for one in case)) for case in suite]
+    assert skipped == [
+        ("weekly at increment 3", "the restore"),
+        ("a", "EXTENSION pg_cron", "refused: not available"),
+        ("b", "TABLE DATA cron.job", "refused: it needs EXTENSION pg_cron"),
+        ("a", "SELECT 1"),
+    ]
 
 
 def test_what_is_expected_is_shown() -> None:

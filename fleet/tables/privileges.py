@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -22,13 +22,21 @@ from fleet.tables.publications import publication_names
 
 # What Cutline or pg_dump reads, be it by COPY or by the lock that pg_dump takes on every table, excluded ones too.
 UNREADABLE_QUERY = f"""
-SELECT {TABLE_NAME} FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+SELECT {TABLE_NAME}, n.nspname, c.relname, c.relkind = 'S', has_schema_privilege(n.oid, 'USAGE')
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p', 'S') AND c.relpersistence <> 't'
    AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
    AND NOT coalesce(has_schema_privilege(n.oid, 'USAGE')
                     AND CASE c.relkind WHEN 'S' THEN has_sequence_privilege(c.oid, 'SELECT')
                                        ELSE has_table_privilege(c.oid, 'SELECT') END, true)
  ORDER BY 1
+"""
+# Whether our role reads tables of others because it, or a role that it has the privileges of, was granted that.
+READS_BY_GRANTS_QUERY = """
+SELECT EXISTS (
+  SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN aclexplode(c.relacl) AS a
+   WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+     AND a.privilege_type = 'SELECT' AND a.grantee NOT IN (0, c.relowner) AND pg_has_role(a.grantee, 'USAGE'))
 """
 # Whether policies limit the table for our role, whether that has its owner's privileges, whether Cutline publishes it.
 TABLES_QUERY = f"""
@@ -53,6 +61,16 @@ SELECT m.oid::bigint, o.rolname, o.rolsuper
  ORDER BY 1
 """
 NAMED_MAX, OIDS_AT_ONCE = 5, 500
+
+
+class _Unreadable(NamedTuple):
+    """A table or sequence that our role may not read; `is_open`: it may use the schema."""
+
+    label: str
+    schema: str
+    name: str
+    is_sequence: bool
+    is_open: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +126,36 @@ def _grant_large_objects(oids: list[int], role: Role) -> Iterator[str]:
 def _find_reading(
     node: Node, role: Role, connection: psycopg.Connection[Any], hidden: list[str]
 ) -> Iterator[NodeProblem]:
-    if unreadable := [name for (name,) in connection.execute(UNREADABLE_QUERY)]:
-        problem = f"role {role.name} may not read {list_some(unreadable, NAMED_MAX)}"
-        for statement in role.grant_membership("pg_read_all_data"):
+    if unreadable := [_Unreadable(*row) for row in connection.execute(UNREADABLE_QUERY)]:
+        problem = f"role {role.name} may not read {list_some((one.label for one in unreadable), NAMED_MAX)}"
+        statements = list(role.grant_membership("pg_read_all_data"))
+        if connection.execute(READS_BY_GRANTS_QUERY).fetchone() == (True,):
+            # Somebody has decided that it need not read everything.
+            instead = (
+                f"role {role.name} reads by grants on tables; to let it read all, new ones too, instead of more grants"
+            )
+            yield NodeProblem(node.id, problem, f"{instead}: {' '.join(statements)}")
+            statements = list(_grant_reading(unreadable, role))
+        for statement in statements:
             yield NodeProblem(node.id, problem, statement, role.place)
     if hidden:
         problem = f"row-level security hides from role {role.name} rows of {list_some(hidden, NAMED_MAX)}"
         yield NodeProblem(node.id, problem, f"ALTER ROLE {role.quoted} BYPASSRLS;", role.place)
+
+
+def _grant_reading(unreadable: Sequence[_Unreadable], role: Role) -> Iterator[str]:
+    """The statements that grant our role these relations: few of a schema by name, else all that it has."""
+    if closed := dict.fromkeys(quote(one.schema) for one in unreadable if not one.is_open):
+        yield f"GRANT USAGE ON SCHEMA {', '.join(closed)} TO {role.quoted};"
+    for kind, is_sequence in (("TABLE", False), ("SEQUENCE", True)):
+        names: dict[str, list[str]] = {}
+        for one in unreadable:
+            if one.is_sequence == is_sequence:
+                names.setdefault(quote(one.schema), []).append(f"{quote(one.schema)}.{quote(one.name)}")
+        if few := [name for some in names.values() if len(some) <= NAMED_MAX for name in some]:
+            yield f"GRANT SELECT ON {kind} {', '.join(few)} TO {role.quoted};"
+        if many := [schema for schema, some in names.items() if len(some) > NAMED_MAX]:
+            yield f"GRANT SELECT ON ALL {kind}S IN SCHEMA {', '.join(many)} TO {role.quoted};"
 
 
 def _find_publishing(

@@ -110,7 +110,7 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
     if unreadable := [name for name, table in found if not table.readable]:
         raise TableNotAdmissibleError(
             f"the role of the dsn may not read {', '.join(unreadable)}",
-            hint="GRANT pg_read_all_data TO the role, or exclude the tables in fleet.toml under groups.exclude",
+            hint="GRANT SELECT on the tables, or pg_read_all_data, TO the role",
         )
     unloadable = [
         f"column {column} ({type_}) of {name}"

@@ -75,7 +75,7 @@ def _read(
     if unreadable := [f"{schema}.{name}" for _, schema, name, *_, readable in rows if not readable]:
         raise SequenceUnreadableError(
             f"node {node.id}: role {connection.info.user} may not read {', '.join(unreadable)}",
-            hint="GRANT pg_read_all_data TO the role",
+            hint="GRANT SELECT on the sequences, or pg_read_all_data, TO the role",
         )
     values: list[tuple[int, bool]] = []
     for start in range(0, len(rows), READ_AT_ONCE):

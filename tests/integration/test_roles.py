@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,42 @@ def lacking(fleet: Fleet) -> list[dict[str, str]]:
         required = {one["statement"] for one in grants if one["for"] == Purpose.EVERYTHING}
         assert sorted(script) == sorted(required)
         return [*grants]
+
+
+def of_reading(granted: Iterable[str]) -> list[str]:
+    return [one for one in granted if "SELECT" in one or "USAGE" in one or "pg_read_all_data" in one]
+
+
+def test_a_role_with_grants_on_tables_is_asked_for_more_of_them(shop: Fleet, backup: Fleet) -> None:
+    """Reading all data would undo what somebody has decided; it is named all the same, where nothing runs it."""
+    grant_all(shop, [one for one in statements("create") if "pg_read_all_data" not in one] + statements("read-tables"))
+    initialise(replace(backup, nodes=shop.nodes), Silent())
+    primaries = [node.dsn for node in shop.primaries]
+    many = "; ".join(f"CREATE TABLE later.t{n} (id serial PRIMARY KEY)" for n in range(6))
+    grant(primaries, ['CREATE TABLE app."a.New" (id serial PRIMARY KEY)', f"CREATE SCHEMA later; {many}"])
+    try:
+        await_standbys(shop)
+        with pytest.raises(NodeUnfitError, match=r'role backup may not read app\."a\.New"') as raised:
+            initialise(backup, Silent())
+        script = [line for line in raised.value.hint.splitlines() if not line.startswith("-- ")]
+        assert of_reading(script) == [
+            f'GRANT USAGE ON SCHEMA "later" TO "{BACKUP}";',
+            f'GRANT SELECT ON TABLE "app"."a.New" TO "{BACKUP}";',
+            f'GRANT SELECT ON ALL TABLES IN SCHEMA "later" TO "{BACKUP}";',
+            f'GRANT SELECT ON SEQUENCE "app"."a.New_id_seq" TO "{BACKUP}";',
+            f'GRANT SELECT ON ALL SEQUENCES IN SCHEMA "later" TO "{BACKUP}";',
+        ]
+        (instead,) = [line for line in raised.value.hint.splitlines() if "pg_read_all_data" in line]
+        assert instead.endswith(f': GRANT "pg_read_all_data" TO "{BACKUP}";')
+        grant_all(shop, of_reading(script))
+        assert not of_reading(one["statement"] for one in lacking(backup))
+        # With what the page has for tables that will be created.
+        every = f'ALTER DEFAULT PRIVILEGES FOR ROLE "{OWNER}" GRANT SELECT ON {{}} TO "{BACKUP}"'
+        grant_all(shop, [every.format("TABLES"), every.format("SEQUENCES")])
+        grant_all(shop, [f"SET ROLE {OWNER}; CREATE TABLE app.newest (id serial PRIMARY KEY); RESET ROLE"])
+        assert not of_reading(one["statement"] for one in lacking(backup))
+    finally:
+        grant(primaries, ['DROP SCHEMA later CASCADE; DROP TABLE app."a.New"; DROP TABLE IF EXISTS app.newest'])
 
 
 @pytest.mark.parametrize("left_out", NEEDED[1:] + OPTIONAL)

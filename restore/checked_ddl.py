@@ -146,7 +146,7 @@ def _find_extension_rows(
         if plan.request.allow_refused_ddl:
             obstacles.warnings.append(f"{where} are not restored: {error.message}")
             return ExtensionsOfShard(), []
-        error.hint = f"{WITHOUT}\n{error.hint}"
+        error.hint = f"{WITHOUT}; or\n{error.hint}"
         obstacles.add(error)
         return ExtensionsOfShard(), []
     # They are read after the cut.

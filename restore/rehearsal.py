@@ -87,7 +87,7 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections, comm
     if not problems:
         return
     what, details = f"{'; '.join(problems)}; no row was loaded", dict[str, object](refused=refused)
-    without = [WITHOUT]
+    without = [f"or {WITHOUT}"]
     if any(one.section == DATABASE for refusals in found.values() for one in refusals):
         without.append("or without anything that belongs to the databases themselves: --no-database-settings")
     if is_forbidden:

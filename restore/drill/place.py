@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg import sql
 
@@ -15,6 +17,7 @@ from fleet.nodes.connections import connect
 from restore.ddl.ddl import SchemaLoadError
 from restore.drill.assertions import Reader
 from restore.obstacles.obstacles import ObstaclesError, TargetLacksError
+from restore.obstacles.server import DRILL_WITHOUT
 from restore.plan import RestorePlan
 from restore.targets.superusers import mark_role
 from restore.targets.target import Target, TargetUnfitError
@@ -29,6 +32,8 @@ CONTRIB = frozenset({
 TERMINATE = "SELECT pg_terminate_backend(%s, %s)"
 END_SECONDS_MAX = 10
 PASSWORD_BYTES = 32
+# In the hints of a restore, what helps a drill too.
+DRILLS = re.compile(r"\[drill\]|^(?!.*--schema-only).*--allow-refused-ddl")
 
 
 class DrillUnfitError(RefusedError):
@@ -74,11 +79,14 @@ def naming_unfit(snapshot: str) -> Iterator[None]:
     try:
         yield
     except (TargetUnfitError, TargetLacksError, SchemaLoadError, ObstaclesError) as error:
-        # What others say is about servers that somebody keeps.
-        hints = [line for line in error.hint.splitlines() if "[drill]" in line or "--allow-refused-ddl" in line]
-        own = f"drill on servers of your own: snapshot restore {shlex.quote(snapshot)} --drill --to FILE"
+        # What others say is about servers that somebody keeps, or steps that a drill does not have.
+        hints = [line for line in error.hint.splitlines() if DRILLS.search(line)]
+        obstacles: Any = error.details.get("obstacles", [{"hint": error.hint}])
+        if any(one["hint"] != DRILL_WITHOUT for one in obstacles):
+            hints.append(f"or drill on servers of your own: snapshot restore {shlex.quote(snapshot)} --drill --to FILE")
+        hints[0] = hints[0].removeprefix("or ")
         raise DrillUnfitError(
             f"the servers of a drill can't hold the snapshot: {error.message}",
-            hint=[*hints, f"or {own}" if hints else own],
+            hint=list(dict.fromkeys(hints)),
             details=error.details,
         ) from error

@@ -35,7 +35,10 @@ SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i' AND pg_collatio
 # A server that is built without lz4 does not offer it.
 HAS_LZ4_QUERY = "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
 NAMED_MAX = 5
-WITHOUT = "or restore without them: --allow-refused-ddl"
+WITHOUT = "restore without them: --allow-refused-ddl"
+DRILL_WITHOUT = "drill without them: --allow-refused-ddl"
+# Their servers let them be created in the one database that a setting names.
+OF_ONE_DATABASE = frozenset({"pg_cron"})
 INSTALL = "install their packages on the target's machine, then repeat the command"
 # A locale of the machine can be tried by any setting that takes one (PostgreSQL manual, "Locale Support").
 TRY_LOCALE = "SELECT set_config('lc_monetary', %s, true)"
@@ -54,7 +57,8 @@ def check_extensions(
 ) -> frozenset[str]:
     """Add an obstacle for the extensions that the server lacks, and warn of those that get another version.
 
-    With `allowed`, one that is neither trusted nor among these is an obstacle, too: a superuser would create it.
+    With `allowed`, which is for drills, one that is neither trusted nor among these is an obstacle, too: a superuser
+    would create it. So is one that is OF_ONE_DATABASE, because a drill's databases have names of their own.
     `install` says what to do where some are lacking. If it `allows_refused`, the restore does without all of these,
     whose names are returned, and they are no obstacles.
 
@@ -66,14 +70,16 @@ def check_extensions(
     trusted = {name for name, *_, is_trusted in found if is_trusted}
     versions = facts.extensions if facts else {}
     names = sorted({entry.name for entry in entries if entry.kind == EXTENSION})
-    lacking = [f"{name} {versions[name]}" if name in versions else name for name in names if name not in available]
-    untrusted = [name for name in names if name in available and name not in trusted]
+    alone = [name for name in names if allowed is not None and name in OF_ONE_DATABASE]
+    ordinary = [name for name in names if name not in alone]
+    lacking = [f"{name} {versions[name]}" if name in versions else name for name in ordinary if name not in available]
+    untrusted = [name for name in ordinary if name in available and name not in trusted]
     refused = [name for name in untrusted if allowed is not None and name not in allowed]
     if lacking and not allows_refused:
         obstacles.add(
             TargetLacksError(
                 f"node {node.id} lacks extensions that the snapshot has: {', '.join(lacking)}",
-                hint=[install, WITHOUT],
+                hint=[install, f"or {WITHOUT}"],
                 details={"node": node.id, "extensions": lacking},
             )
         )
@@ -84,9 +90,18 @@ def check_extensions(
                 f"node {node.id}: extensions of the snapshot are not trusted: {', '.join(refused)}",
                 hint=[
                     f"if a drill may do whatever they let any role do: [drill] extensions = [{listed}] in fleet.toml",
-                    WITHOUT,
+                    f"or {WITHOUT}",
                 ],
                 details={"node": node.id, "extensions": refused},
+            )
+        )
+    if alone and not allows_refused:
+        obstacles.add(
+            TargetLacksError(
+                f"node {node.id}: a drill can't have extensions that a server allows in one database alone:"
+                f" {', '.join(alone)}",
+                hint=DRILL_WITHOUT,
+                details={"node": node.id, "extensions": alone},
             )
         )
     for name in names:
@@ -97,7 +112,7 @@ def check_extensions(
                 f"node {node.id}: extension {name} is created in version {default}, the server's default; the snapshot"
                 f" has {versions[name]}, which the server {has}"
             )
-    return frozenset((*(name for name in names if name not in available), *refused))
+    return frozenset((*(name for name in names if name not in available), *refused, *alone))
 
 
 def check_compression(

@@ -102,7 +102,7 @@ class Superusers:
                         continue
                     raise TargetLacksError(
                         f"node {target.node.id}: {shorten_statement(statement)} {shorten_message(error)}",
-                        hint=["restore to servers that can create it", WITHOUT],
+                        hint=[WITHOUT, "or restore to servers that can create it"],
                         details={"node": target.node.id},
                     ) from error
             reset_settings(connection, node)

@@ -15,6 +15,9 @@ from fleet.fleet_file import AssertionTable, Expected
 from restore.drill import servers
 from restore.drill.assertions import AssertionResult, expected_text, is_as_expected
 from restore.drill.drill import EXIT_CODES, DrillReport
+from restore.drill.place import DrillUnfitError, naming_unfit
+from restore.obstacles.obstacles import Obstacles, TargetLacksError
+from restore.obstacles.server import DRILL_WITHOUT, WITHOUT
 from restore.report import NodeReport, RefusedStatement, RestoreReport
 
 FLEET = """
@@ -29,6 +32,7 @@ dsn = "dbname=shop host=b"
 backup_of = "a"
 """
 LEFT_OUT = AssertionTable("a", "SELECT 1")
+OWN = "or drill on servers of your own: snapshot restore weekly --drill --to FILE"
 
 
 def drill_of(path: Path, text: str) -> tuple[AssertionTable, ...]:
@@ -149,6 +153,32 @@ def test_a_junit_report_names_what_was_refused() -> None:
         ("b", "TABLE DATA cron.job", "refused: it needs EXTENSION pg_cron"),
         ("a", "SELECT 1"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("hint", "kept"),
+    [
+        ([WITHOUT, "or restore to servers that can create it"], [WITHOUT, OWN]),
+        (["create it and repeat the command", f"or {WITHOUT}", "or in steps: --schema-only --allow-refused-ddl"],
+         [WITHOUT, OWN]),
+        (["[drill] extensions", f"or {WITHOUT}"], ["[drill] extensions", f"or {WITHOUT}", OWN]),
+        (["grant the role what it needs"], [OWN.removeprefix("or ")]),
+        ([DRILL_WITHOUT], [DRILL_WITHOUT]),
+    ],
+)  # fmt: skip
+def test_of_a_restores_hints_a_drill_has_those_that_help_it(hint: list[str], kept: list[str]) -> None:
+    with pytest.raises(DrillUnfitError) as raised, naming_unfit("weekly"):
+        raise TargetLacksError("node s1: no", hint=hint)
+    assert raised.value.hint.splitlines() == kept
+
+
+def test_on_two_shards_the_same_hint_is_there_once() -> None:
+    obstacles = Obstacles()
+    for node in ("s1", "s2"):
+        obstacles.add(TargetLacksError(f"node {node}: in one database alone: pg_cron", hint=DRILL_WITHOUT))
+    with pytest.raises(DrillUnfitError) as raised, naming_unfit("weekly"):
+        obstacles.raise_found()
+    assert raised.value.hint == DRILL_WITHOUT
 
 
 def test_what_is_expected_is_shown() -> None:

@@ -149,6 +149,12 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
         "or restore without them: --allow-refused-ddl",
         f"or drill on servers of your own: snapshot restore {NAME} --drill --to FILE",
     ]
+    # As pg_cron is: whatever fleet.toml allows, and wherever the servers are, it can't be created.
+    with monkeypatch.context() as patch:
+        patch.setattr(restore.obstacles.server, "OF_ONE_DATABASE", {"who"})
+        with pytest.raises(DrillUnfitError, match="in one database alone: who") as raised:
+            run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
+        assert raised.value.hint == "drill without them: --allow-refused-ddl"
     baseline = Chain.baseline.fget
 
     def newer(chain: Chain) -> dict[str, NodeIdentity]:

@@ -139,11 +139,12 @@ def finish_database(
         refused = {(show_name(one.entry.schema), show_name(one.entry.name)) for one in run.refusals.values()}
         wanted = [one for one in sequences if (one.schema, one.name) not in refused]
         some_lack = bool(run.refusals) or ddl.has_extensions
-        settable, lines = find_settable(connection, wanted, some_lack=some_lack)
+        settable, left = find_settable(connection, wanted, some_lack=some_lack)
         set_sequences(connection, settable)
     run.after_rows(target.ledger)
     refreshed = refresh_views(target.node, ddl, watch)
-    done.problems = [*(f"node {target.node.id}: {line}" for line in lines), *refreshed.problems]
+    unset = [f"node {target.node.id}: sequence {name} does not get its value: {why}" for name, why in left.items()]
+    done.problems = [*unset, *refreshed.problems]
     if analyzes:
         # Before the event triggers exist: one on logins would run in the session.
         with (

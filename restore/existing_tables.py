@@ -20,6 +20,7 @@ from fleet.nodes.connections import (
     connect,
     raising_unreachable,
 )
+from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import find_connect_problems
 from fleet.nodes.sessions import in_parallel
 from restore.build import analyze, count_rows
@@ -31,17 +32,21 @@ from restore.data_only.filling import Filling
 from restore.data_only.held_tables import await_writers, hold_tables, in_use, refusing_waiting
 from restore.data_only.references import LOCK_SECONDS_MAX, find_empty_referenced, verify_references
 from restore.data_only.sequences import find_used
-from restore.ddl.ddl import SchemaLoadError, ending, set_sequences
+from restore.ddl.ddl import SchemaLoadError, ending, find_settable, set_sequences
 from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
+from restore.roles import name_bytes
 from restore.rows.load_target import LoadTarget, find_load_paths
 from restore.rows.partition_roots import find_roots
 from restore.run import RestoreRun
 from restore.targets.database_records import Phase
 from restore.targets.target import Connections, Target, databases, suffix_of
 from restore.targets.target_checks import check_xml, find_xml_columns
+from snapshots.ddl.archive import SEQUENCE, read_contents
+from snapshots.ddl.dump import read_stored_ddl
 from snapshots.ddl.search_path import having_path, read_search_path
 from snapshots.records.commit import Sequence
+from wal.segments.damage import ObjectDamagedError
 
 IN_RECOVERY = "SELECT pg_is_in_recovery()"
 
@@ -62,7 +67,9 @@ def check_existing(
             check_xml(target, connection, source, find_xml_columns(groups, plan.chain.tables(target.source)))
         with obstacles.collecting(node.id), raising_unreachable(node), _enter(plan, target, connection) as session:
             has_begun = Filling(node.id, session, suffix_of(plan.intent.operation)).exists
-            wanted = WantedRows(groups, _sequences_of(plan, target, session), source.encoding, has_begun)
+            sequences, unset = _sequences_of(plan, target, session)
+            left_out += [f"value of sequence {name} on {target.shard}: {why}" for name, why in unset.items()]
+            wanted = WantedRows(groups, sequences, source.encoding, has_begun)
             with limiting_locks(node, session):
                 oids = list(check_tables(node, session, wanted, obstacles).values())
                 if empty := find_empty_referenced(session, oids):
@@ -113,13 +120,41 @@ def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[
             session.execute("SET lock_timeout = 0")
 
 
-def _sequences_of(plan: RestorePlan, target: Target, session: psycopg.Connection[object]) -> list[Sequence]:
+def _sequences_of(
+    plan: RestorePlan, target: Target, session: psycopg.Connection[object]
+) -> tuple[list[Sequence], dict[str, str]]:
     """The sequences that get their values: all of the snapshot, or with some tables those that their columns use.
 
-    Others may go on with theirs: tables that are not restored use them.
+    Others may go on with theirs: tables that are not restored use them. Also returns why some of extensions do not get
+    theirs, by name.
     """
-    sequences = plan.sequences(target)
-    return find_used(session, plan.groups[target.shard], sequences) if plan.request.is_partial else list(sequences)
+    sequences = list(plan.sequences(target))
+    if plan.request.is_partial:
+        sequences = find_used(session, plan.groups[target.shard], sequences)
+    settable, left = find_settable(session, sequences, some_lack=True)
+    if not left:
+        return settable, left
+    # What the DDL creates and the database lacks is an obstacle; a sequence of an extension nobody can create alone.
+    own = _find_created(plan, target, session, sequences)
+    settable, left = find_settable(session, [one for one in sequences if one not in own], some_lack=True)
+    return [*own, *settable], left
+
+
+def _find_created(
+    plan: RestorePlan, target: Target, session: psycopg.Connection[object], sequences: Iterable[Sequence]
+) -> set[Sequence]:
+    """The sequences that the snapshot's DDL creates: the others belong to extensions. All, if it can't be read."""
+    store, created = plan.store.open(), set[tuple[str, str]]()
+    try:
+        for source in target.sources or (target.source,):
+            entries = read_contents(read_stored_ddl(store, plan.chain, source)).entries
+            created |= {(entry.schema, entry.name) for entry in entries if entry.kind == SEQUENCE}
+    except ObjectDamagedError:
+        return set(sequences)
+    encoding = plan.chain.baseline[target.source].encoding
+    schemas = map(raw_text, name_bytes(session, [one.schema for one in sequences], encoding))
+    names = map(raw_text, name_bytes(session, [one.name for one in sequences], encoding))
+    return {one for one, *name in zip(sequences, schemas, names, strict=True) if tuple(name) in created}
 
 
 def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
@@ -154,12 +189,9 @@ def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
     run.held[target.shard] = session = connect(target.node)
     with ending(run.watch, session):
         hold_tables(target.node, session, groups)
-        wanted = WantedRows(
-            groups,
-            _sequences_of(run.plan, target, session),
-            run.plan.chain.baseline[target.source].encoding,
-            has_begun=True,
-        )
+        sequences, _ = _sequences_of(run.plan, target, session)
+        encoding = run.plan.chain.baseline[target.source].encoding
+        wanted = WantedRows(groups, sequences, encoding, has_begun=True)
         check_tables(target.node, session, wanted, obstacles)
         obstacles.raise_found()
         if has_begun:
@@ -266,7 +298,8 @@ def publish_rows(run: RestoreRun) -> None:
             return
         try:
             with raising_unreachable(target.node), ending(run.watch, session), limiting_locks(target.node, session):
-                set_sequences(session, _sequences_of(run.plan, target, session))
+                sequences, _ = _sequences_of(run.plan, target, session)
+                set_sequences(session, sequences)
         except SchemaLoadError as error:
             raise TablesUnfitError(
                 f"node {target.node.id}: the rows are restored, but {error.message}",

@@ -226,26 +226,24 @@ def show_name(name: str) -> str:
 
 def find_settable(
     connection: psycopg.Connection[Any], sequences: Iterable[StoredSequence], *, some_lack: bool
-) -> tuple[list[StoredSequence], list[str]]:
-    """The sequences that get their stored values, and lines about those of extensions that do not.
+) -> tuple[list[StoredSequence], dict[str, str]]:
+    """The sequences that get their stored values, and why those of extensions do not, by name.
 
     A superuser has made the extensions, or another version or nobody has: its sequences may belong to others, or not
     exist. `some_lack`: there are such extensions, or refused statements.
     """
     chosen = list(sequences)
     names = ([one.schema for one in chosen], [one.name for one in chosen])
-    settable, lines = list[StoredSequence](), list[str]()
+    settable, left = list[StoredSequence](), dict[str, str]()
     for one, (exists, is_extensions, may_set) in zip(chosen, connection.execute(FIND_QUERY, names), strict=True):
         name = table_name(one.schema, one.name)
         if not exists and some_lack:
-            lines.append(
-                f"sequence {name} has no value: the extension that makes it is lacking, or has another version"
-            )
+            left[name] = "the extension that makes it is lacking, or has another version"
         elif is_extensions and not may_set:
-            lines.append(f"sequence {name} is as its extension makes it: the role may not set it")
+            left[name] = "it is as its extension makes it: the role may not set it"
         else:
             settable.append(one)
-    return settable, lines
+    return settable, left
 
 
 def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[StoredSequence]) -> None:

@@ -17,7 +17,7 @@ import psycopg
 
 from fleet.nodes.encodings import RAW, raw_text
 from fleet.tables.names import quote_identifier
-from snapshots.ddl.archive import Contents, statements_of_entry
+from snapshots.ddl.archive import SEQUENCE, Contents, statements_of_entry
 
 # From version 18 on pg_dump writes these names unquoted (dumpTableSchema, for inherited columns): a syntax error if the
 # name has a space, and another name if it has a capital letter.
@@ -52,7 +52,7 @@ SELECT c.oid::bigint, namesend(tn.nspname), namesend(t.relname), namesend(a.attn
  WHERE a.atttypid <> s.seqtypid
  ORDER BY c.oid
 """
-PG_CLASS, TABLES, SEQUENCE = 1259, ("TABLE", "FOREIGN TABLE"), "SEQUENCE"
+PG_CLASS, TABLES = 1259, ("TABLE", "FOREIGN TABLE")
 BEGIN, BEGIN_UNNAMED = "\n    CONSTRAINT ", "\n    NOT NULL "
 # What a scan of a table's statement skips, and where such a name may stand. A doubled quote is read as two adjacent
 # strings. pg_dump writes no block comment and, for a table, no dollar quote. U& before a quote changes nothing.

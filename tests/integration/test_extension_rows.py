@@ -25,9 +25,11 @@ from fleet.nodes.connections import connect, with_database
 from fleet.nodes.encodings import RAW
 from fleet.progress import Noting, Silent
 from fleet.tables.left_out import LeftOutKind
+from restore.data_only.checker import TablesUnfitError
 from restore.ddl.function_paths import run_statements
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
+from restore.preview import preview_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from restore.targets.target import TargetUnfitError
@@ -306,6 +308,38 @@ def test_parts_of_a_restore_say_that_they_bring_no_rows_of_extensions(runs: Runs
     report = runs.restore(NAME, there, groups=("public.account",))
     assert "rows of extensions' tables on s1" in report.left_out
     assert copies(there)["loose"] == []
+
+
+def test_rows_alone_do_without_the_sequences_of_extensions_that_can_not_be_set(runs: Runs, there: Fleet) -> None:
+    """In steps, as the hint to a refused extension says: the DDL without it, then the rows."""
+    (target,) = there.nodes
+    made = "CREATE ROLE other LOGIN CREATEDB; CREATE SEQUENCE größe; SELECT setval('größe', 7)"
+    execute(runs.fleet.nodes[0].dsn, made)
+    as_other = replace(there, nodes=(replace(target, dsn=make_conninfo(target.dsn, user="other")),))
+    runs.full(NAME)
+    runs.restore(NAME, as_other, scope=RestoreScope(schema_only=True, no_owner=True), allow_refused_ddl=True)
+    plan = plan_restore(runs.fleet, as_other, RestoreRequest(NAME, scope=RestoreScope(data_only=True)))
+
+    def unset(left_out: list[str]) -> list[str]:
+        return sorted(one for one in left_out if one.startswith("value of sequence "))
+
+    execute(target.dsn, "GRANT SET ON PARAMETER session_replication_role TO other")
+    why = "it is as its extension makes it: the role may not set it"
+    names = ("counter", "fact_id_seq")
+    assert unset(preview_restore(plan, Silent()).left_out) == [
+        f"value of sequence kept.{name} on s1: {why}" for name in names
+    ]
+    execute(target.dsn, "DROP EXTENSION kept; ALTER SEQUENCE größe RENAME TO another")
+    # What the DDL creates is needed.
+    with pytest.raises(TablesUnfitError, match=r"database back lacks sequences that the snapshot has: public\.größe$"):
+        preview_restore(plan, Silent())
+    execute(target.dsn, "ALTER SEQUENCE another RENAME TO größe")
+    report = restore_fleet(plan, runs.spark, Silent())
+    why = "the extension that makes it is lacking, or has another version"
+    assert unset(report.left_out) == [f"value of sequence kept.{name} on s1: {why}" for name in names]
+    assert ask(there, "SELECT nextval('größe')") == [(8,)]
+    rows = "SELECT * FROM account ORDER BY id"
+    assert ask(there, rows) == ask(runs.fleet, rows) != []
 
 
 @dataclass(frozen=True, slots=True)

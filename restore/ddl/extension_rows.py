@@ -1,7 +1,7 @@
 """The rows of extensions' configuration tables, as entries of a restore's DDL.
 
 They follow the tables: some name them (regclass). A row of the snapshot replaces one that its extension has made with
-the same primary key. What the server refuses is a refusal as of any other entry. The sequences that belong to the rows
+the same key. What the server refuses is a refusal as of any other entry. The sequences that belong to the rows
 are set with all others at the end; as entries they are among the refused statements where their extension is refused.
 """
 

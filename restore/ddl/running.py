@@ -37,6 +37,7 @@ from restore.ddl.ddl import (
     EVENT_TRIGGERS,
     POST_DATA,
     PRE_DATA,
+    ROWS,
     Ddl,
     DdlEntry,
     Refusal,
@@ -291,7 +292,7 @@ class DdlRun:
             if remedy_of(error):
                 raise disrupted_error(self.node.id, error, entry.label) from error
             statement = _find_refused(connection, entry)
-            return Refusal(entry, section, shorten_message(error), statement, error.diag.sqlstate or "")
+            return Refusal(entry, section, _reason(entry, error), statement, error.diag.sqlstate or "")
         return None
 
     def _find_idle_grant(self, connection: psycopg.Connection[Any], section: str, entry: DdlEntry) -> Refusal | None:
@@ -435,6 +436,13 @@ class _Queue:
                 self.is_stopped = True
                 self.changed.notify_all()
             raise
+
+
+def _reason(entry: DdlEntry, error: psycopg.Error) -> str:
+    """What the server says; of rows without values, which may be secret."""
+    if entry.kind == ROWS and isinstance(error, psycopg.DataError):
+        return f"a value does not fit ({type(error).__name__})"
+    return shorten_message(error)
 
 
 def _stored_text(connection: psycopg.Connection[Any], text: str) -> str:

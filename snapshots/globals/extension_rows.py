@@ -30,7 +30,6 @@ from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.record import from_json, to_builtins
 from fleet.tables.left_out import WHY, LeftOut, LeftOutKind
 from fleet.tables.names import TABLE_NAME, is_included, table_name
-from fleet.tables.planned_code import find_planned_code
 from snapshots.operations.operation import Operation
 from snapshots.records.commit import Commit
 from snapshots.records.compressed import decompress
@@ -52,22 +51,29 @@ LOCK_SECONDS_MAX = 10
 # No partitioned tables, as pg_dump: their partitions may be marked.
 MARKED_QUERY = f"""
 SELECT c.relkind = 'S', c.oid::bigint, e.extname, n.nspname, c.relname, {TABLE_NAME},
-       coalesce(e.extcondition[m.place], '') <> '',
+       coalesce(e.extcondition[m.place], '') <> '', t.rolsuper AND o.rolsuper,
        ARRAY(SELECT k.confrelid::bigint FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f')
   FROM pg_extension e CROSS JOIN unnest(e.extconfig) WITH ORDINALITY AS m (relation, place)
   JOIN pg_class c ON c.oid = m.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_roles t ON t.oid = c.relowner JOIN pg_roles o ON o.oid = e.extowner
  WHERE c.relkind IN ('r', 'S') ORDER BY e.extname, m.place
 """
 # For one table: the name, as LOCK takes it, whether that is still the table, the beginning and the end of its INSERT
 # statements, and the COPY that prints the lines between: each is a list of constants. It reads the table alone without
-# its children, and is not planned unless there is a condition. A row of the snapshot replaces one that has its primary
-# key.
+# its children, and is not planned unless there is a condition. A row of the snapshot replaces one that has its key: the
+# primary one, or another whose columns are NOT NULL.
 STATEMENTS_QUERY = """
-WITH attribute AS (
+WITH key AS (
+  SELECT i.indkey, i.indnkeyatts FROM pg_index i
+   WHERE i.indrelid = %(table)s AND i.indisunique AND i.indimmediate AND i.indisvalid
+     AND i.indpred IS NULL AND i.indexprs IS NULL
+     AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = i.indrelid AND NOT a.attnotnull
+                        AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+   ORDER BY i.indisprimary DESC, i.indexrelid LIMIT 1
+), attribute AS (
   SELECT a.attnum, a.attidentity, quote_ident(a.attname) AS name,
-         a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) IS TRUE AS is_key
+         a.attnum = ANY (SELECT unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) FROM key i) AS is_key
     FROM pg_attribute a
-    LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate AND i.indisvalid
    WHERE a.attrelid = %(table)s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 ), listed AS (
   SELECT string_agg(name, ', ' ORDER BY attnum) AS names,
@@ -84,9 +90,9 @@ WITH attribute AS (
 SELECT textsend(format('LOCK TABLE ONLY %%s IN ACCESS SHARE MODE', name)),
        textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid)),
        textsend(format(E'INSERT INTO %%s (%%s) OVERRIDING SYSTEM VALUE VALUES\n(', name, names)),
-       textsend(E')\nON CONFLICT ' || CASE WHEN key IS NULL THEN 'DO NOTHING'
-                WHEN others IS NULL THEN format('(%%s) DO NOTHING', key)
-                ELSE format('(%%s) DO UPDATE SET %%s', key, others) END || E';\n'),
+       textsend(')' || CASE WHEN key IS NULL THEN ''
+                WHEN others IS NULL THEN format(E'\nON CONFLICT (%%s) DO NOTHING', key)
+                ELSE format(E'\nON CONFLICT (%%s) DO UPDATE SET %%s', key, others) END || E';\n'),
        textsend(format('COPY %%s TO STDOUT '
                        '(FORMAT csv, QUOTE E''\\x27'', ESCAPE E''\\x27'', FORCE_QUOTE *, NULL ''NULL'')',
                 CASE condition WHEN '' THEN format('%%s (%%s)', name, names)
@@ -107,7 +113,8 @@ class _UnfitTableError(Exception):
 class MarkedTable:
     """A configuration table as the catalogs have it; `label` is its name as rules and outputs have it.
 
-    `has_condition`: not all of its rows are dumped. `references` are the tables of its foreign keys, by oid.
+    `has_condition`: not all of its rows are dumped. `is_trusted`: it and its extension belong to superusers.
+    `references` are the tables of its foreign keys, by oid.
     """
 
     oid: int
@@ -116,6 +123,7 @@ class MarkedTable:
     name: str
     label: str
     has_condition: bool
+    is_trusted: bool
     references: tuple[int, ...]
 
 
@@ -188,15 +196,9 @@ def _read_rows(
     if not tables:
         return b"", ()
     reader = _TableReader(connection)
-    with _reading(connection, "REPEATABLE READ"):
+    with _reading(connection):
         for table in tables:
-            if not table.has_condition:
-                reader.read(table)
-    # What the planner might run is looked for in the catalogs as they are now.
-    for table in tables:
-        if table.has_condition:
-            with _reading(connection, "READ COMMITTED"):
-                reader.read(table)
+            reader.read(table)
     kind, reasons = LeftOutKind.EXTENSION_ROWS, reader.reasons
     left_out = tuple(
         LeftOut(node.id, kind, table.label, WHY[kind].format(reasons[table.oid]))
@@ -217,10 +219,10 @@ def _read_rows(
 
 
 @contextmanager
-def _reading(connection: psycopg.Connection[Any], isolation: str) -> Iterator[None]:
-    """A transaction of this isolation level that only reads, and gets the bytes of the server."""
+def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A transaction that reads one state of all tables, as the bytes of the server."""
     with connection.transaction():
-        connection.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation} READ ONLY")
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         refuse_views(connection)
         bound_lock_waits(connection, LOCK_SECONDS_MAX)
         connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
@@ -265,8 +267,9 @@ def _list_marked(
         if is_sequence:
             sequences.append(ExtensionSequence(extension=extension, schema=schema, name=name))
         else:
-            label, has_condition, references = more
-            tables[oid] = MarkedTable(oid, extension, schema, name, label, has_condition, tuple(references))
+            label, has_condition, is_trusted, references = more
+            table = MarkedTable(oid, extension, schema, name, label, has_condition, is_trusted, tuple(references))
+            tables[oid] = table
     needed = {
         oid: [other for other in table.references if other in tables and other != oid] for oid, table in tables.items()
     }
@@ -285,11 +288,12 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
         # It has no columns, or no extension any more.
         return _CompressedRows(0, 0, b"")
     lock, is_same, begin, end, copy_rows = map(bytes, statements)
+    # A query runs what its owner has made: casts and operators of the condition, indexes.
+    if table.has_condition and not table.is_trusted:
+        raise _UnfitTableError("its extension has only some of its rows dumped, and an owner is no superuser")
     connection.execute(lock)
     if connection.execute(is_same).fetchone() != (True,):
         raise _UnfitTableError("another table has its name since the cut")
-    if table.has_condition and find_planned_code(connection, [table.oid]):
-        raise _UnfitTableError("its indexes or statistics call functions that are not PostgreSQL's")
     # Of a table that references itself, one statement may have a row before that which it needs.
     at_once = None if table.oid in table.references else ROWS_AT_ONCE
     compressor, pieces, count, size = zstandard.ZstdCompressor().compressobj(), list[bytes](), 0, 0

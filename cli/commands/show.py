@@ -29,12 +29,13 @@ from cli.report.terminal import timeline_levels, timeline_of
 from cli.views.recovery import plan_lines, transaction_lines
 from fleet.config import Fleet
 from fleet.nodes.baseline import NodeIdentity
-from fleet.nodes.encodings import UTF8
+from fleet.nodes.encodings import UTF8, raw_text
 from fleet.record import to_builtins
 from fleet.tables.names import table_name
 from restore.ddl.database_ddl import database_statements
 from restore.ddl.extension_rows import set_statement
 from restore.ddl.server_roles import server_statements
+from restore.ddl.statements import has_commands_of_psql
 from restore.targets.database_records import without_record
 from snapshots.globals.extension_rows import ConfigurationRows, read_extension_rows
 from snapshots.globals.server_globals_object import read_stored_globals
@@ -160,9 +161,11 @@ def _extension_statements(store: ObjectStore, chain: Chain, identity: NodeIdenti
 
 def _rows_statement(rows: ConfigurationRows, encoding: str) -> str:
     """The statements of a table as text, if they are UTF-8, as every output is."""
+    name = table_name(rows.table.schema, rows.table.name)
+    if has_commands_of_psql(raw_text(rows.statements)):
+        return f"-- left out: {name}: it has more than SQL; see: snapshot check"
     if encoding == UTF8 or rows.statements.isascii():
         return rows.statements.decode(errors="backslashreplace").rstrip()
-    name = table_name(rows.table.schema, rows.table.name)
     return f"-- left out: {name}: its rows are in {encoding}; a restore's file of refused statements has them"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cli.folders.whole_file import replaced_file
 from fleet.nodes.encodings import RAW
+from restore.ddl.statements import has_commands_of_psql
 from restore.report import RefusedStatement
 from storage.errors import UsageError
 
@@ -29,6 +30,10 @@ BEGIN = """\
 \\set ON_ERROR_STOP :given
 \\unset given
 """
+NOT_SQL = (
+    "-- Left out: it has a backslash outside of quotes, by which psql runs commands. Somebody changed the store, or"
+    " another pg_dump wrote it: see: snapshot check"
+)
 # The statements are the server's own bytes, whatever the database's encoding, and qualify names as a dump does.
 SETTINGS = f"""\
 SET client_encoding = '{RAW}';
@@ -51,7 +56,8 @@ def write_refused(
     for (node, database, access), statements in groupby(refused, lambda one: (one.node, one.database, one.access)):
         lines += [f"-- node {_comment(node)}, database {_comment(database)}", _connect(access), SETTINGS]
         for one in statements:
-            lines += [f"-- {_comment(one.object)}: {_comment(one.reason)}", one.script]
+            text = NOT_SQL if has_commands_of_psql(one.script) else one.script
+            lines += [f"-- {_comment(one.object)}: {_comment(one.reason)}", text]
     try:
         with replaced_file(path, FILE_MODE) as write:
             write("\n".join(lines))

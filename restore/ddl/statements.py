@@ -72,6 +72,20 @@ def statement_ends(script: str) -> Iterator[int]:
                 is_routine = None
 
 
+def has_commands_of_psql(script: str) -> bool:
+    """Whether psql would take a part of it for a command of its own: no SQL has a backslash outside of quotes."""
+    offset = 0
+    while token := TOKEN.search(script, offset):
+        if "\\" in script[offset : token.start()]:
+            return True
+        offset = token.end()
+        if token["comment"]:
+            offset = _comment_end(script, offset)
+        elif token["tag"] is not None:
+            offset = _quote_end(script, offset, token[0])
+    return "\\" in script[offset:]
+
+
 def _depth_change(word: str, bodies: int) -> int:
     """How the word changes the nesting depth: BEGIN ATOMIC opens a body, CASE within one another, END closes one."""
     if word == "begin" or (word == "case" and bodies):

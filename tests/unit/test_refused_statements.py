@@ -6,6 +6,8 @@ import json
 import stat
 from pathlib import Path
 
+import pytest
+
 from cli.output.refused_statements import write_refused
 from fleet.config import Node
 from restore.ddl.ddl import POST_DATA, PRE_DATA, DdlEntry, Refusal
@@ -52,6 +54,28 @@ def test_the_file_of_refused_statements_can_be_run(tmp_path: Path) -> None:
     written = Path(path).read_text()
     assert all(one in written for one in (SERVER, MAPPING, LONG))
     assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("script", "is_sql"),
+    [
+        ("INSERT INTO t VALUES\n('\\! touch x'),\n(E'\\'\n\\! touch x');", True),
+        ("CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$SELECT '\n\\! touch x'$$; -- \\! touch x", True),
+        ('COMMENT ON TABLE "a\n\\! touch x" IS NULL; /* \\! touch x */', True),
+        ("INSERT INTO t VALUES\n('1');\n\\! touch x\n", False),
+        ("SELECT 1 \\g |touch", False),
+        ("SELECT '\\' \\! touch x", False),
+        ("SELECT $a$ $b$ $a$\\! touch x $b$", False),
+    ],
+)
+def test_the_file_has_no_commands_of_psql(tmp_path: Path, script: str, is_sql: bool) -> None:  # noqa: FBT001
+    """Who can write to a store that is not encrypted would run programs where the file is run."""
+    entry = DdlEntry(1, "TABLE DATA", "public", "t", script)
+    found = describe_refusals(target_of("s1", NODE, (), "0" * 32), [Refusal(entry, PRE_DATA, "no", script)])
+    path, _ = write_refused("operation", found, tmp_path, is_published=True)
+    written = Path(path or "").read_text()
+    assert (script.strip() in written) == is_sql
+    assert ("-- Left out: it has a backslash outside of quotes" in written) == (not is_sql)
 
 
 def test_no_password_of_a_dsn_is_in_the_file_or_in_the_command_that_runs_it(tmp_path: Path) -> None:

@@ -58,7 +58,11 @@ SELECT c.relkind = 'S', c.oid::bigint, e.extname, n.nspname, c.relname, {TABLE_N
   JOIN pg_roles t ON t.oid = c.relowner JOIN pg_roles o ON o.oid = e.extowner
  WHERE c.relkind IN ('r', 'S') ORDER BY e.extname, m.place
 """
-# For one table: the name, as LOCK takes it, whether that is still the table, the beginning and the end of its INSERT
+LOCKS_QUERY = """
+SELECT c.oid::bigint, textsend(format('LOCK TABLE ONLY %%I.%%I IN ACCESS SHARE MODE', n.nspname, c.relname))
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[])
+"""
+# For one table: whether its name is still its own, the beginning and the end of its INSERT
 # statements, and the COPY that prints the lines between: each is a list of constants. It reads the table alone without
 # its children, and is not planned unless there is a condition. A row of the snapshot replaces one that has its key: the
 # primary one, or another whose columns are NOT NULL.
@@ -87,8 +91,7 @@ WITH key AS (
     JOIN pg_class c ON c.oid = m.relation JOIN pg_namespace n ON n.oid = c.relnamespace
    WHERE c.oid = %(table)s
 )
-SELECT textsend(format('LOCK TABLE ONLY %%s IN ACCESS SHARE MODE', name)),
-       textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid)),
+SELECT textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid)),
        textsend(format(E'INSERT INTO %%s (%%s) OVERRIDING SYSTEM VALUE VALUES\n(', name, names)),
        textsend(')' || CASE WHEN key IS NULL THEN ''
                 WHEN others IS NULL THEN format(E'\nON CONFLICT (%%s) DO NOTHING', key)
@@ -197,7 +200,15 @@ def _read_rows(
         return b"", ()
     reader = _TableReader(connection)
     with _reading(connection):
-        for table in tables:
+        locks = {
+            oid: bytes(lock)
+            for oid, lock in connection.execute(LOCKS_QUERY, ([table.oid for table in tables],)).fetchall()
+        }
+    with _reading(connection):
+        # Before the first query, which decides what state the transaction sees: of a table that somebody rewrites then
+        # it would see nothing.
+        locked = [table for table in tables if table.oid in locks and reader.lock(table, locks[table.oid])]
+        for table in locked:
             reader.read(table)
     kind, reasons = LeftOutKind.EXTENSION_ROWS, reader.reasons
     left_out = tuple(
@@ -239,6 +250,18 @@ class _TableReader:
         self.rows: dict[int, _CompressedRows] = {}
         self.reasons: dict[int, str] = {}
         self._connection, self._left = connection, SCRIPT_BYTES_MAX - HEADER_BYTES_MAX
+
+    def lock(self, table: MarkedTable, statement: bytes) -> bool:
+        """Lock a table for the session's transaction; return whether that could be done. Raises as `read`."""
+        try:
+            with self._connection.transaction():
+                self._connection.execute(statement)
+        except psycopg.Error as error:
+            if self._connection.broken:
+                raise
+            self.reasons[table.oid] = shorten_message(error)
+            return False
+        return True
 
     def read(self, table: MarkedTable) -> None:
         """Read a table, in the session's transaction; raise psycopg.Error if the session is lost."""
@@ -287,11 +310,10 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
     if statements is None:
         # It has no columns, or no extension any more.
         return _CompressedRows(0, 0, b"")
-    lock, is_same, begin, end, copy_rows = map(bytes, statements)
+    is_same, begin, end, copy_rows = map(bytes, statements)
     # A query runs what its owner has made: casts and operators of the condition, indexes.
     if table.has_condition and not table.is_trusted:
         raise _UnfitTableError("its extension has only some of its rows dumped, and an owner is no superuser")
-    connection.execute(lock)
     if connection.execute(is_same).fetchone() != (True,):
         raise _UnfitTableError("another table has its name since the cut")
     # Of a table that references itself, one statement may have a row before that which it needs.
@@ -345,6 +367,9 @@ def _divide(script: bytes) -> ExtensionsOfShard:
     document: ExtensionRows = from_json(first.removeprefix(COMMENT), ExtensionRows)
     if sum(table.size for table in document.tables) != len(statements):
         raise ValueError("its first line says another size")
+    if b"\0" in statements:
+        # The server would not see what follows it.
+        raise ValueError("it has a byte that no statement has")
     tables, begin = list[ConfigurationRows](), 0
     for table in document.tables:
         tables.append(ConfigurationRows(table, statements[begin : begin + table.size]))

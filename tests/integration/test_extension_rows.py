@@ -6,7 +6,9 @@ prints it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -305,6 +307,22 @@ def test_reading_runs_no_code_of_a_tables_owner(runs: Runs) -> None:
     assert body
     assert [one.name for one in left_out] == ["kept.kind"]
     assert "an owner is no superuser" in left_out[0].why
+
+
+def test_a_table_that_is_being_rewritten_is_waited_for(runs: Runs) -> None:
+    """A state from before the end of TRUNCATE would show it empty. LOCK needs no state."""
+    (node,) = runs.fleet.nodes
+    with psycopg.connect(node.dsn) as other, connect(node) as connection, ThreadPoolExecutor(1) as threads:
+        other.execute("TRUNCATE kept.loose")
+        other.execute("INSERT INTO kept.loose VALUES ('new')")
+        reading = threads.submit(_read_rows, node, connection, rules=GroupRules())
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        while ask(runs.fleet, waiting) == [(0,)]:
+            time.sleep(0.02)
+        other.commit()
+        body, left_out = reading.result()
+    assert left_out == ()
+    assert b"\n('new')" in zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True).read()
 
 
 def test_parts_of_a_restore_say_that_they_bring_no_rows_of_extensions(runs: Runs, there: Fleet) -> None:

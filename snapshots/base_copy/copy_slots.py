@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 
 from fleet.config import Fleet, Node
@@ -31,41 +31,43 @@ def export_snapshots(
     """
     progress.step("slots", total=len(nodes), unit="nodes")
     abandoned = threading.Event()
-
+    futures: list[Future[None]] = []
+    made: dict[str, ExportedSlot] = {}
     problems: list[BaseException] = []
 
-    def create(node: Node) -> ExportedSlot:
+    def create(node: Node) -> None:
         try:
-            slot = create_exported_slot(node, fleet.node(node.shard), name, wait_seconds, progress, abandoned)
-        except BaseException as error:
+            primary = fleet.node(node.shard)
+            made[node.id] = create_exported_slot(node, primary, name, wait_seconds, progress, abandoned)
+            progress.advance(1)
+            progress.reached(CrashPoint.SLOT_MADE, node=node.id)
+        except BaseException as error:  # noqa: BLE001  # raised below, once all have ended
             # At once: the others may wait for long, and then give up for a reason that matters less.
             problems.append(error)
             abandoned.set()
-            raise
-        progress.advance(1)
-        progress.reached(CrashPoint.SLOT_MADE, node=node.id)
-        return slot
 
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(nodes)) as threads:
-        futures = {node.id: threads.submit(create, node) for node in nodes}
-        for future in futures.values():
-            # Of all, also where an interrupt ends the wait for one that is made all the same.
-            stack.callback(_close_made, future)
-        slots: dict[str, ExportedSlot] = {}
-        for node, future in futures.items():
-            try:
-                slots[node] = future.result()
-            except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
-                problems.append(error)
-                abandoned.set()
+        stack.callback(_close_made, futures, made)
+        try:
+            # An interrupt leaves those that have begun.
+            for node in nodes:
+                futures.append(threads.submit(create, node))
+            # Not their results: an interrupt may be handled as late as one of them has failed, and matters more.
+            wait(futures)
+        except BaseException:
+            # The executor waits for all that have begun.
+            abandoned.set()
+            raise
         if problems:
             raise problems[0]
-        yield slots
+        yield {node.id: made[node.id] for node in nodes}
 
 
-def _close_made(future: Future[ExportedSlot]) -> None:
-    if future.exception() is None:
-        future.result().connection.close()
+def _close_made(futures: Sequence[Future[None]], made: Mapping[str, ExportedSlot]) -> None:
+    # Another interrupt may have ended the executor's wait for one that is made all the same.
+    wait(futures)
+    for slot in made.values():
+        slot.connection.close()
 
 
 def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fingerprints: Mapping[str, str]) -> None:

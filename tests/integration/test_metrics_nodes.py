@@ -273,8 +273,8 @@ def test_an_interrupted_command_leaves_metrics_behind(runs: Runs, tmp_path: Path
             assert process.stderr is not None
             until(lambda: any(len(slots_of(node.dsn)) > 1 for node in runs.fleet.nodes))
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=SECONDS_MAX)
-    assert process.returncode == 8
+            _, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 8, errors
     found = metrics_of(file)
     assert of(catalog.COMMAND_CODE, found) == {"create": 8}
     assert of(catalog.LAST_CODE, found)["full"] == 8

@@ -373,8 +373,8 @@ def left_rows(plan: RestorePlan) -> list[str]:
     if request.is_with_all_rows:
         return of_extensions
     counts = count_by_node(plan.chain.full)
-    kept = " but those of extensions' tables" if plan.chain.last.extension_rows else ""
-    rows = [f"all rows{kept}, and the values of all sequences"] if request.scope.schema_only else []
+    kept = " but those of extensions" if plan.chain.last.extension_rows else ""
+    rows = [f"all rows, and the values of all sequences{kept}"] if request.scope.schema_only else []
     if request.is_partial:
         for shard in plan.sources:
             if others := sorted(one.name for one in plan.chain.groups(shard) if not request.chooses(one)):

@@ -8,8 +8,10 @@ small: a table with more than BYTES_MAX of statements is left out, by name.
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +26,6 @@ import zstandard
 from fleet.config import GroupRules, Node
 from fleet.nodes.connections import refuse_views
 from fleet.nodes.encodings import RAW, fetch_texts
-from fleet.nodes.relation_locks import bound_lock_waits
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.record import from_json, to_builtins
@@ -46,8 +47,7 @@ BYTES_MAX = 16 << 20
 SCRIPT_BYTES_MAX, HEADER_BYTES_MAX = 256 << 20, 16 << 20
 ROWS_AT_ONCE = 500
 COMMENT = b"-- "
-# For each table.
-LOCK_SECONDS_MAX = 10
+PAUSE_SECONDS, LOCK_SECONDS_MAX = 0.1, 10
 # No partitioned tables, as pg_dump: their partitions may be marked.
 MARKED_QUERY = f"""
 SELECT c.relkind = 'S', c.oid::bigint, e.extname, n.nspname, c.relname, {TABLE_NAME},
@@ -59,7 +59,7 @@ SELECT c.relkind = 'S', c.oid::bigint, e.extname, n.nspname, c.relname, {TABLE_N
  WHERE c.relkind IN ('r', 'S') ORDER BY e.extname, m.place
 """
 LOCKS_QUERY = """
-SELECT c.oid::bigint, textsend(format('LOCK TABLE ONLY %%I.%%I IN ACCESS SHARE MODE', n.nspname, c.relname))
+SELECT c.oid::bigint, textsend(format('LOCK TABLE ONLY %%I.%%I IN ACCESS SHARE MODE NOWAIT', n.nspname, c.relname))
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[])
 """
 # For one table: whether its name is still its own, the beginning and the end of its INSERT
@@ -104,12 +104,25 @@ SELECT textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid))
 """
 
 
+# What the statements are made of, as format() quotes names and COPY values. A byte 0 would end a message to the server.
+NAME = rb'(?:"(?:[^"\0]++|"")*+"|[a-z_\x80-\xff][a-z0-9_$\x80-\xff]*+)'
+VALUE = rb"(?:'(?:[^'\0]++|'')*+'|NULL)"
+NAMES = NAME + rb"(?:, " + NAME + rb")*+"
+SET = NAME + rb" = EXCLUDED\." + NAME
+INSERT = re.compile(rb"INSERT INTO " + NAME + rb"\." + NAME + rb" \(" + NAMES + rb"\) OVERRIDING SYSTEM VALUE VALUES\n")
+ROW = re.compile(rb"\(" + VALUE + rb"(?:," + VALUE + rb")*+\)(?:,\n)?+")
+CONFLICT = re.compile(
+    rb"(?:\nON CONFLICT \(" + NAMES + rb"\) DO (?:NOTHING|UPDATE SET " + SET + rb"(?:, " + SET + rb")*+))?+;\n"
+)
+ENDS = re.compile(rb"\)[,;]\n")
+
+
 class _TooManyError(Exception):
     """A table has more than is stored."""
 
 
 class _UnfitTableError(Exception):
-    """A table was renamed or replaced after the cut, or reading it might run code of its owner."""
+    """A table was renamed or replaced after the cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +171,7 @@ class ExtensionsOfShard:
     def rows(self) -> dict[str, list[bytes]]:
         """The lines of each table, sorted: COPY prints rows in no order, and they are divided into statements."""
         return {
-            table_name(one.table.schema, one.table.name): sorted(one.statements.replace(b"),\n(", b")\n(").splitlines())
+            table_name(one.table.schema, one.table.name): sorted(ENDS.sub(b")\n", one.statements).splitlines())
             for one in self.tables
         }
 
@@ -199,17 +212,7 @@ def _read_rows(
     if not tables:
         return b"", ()
     reader = _TableReader(connection)
-    with _reading(connection):
-        locks = {
-            oid: bytes(lock)
-            for oid, lock in connection.execute(LOCKS_QUERY, ([table.oid for table in tables],)).fetchall()
-        }
-    with _reading(connection):
-        # Before the first query, which decides what state the transaction sees: of a table that somebody rewrites then
-        # it would see nothing.
-        locked = [table for table in tables if table.oid in locks and reader.lock(table, locks[table.oid])]
-        for table in locked:
-            reader.read(table)
+    reader.read_all(tables)
     kind, reasons = LeftOutKind.EXTENSION_ROWS, reader.reasons
     left_out = tuple(
         LeftOut(node.id, kind, table.label, WHY[kind].format(reasons[table.oid]))
@@ -235,7 +238,6 @@ def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         refuse_views(connection)
-        bound_lock_waits(connection, LOCK_SECONDS_MAX)
         connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
         yield
 
@@ -251,11 +253,51 @@ class _TableReader:
         self.reasons: dict[int, str] = {}
         self._connection, self._left = connection, SCRIPT_BYTES_MAX - HEADER_BYTES_MAX
 
-    def lock(self, table: MarkedTable, statement: bytes) -> bool:
-        """Lock a table for the session's transaction; return whether that could be done. Raises as `read`."""
+    def read_all(self, tables: Iterable[MarkedTable]) -> None:
+        """Read the tables in one transaction; raise psycopg.Error if the session is lost.
+
+        Those that others have locked are tried again for LOCK_SECONDS_MAX, while none is held: somebody who has one
+        and wants another would wait for this session, which waits for him.
+        """
+        chosen = list[MarkedTable]()
+        for table in tables:
+            # A query runs what its owner has made: casts and operators of the condition, indexes.
+            if table.has_condition and not table.is_trusted:
+                self.reasons[table.oid] = "its extension has only some of its rows dumped, and an owner is no superuser"
+            else:
+                chosen.append(table)
+        with _reading(self._connection):
+            found = self._connection.execute(LOCKS_QUERY, ([table.oid for table in chosen],)).fetchall()
+        locks = {oid: bytes(lock) for oid, lock in found}
+        # One that is not there was dropped after the cut.
+        chosen = [table for table in chosen if table.oid in locks]
+        pause, ends_at = PAUSE_SECONDS, time.monotonic() + LOCK_SECONDS_MAX
+        while not self._try_all(chosen, locks, is_last=time.monotonic() > ends_at):
+            time.sleep(pause)
+            pause *= 2
+
+    def _try_all(self, tables: Iterable[MarkedTable], locks: Mapping[int, bytes], *, is_last: bool) -> bool:
+        """Read the tables unless some are locked; the last time the others."""
+        with _reading(self._connection):
+            # Before the first query, which decides what state the transaction sees: of a table that somebody rewrites
+            # then it would see nothing.
+            locked = [table for table in tables if self._lock(table, locks[table.oid])]
+            busy = [table for table in tables if table not in locked and table.oid not in self.reasons]
+            if busy and not is_last:
+                return False
+            for table in locked:
+                self._read(table)
+        for table in busy:
+            self.reasons[table.oid] = f"others had locked it for {LOCK_SECONDS_MAX} s"
+        return True
+
+    def _lock(self, table: MarkedTable, statement: bytes) -> bool:
+        """Lock a table for the session's transaction; return whether that could be done."""
         try:
             with self._connection.transaction():
                 self._connection.execute(statement)
+        except psycopg.errors.LockNotAvailable:
+            return False
         except psycopg.Error as error:
             if self._connection.broken:
                 raise
@@ -263,13 +305,14 @@ class _TableReader:
             return False
         return True
 
-    def read(self, table: MarkedTable) -> None:
-        """Read a table, in the session's transaction; raise psycopg.Error if the session is lost."""
+    def _read(self, table: MarkedTable) -> None:
         try:
             with self._connection.transaction():
                 rows = _compress_rows(self._connection, table, min(BYTES_MAX, self._left))
         except _TooManyError:
-            self.reasons[table.oid] = f"more than {BYTES_MAX >> 20} MiB"
+            limit = f"more than {BYTES_MAX >> 20} MiB"
+            full = f"more than {SCRIPT_BYTES_MAX - HEADER_BYTES_MAX >> 20} MiB with the shard's other tables"
+            self.reasons[table.oid] = limit if self._left >= BYTES_MAX else full
         except _UnfitTableError as error:
             self.reasons[table.oid] = str(error)
         except psycopg.Error as error:
@@ -311,9 +354,6 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
         # It has no columns, or no extension any more.
         return _CompressedRows(0, 0, b"")
     is_same, begin, end, copy_rows = map(bytes, statements)
-    # A query runs what its owner has made: casts and operators of the condition, indexes.
-    if table.has_condition and not table.is_trusted:
-        raise _UnfitTableError("its extension has only some of its rows dumped, and an owner is no superuser")
     if connection.execute(is_same).fetchone() != (True,):
         raise _UnfitTableError("another table has its name since the cut")
     # Of a table that references itself, one statement may have a row before that which it needs.
@@ -367,11 +407,25 @@ def _divide(script: bytes) -> ExtensionsOfShard:
     document: ExtensionRows = from_json(first.removeprefix(COMMENT), ExtensionRows)
     if sum(table.size for table in document.tables) != len(statements):
         raise ValueError("its first line says another size")
-    if b"\0" in statements:
-        # The server would not see what follows it.
-        raise ValueError("it has a byte that no statement has")
     tables, begin = list[ConfigurationRows](), 0
     for table in document.tables:
-        tables.append(ConfigurationRows(table, statements[begin : begin + table.size]))
-        begin += table.size
+        end = begin + table.size
+        if not _is_inserts(statements, begin, end):
+            raise ValueError(f"the statements of {table_name(table.schema, table.name)} are not as Cutline writes them")
+        tables.append(ConfigurationRows(table, statements[begin:end]))
+        begin = end
     return ExtensionsOfShard(tuple(tables), document.sequences)
+
+
+def _is_inserts(statements: bytes, begin: int, end: int) -> bool:
+    """Whether these are the INSERT statements of constants that STATEMENTS_QUERY makes, and nothing else."""
+    while begin < end:
+        if (match := INSERT.match(statements, begin, end)) is None:
+            return False
+        begin = match.end()
+        while match := ROW.match(statements, begin, end):
+            begin = match.end()
+        if (match := CONFLICT.match(statements, begin, end)) is None:
+            return False
+        begin = match.end()
+    return True

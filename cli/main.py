@@ -36,6 +36,7 @@ from cli.output.context import (
 from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, UNWRITTEN, USAGE
 from cli.output.failure import failure_of, naming_fleet, report
 from cli.output.format import printable
+from cli.output.late_signals import NUDGE, nudge_until_handled
 from cli.output.results import write_document
 from cli.output.stopping import begin_stopping
 from cli.output.streams import secure_streams, unwritten
@@ -47,6 +48,8 @@ from storage.waits import listening
 PROGRAM = "snapshot"
 # The signals that ended the command, other than Ctrl-C.
 _signals: list[int] = []
+# A nudge raises an interrupt that was lost.
+INTERRUPTING = (signal.SIGINT, signal.SIGTERM, NUDGE)
 # timeout(1) sends its signal to the command and to the command's group: what follows the first so soon is the same.
 # Ctrl-C that is pressed again and again interrupts once a second.
 SAME_SECONDS = 1.0
@@ -278,6 +281,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Else it is ignored, as whoever started this process wants it.
         signal.signal(signal.SIGINT, _interrupt)
+    nudge_until_handled()
     find_starter()
     arguments = sys.argv[1:]
     try:
@@ -289,7 +293,7 @@ def main() -> None:
         sys.stderr.write(f"error: the command has ended, but its result could not be written to stdout: {why}\n")
         code = code or UNWRITTEN
     # The result is written: nothing changes the exit code any more.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in INTERRUPTING:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
@@ -299,7 +303,7 @@ def _no_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread is interrupted, and may say what a signal does
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in INTERRUPTING}
     try:
         yield
     finally:

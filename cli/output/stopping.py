@@ -11,10 +11,27 @@ from storage.waits import hurry, stop_hurrying
 if TYPE_CHECKING:
     from snapshots.records.operation_records import CancelRequest
 
+
+class _Flag:
+    """As threading.Event, without its lock: a signal's handler that interrupts another would wait for it for ever."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
 _requests: list[CancelRequest] = []
-_is_stopping = threading.Event()
+_is_stopping = _Flag()
 # Whether stop_process has sent a signal that has not been handled yet; whether one came from elsewhere.
-_is_sent, _is_signalled = threading.Event(), threading.Event()
+_is_sent, _is_signalled = _Flag(), _Flag()
 
 
 def begin_stopping() -> bool:

@@ -52,6 +52,29 @@ def stand_in(context: typer.Context, how: str) -> None:
         import time
         sys.stderr.write("waiting\\n"); sys.stderr.flush()
         time.sleep(60)
+    if how == "waited":
+        import _thread, signal, threading
+        # As a signal that comes just before the wait, it does not end that.
+        threading.Timer(0.3, _thread.interrupt_main, [signal.SIGTERM]).start()
+        threading.Event().wait(20)
+    if how == "finalized":
+        import os, signal, time
+        class Finalized:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0)
+        one = Finalized()
+        del one
+        time.sleep(20)
+    if how == "nested":
+        import os, signal, time
+        def signal_again(frame, event, argument):
+            # The handler has a lock.
+            if frame.f_code.co_name == "notify_all":
+                os.kill(os.getpid(), signal.SIGTERM)
+        sys.settrace(signal_again)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(20)
     if how == "twice":
         import os, signal, time
         try:
@@ -228,6 +251,15 @@ def test_a_signal_ends_the_command_with_its_code(number: signal.Signals, code: i
         process.communicate(timeout=20)
         assert process.returncode == code
         assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("how", ["waited", "finalized", "nested"])
+def test_a_signal_is_never_late_or_lost(how: str) -> None:
+    """It comes just before the command waits for a lock, in a finalizer, or while another is handled."""
+    began = time.monotonic()
+    done = run_stand_in(how)
+    assert (done.returncode, done.stderr) == (8, "error: stopped by SIGTERM\n"), done
+    assert time.monotonic() - began < 15
 
 
 def test_a_signal_that_comes_twice_at_once_interrupts_once() -> None:

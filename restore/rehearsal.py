@@ -38,8 +38,8 @@ IN_ONE_DATABASE = (
 )
 # Nobody can grant them in a database that the restore is to make.
 WITHOUT_ROWS = (
-    "a superuser can add rows of extensions' tables later: restore without them, then let one run the file of refused"
-    " statements"
+    "a superuser can add rows of extensions' tables later: restore without them, change user to a superuser in the"
+    " \\connect lines of the file of refused statements, and run it"
 )
 NAMED_MAX = 5
 

@@ -49,7 +49,8 @@ class RefusedStatement:
 
     `statement` is the one that was refused, for people. `script` has all statements of the object's entry: none had an
     effect, or they are grants, which may be repeated. It is raw text (fleet.nodes.encodings), and only for the file of
-    such statements, as passwords may be in it. `access` is the database's connection string without passwords.
+    such statements, as passwords may be in it. `settings` are statements that it and those after it need before it, if
+    they change. `access` is the database's connection string without passwords.
     `counted` is what people read in the place of many of a kind.
     """
 
@@ -61,12 +62,13 @@ class RefusedStatement:
     statement: str = ""
     needs: str = ""
     script: str = field(default="", repr=False)
+    settings: str = field(default="", repr=False)
     access: str = field(default="", repr=False)
     counted: str = field(default="", repr=False)
 
     def document(self) -> dict[str, Any]:
         """The refusal for JSON."""
-        hidden = ("script", "access", "counted")
+        hidden = ("script", "settings", "access", "counted")
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
     def text(self) -> str:
@@ -146,9 +148,11 @@ def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[Refus
         shown = without_options(entry.kind, show_name(one.statement or entry.statements).strip())
         before, settings = settings, session_settings(entry)
         after = AFTER_EXTENSION if entry.kind == EXTENSION else ""
-        script = f"{settings if settings != before else ''}{entry.statements.strip()}\n{after}"
+        script = f"{entry.statements.strip()}\n{after}"
+        changed = settings if settings != before else ""
         names = (target.node.id, target.database, one.label)
-        refusal = RefusedStatement(*names, one.section, one.reason, shown, one.needs, script, access_to(target))
+        texts = (one.section, one.reason, shown, one.needs, script, changed)
+        refusal = RefusedStatement(*names, *texts, access_to(target))
         if entry.kind == PRIVILEGES and entry.schema:
             refusal = replace(refusal, counted=f"objects in schema {show_name(entry.schema)} on {target.node.id}")
         described.append(refusal)

@@ -29,13 +29,12 @@ from cli.report.terminal import timeline_levels, timeline_of
 from cli.views.recovery import plan_lines, transaction_lines
 from fleet.config import Fleet
 from fleet.nodes.baseline import NodeIdentity
-from fleet.nodes.encodings import UTF8, raw_text
+from fleet.nodes.encodings import UTF8
 from fleet.record import to_builtins
 from fleet.tables.names import table_name
 from restore.ddl.database_ddl import database_statements
 from restore.ddl.extension_rows import set_statement
 from restore.ddl.server_roles import server_statements
-from restore.ddl.statements import has_commands_of_psql
 from restore.targets.database_records import without_record
 from snapshots.globals.extension_rows import ConfigurationRows, read_extension_rows
 from snapshots.globals.server_globals_object import read_stored_globals
@@ -58,7 +57,10 @@ if TYPE_CHECKING:
 
 SCHEMA = "cutline/show/1"
 # A name or a constant of a statement.
-QUOTED = re.compile(r"""E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*\"""", re.DOTALL)
+# Possessive: a constant may have many megabytes, and a group that may be given back keeps all of its repetitions.
+QUOTED = re.compile(r"""E'(?:[^'\\]++|\\.|'')*+'|'(?:[^']++|'')*+'|"(?:[^"]++|"")*+\"""", re.DOTALL)
+# Without it a backslash in a constant could end it, by a setting of the database, and psql run what follows.
+CONFORMING = "SET standard_conforming_strings = on;"
 CUT_TITLES = (
     "increment", "cut made", "took", "cut", "changes", "transactions", "global", "in flight", "size", "positions",
 )  # fmt: skip
@@ -146,7 +148,11 @@ def statement_lines(found: list[dict[str, Any]]) -> list[str]:
         if one["extension_rows"]:
             what = f"-- {node}: rows of extensions' tables in database {shortened(one['database'])}"
             # Line ends within constants are escaped, those between rows stay.
-            lines += [what, *(line for rows in one["extension_rows"] for line in script_line(rows).split("\n"))]
+            lines += [
+                what,
+                CONFORMING,
+                *(line for rows in one["extension_rows"] for line in script_line(rows).split("\n")),
+            ]
     return lines or ["-- no commit says what belongs to the servers and databases themselves"]
 
 
@@ -162,11 +168,12 @@ def _extension_statements(store: ObjectStore, chain: Chain, identity: NodeIdenti
 def _rows_statement(rows: ConfigurationRows, encoding: str) -> str:
     """The statements of a table as text, if they are UTF-8, as every output is."""
     name = table_name(rows.table.schema, rows.table.name)
-    if has_commands_of_psql(raw_text(rows.statements)):
-        return f"-- left out: {name}: it has more than SQL; see: snapshot check"
     if encoding == UTF8 or rows.statements.isascii():
         return rows.statements.decode(errors="backslashreplace").rstrip()
-    return f"-- left out: {name}: its rows are in {encoding}; a restore's file of refused statements has them"
+    # A comment is one line.
+    return (
+        f"-- left out: {printable(name)}: its rows are in {encoding}; a restore's file of refused statements has them"
+    )
 
 
 def script_line(statement: str) -> str:

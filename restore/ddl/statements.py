@@ -14,10 +14,14 @@ from typing import NamedTuple
 # Words matter only where they open or close a routine's body.
 TOKEN = re.compile(
     r"""
-      # A doubled quote within quotes is read as two adjacent strings.
-      (?P<skipped> --[^\n]* | [eE]'(?:[^'\\]|\\.)*(?:'|\Z) | '[^']*(?:'|\Z) | "[^"]*(?:"|\Z) )
+      (?P<line> --[^\n\r]* )
+      # A doubled quote within quotes is read as two adjacent strings, but where a backslash is an escape.
+    | (?P<quoted> (?: [eE]'(?:[^'\\]++|\\.|'')*+ | '[^']* ) (?: ' | (?P<open>\\?\Z) )
+      | "[^"]*(?: " | (?P<open_name>\Z) ) )
     | (?P<comment> /\* )
     | \$(?P<tag> (?:[A-Za-z_\x80-\U0010ffff][A-Za-z_0-9\x80-\U0010ffff]*)? )\$
+      # With letters the server refuses it, and psql is at odds with itself: such an E begins no constant.
+    | (?P<number> \.?[0-9][A-Za-z_0-9.$\x80-\U0010ffff]* )
     | (?P<word> [A-Za-z_\x80-\U0010ffff][A-Za-z_0-9$\x80-\U0010ffff]* )
     | (?P<mark> [();] )
     """,
@@ -26,7 +30,9 @@ TOKEN = re.compile(
 COMMENT_MARK = re.compile(r"/\*|\*/")
 ROUTINE = re.compile(r"\s*create\s+(?:or\s+replace\s+)?(?:function|procedure)\b", re.IGNORECASE)
 # The comments that pg_dump writes before a statement.
-COMMENT_LINES = re.compile(r"\A(?:\s*--[^\n]*\n)*")
+COMMENT_LINES = re.compile(r"\A(?:\s*--[^\n\r]*[\n\r])*")
+# A quote belongs to the letter before it.
+QUOTE_PREFIXES = ("b", "n", "x")
 
 
 class Statement(NamedTuple):
@@ -50,12 +56,51 @@ def _statement(text: str) -> Statement:
     return Statement(text, COMMENT_LINES.sub("", text).strip())
 
 
+class _Token(NamedTuple):
+    """A part of a script, up to the offset `end`; `is_statement_end`: the semicolon after a statement."""
+
+    match: re.Match[str]
+    end: int
+    is_statement_end: bool
+
+
 def statement_ends(script: str) -> Iterator[int]:
     """Yield the offset after the semicolon of every statement."""
+    return (token.end for token in _tokens(script) if token.is_statement_end)
+
+
+def is_statements_alone(script: str) -> bool:
+    """Whether psql would send all of the script to the server, and nothing of what follows it in a file with it.
+
+    No SQL has a backslash outside of quotes: by it psql runs commands. COPY FROM STDIN would take the lines after it.
+    """
+    offset, is_ended = 0, True
+    # The token before that is no comment, and where it ends.
+    before, before_end = "", -1
+    for match, end, is_statement_end in _tokens(script):
+        between = script[offset : match.start()]
+        is_open = match["open"] is not None or match["open_name"] is not None or end > len(script)
+        is_joined = match["quoted"] is not None and match.start() == before_end
+        is_copy = (match["word"] or "").lower() == "copy" and before in ("", ";")
+        if "\\" in between or is_open or is_joined or is_copy:
+            return False
+        offset = end
+        if match["line"] is not None or match["comment"] is not None:
+            is_ended = is_ended and not between.strip()
+            continue
+        is_ended = is_statement_end
+        before = match[0].lower()
+        is_word = (match["word"] or match["number"]) is not None and before not in QUOTE_PREFIXES
+        before_end = end if is_word else -1
+    return is_ended and not script[offset:].strip()
+
+
+def _tokens(script: str) -> Iterator[_Token]:
+    """Yield what matters of a script; the end of what is not closed is behind the script's."""
     offset, parentheses, bodies = 0, 0, 0
     is_routine: bool | None = None
     while token := TOKEN.search(script, offset):
-        offset = token.end()
+        offset, is_end = token.end(), False
         if token["comment"]:
             offset = _comment_end(script, offset)
         elif token["tag"] is not None:
@@ -67,23 +112,9 @@ def statement_ends(script: str) -> Iterator[int]:
                 bodies += _depth_change(word.lower(), bodies)
         elif mark := token["mark"]:
             parentheses = max(parentheses + {"(": 1, ")": -1, ";": 0}[mark], 0)
-            if mark == ";" and parentheses == 0 and bodies == 0:
-                yield offset
-                is_routine = None
-
-
-def has_commands_of_psql(script: str) -> bool:
-    """Whether psql would take a part of it for a command of its own: no SQL has a backslash outside of quotes."""
-    offset = 0
-    while token := TOKEN.search(script, offset):
-        if "\\" in script[offset : token.start()]:
-            return True
-        offset = token.end()
-        if token["comment"]:
-            offset = _comment_end(script, offset)
-        elif token["tag"] is not None:
-            offset = _quote_end(script, offset, token[0])
-    return "\\" in script[offset:]
+            is_end = mark == ";" and parentheses == 0 and bodies == 0
+            is_routine = None if is_end else is_routine
+        yield _Token(token, offset, is_end)
 
 
 def _depth_change(word: str, bodies: int) -> int:
@@ -99,12 +130,12 @@ def _comment_end(script: str, offset: int) -> int:
     while depth and (mark := COMMENT_MARK.search(script, offset)):
         depth += 1 if mark[0] == "/*" else -1
         offset = mark.end()
-    return offset if depth == 0 else len(script)
+    return offset if depth == 0 else len(script) + 1
 
 
 def _quote_end(script: str, offset: int, quote: str) -> int:
     end = script.find(quote, offset)
-    return end + len(quote) if end >= 0 else len(script)
+    return end + len(quote) if end >= 0 else len(script) + 1
 
 
 def literal(text: str) -> str:

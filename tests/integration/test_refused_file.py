@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cli.output.refused_statements import write_refused
 from embedded.fleet import EmbeddedFleet
@@ -103,11 +104,12 @@ def two(source: Node) -> Iterator[list[Node]]:
         execute(maintenance.dsn, f"DROP DATABASE IF EXISTS {quoted} WITH (FORCE)")
 
 
-def refused_rows(node: Node) -> list[RefusedStatement]:
-    """What is written of a node whose rows were refused: they say whose they are."""
+def refused_rows(node: Node, *before: str) -> list[RefusedStatement]:
+    """What is written of a node whose rows were refused, after entries `before`: they say whose they are."""
     insert = f"INSERT INTO public.job VALUES (1, '{node.id}') ON CONFLICT (id) DO UPDATE SET v = EXCLUDED.v;\n"
-    entry = DdlEntry(1, "TABLE DATA", "public", "job", insert)
-    return describe_refusals(target_of(node.id, node, (), "0" * 32), [Refusal(entry, PRE_DATA, "no", insert)])
+    entries = [DdlEntry(number, "TABLE DATA", "public", "job", text) for number, text in enumerate([*before, insert])]
+    refusals = [Refusal(one, PRE_DATA, "no", one.statements) for one in entries]
+    return describe_refusals(target_of(node.id, node, (), "0" * 32), refusals)
 
 
 def rows_of(node: Node) -> list[str]:
@@ -124,8 +126,8 @@ def test_statements_of_each_node_run_in_its_database_alone(two: list[Node], tmp_
     path, line = write_refused("all", [*refused_rows(two[0]), *refused_rows(two[1])], tmp_path, is_published=True)
     # As the line has it, and from any other database.
     words = shlex.split(line.partition("then run: ")[2])
-    assert words[:2] == ["psql", f"--file={path}"]
-    for access in (words[2], two[1].dsn, with_database(two[0], "postgres").dsn):
+    assert words[:3] == ["psql", "--set=ON_ERROR_STOP=1", f"--file={path}"]
+    for access in (words[3], two[1].dsn, with_database(two[0], "postgres").dsn):
         done = run_psql(f"--file={path}", "--dbname", access)
         assert (done.returncode, done.stderr) == (0, ""), done
         assert [rows_of(node) for node in two] == [["s1"], ["s2"]]
@@ -150,3 +152,73 @@ def test_before_the_databases_have_their_names_nothing_runs(two: list[Node], tmp
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert rows_of(two[0]) == []
     assert "INSERT INTO public.job VALUES (1, 's1')" in Path(path or "").read_text()
+
+
+# By each of them psql takes the line that begins with a backslash for its own, in one way of reading SQL or another.
+COMMAND = "\\! touch {marker}"
+HOSTILE = {
+    "comment": (f"SELECT 1;-- x\r{COMMAND}",),
+    "two entries": ("SELECT '", f"SELECT '\n{COMMAND}\n'"),
+    "copy": (f"CREATE TEMP TABLE x (a text); COPY x FROM STDIN;\nSELECT '\n\\.\n{COMMAND}\n';",),
+    "setting": (f"SET standard_conforming_strings = off;\nSELECT '\\'' ;\n{COMMAND}\n--';",),
+    "variable": (f"DO $$ BEGIN RAISE EXCEPTION '{COMMAND}'; END $$;\n:LAST_ERROR_MESSAGE\n;",),
+    "number": (f"SELECT 1E'\\';\n{COMMAND}\n--';",),
+}
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_no_statement_runs_a_program(
+    two: list[Node],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_checked: bool,  # noqa: FBT001
+) -> None:
+    """Whoever can write to a store that is not encrypted chooses the statements. psql's restrict mode is enough."""
+    if not is_checked:
+        monkeypatch.setattr("cli.output.refused_statements.is_statements_alone", lambda _: True)
+    for name, entries in HOSTILE.items():
+        marker = tmp_path / name.replace(" ", "_")
+        refused = refused_rows(two[0], *(one.format(marker=marker) for one in entries))
+        path, _ = write_refused(name, [*refused, *refused_rows(two[1])], tmp_path, is_published=True)
+        run_psql(f"--file={path}", "--dbname", two[0].dsn)
+        assert not marker.exists(), name
+        if is_checked:
+            # Without the statements that were left out, the others ran.
+            assert [rows_of(node) for node in two] == [["s1"], ["s2"]], name
+        else:
+            # Without it each does run one.
+            script = Path(path or "").read_bytes().split(b"\n")
+            kept = [line for line in script if not line.startswith((b"\\restrict", b"\\unrestrict"))]
+            Path(path or "").write_bytes(b"\n".join(kept))
+            run_psql(f"--file={path}", "--dbname", two[0].dsn)
+            assert marker.exists(), name
+        for node in two:
+            execute(node.dsn, "TRUNCATE job")
+
+
+def test_psql_without_a_restrict_mode_runs_nothing(two: list[Node], tmp_path: Path) -> None:
+    path, _ = write_refused("old", refused_rows(two[0]), tmp_path, is_published=True)
+    script = Path(path or "")
+    # To it the command is unknown.
+    script.write_text(script.read_text().replace("\\restrict", "\\unknown"))
+    done = run_psql(f"--file={path}", "--dbname", two[0].dsn)
+    assert (done.returncode, rows_of(two[0])) == (3, []), done
+
+
+def test_a_superuser_runs_what_an_ordinary_role_was_refused(two: list[Node], tmp_path: Path) -> None:
+    execute(two[0].dsn, f"ALTER ROLE {ROLE} LOGIN")
+    ordinary = replace(two[0], dsn=make_conninfo(two[0].dsn, user=ROLE))
+    path, line = write_refused("role", refused_rows(ordinary), tmp_path, is_published=True)
+    command = shlex.split(line.partition("then run: ")[2])[1:]
+    # Whoever starts psql.
+    done = run_psql(*command[:-1], two[0].dsn)
+    assert done.returncode == 3, done
+    assert "permission denied for table job" in done.stderr
+    script = Path(path or "")
+    lines = script.read_text().splitlines(keepends=True)
+    (number,) = (number for number, text in enumerate(lines) if "change user in the next line" in text)
+    superuser = conninfo_to_dict(two[0].dsn)["user"]
+    lines[number + 1] = lines[number + 1].replace(f"user={ROLE}", f"user={superuser}")
+    script.write_text("".join(lines))
+    done = run_psql(*command)
+    assert (done.returncode, done.stderr, rows_of(two[0])) == (0, "", ["s1"])

@@ -66,16 +66,46 @@ def test_the_file_of_refused_statements_can_be_run(tmp_path: Path) -> None:
         ("SELECT 1 \\g |touch", False),
         ("SELECT '\\' \\! touch x", False),
         ("SELECT $a$ $b$ $a$\\! touch x $b$", False),
+        ("SELECT 1;-- x\r\\! touch x", False),
+        ("SELECT E'a''\\' \\! touch x';", True),
+        ("SELECT E'\\';\n\\! touch x\n--';", True),
+        ("SELECT 1E'\\';\n\\! touch x\n--';", False),
+        ("SELECT 1.E'\\';\n\\! touch x\n--';", False),
+        ("SELECT B'1', 1e5, date 'today', a[1:2], U&'x', \"E\".\"b\" FROM copy -- it's\n;", True),
+        ("CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT CASE WHEN true THEN 1 END; SELECT 2; END;", True),
+        ("SELECT 1; /* a /* b */ */ -- c", True),
+        ("SELECT 1", False),
+        ("SELECT (1;", False),
+        ("SELECT '", False),
+        ("SELECT E'a\\", False),
+        ('SELECT "', False),
+        ("SELECT $$;", False),
+        ("SELECT 1; /* /* */", False),
+        ("COPY x FROM STDIN;", False),
+        ("SELECT 1; -- a\n/* b */ copy x FROM STDIN;", False),
     ],
 )
-def test_the_file_has_no_commands_of_psql(tmp_path: Path, script: str, is_sql: bool) -> None:  # noqa: FBT001
-    """Who can write to a store that is not encrypted would run programs where the file is run."""
+def test_the_file_has_statements_alone(tmp_path: Path, script: str, is_sql: bool) -> None:  # noqa: FBT001
+    """By more, who can write to a store that is not encrypted would have psql pass over the lines after it."""
     entry = DdlEntry(1, "TABLE DATA", "public", "t", script)
     found = describe_refusals(target_of("s1", NODE, (), "0" * 32), [Refusal(entry, PRE_DATA, "no", script)])
     path, _ = write_refused("operation", found, tmp_path, is_published=True)
     written = Path(path or "").read_text()
     assert (script.strip() in written) == is_sql
-    assert ("-- Left out: it has a backslash outside of quotes" in written) == (not is_sql)
+    assert ("-- Left out: it has more than whole statements" in written) == (not is_sql)
+
+
+def test_settings_of_what_is_left_out_hold_for_what_follows(tmp_path: Path) -> None:
+    entries = [
+        DdlEntry(number, "TABLE", "public", f"t{number}", text, tablespace="fast")
+        for number, text in enumerate(["SELECT '", "CREATE TABLE t1 ();"])
+    ]
+    refused = [Refusal(one, PRE_DATA, "no", "") for one in entries]
+    found = describe_refusals(target_of("s1", NODE, (), "0" * 32), refused)
+    path, _ = write_refused("operation", found, tmp_path, is_published=True)
+    begin, _, end = Path(path or "").read_text().partition("-- Left out")
+    assert 'SET default_tablespace = "fast";' in begin.splitlines()
+    assert "CREATE TABLE t1 ();" in end.splitlines()
 
 
 def test_no_password_of_a_dsn_is_in_the_file_or_in_the_command_that_runs_it(tmp_path: Path) -> None:
@@ -83,7 +113,7 @@ def test_no_password_of_a_dsn_is_in_the_file_or_in_the_command_that_runs_it(tmp_
     assert SECRET not in repr(found)
     path, line = write_refused("operation", found, tmp_path, is_published=True)
     access = "user=restorer dbname=shop host=db1"
-    assert line.endswith(f"; correct them, then run: psql --file={path} '{access}'")
+    assert line.endswith(f"; correct them, then run: psql --set=ON_ERROR_STOP=1 --file={path} '{access}'")
     written = Path(path or "").read_text()
     assert f'\\connect -reuse-previous=off "{access}"\n' in written
     assert SECRET not in written

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from cli.commands.show import lines_of
+import tracemalloc
+
+from cli.commands.show import _rows_statement, lines_of, script_line, statement_lines
 from cli.output.tables import FittingTable
+from snapshots.globals.extension_rows import ConfigurationRows, ExtensionTable
 from snapshots.listing.entry import Entry
 from tests.chains.redefined_chain import BASE, COPIED, build_chain
 from tests.unit.made_commits import memory
@@ -18,3 +21,34 @@ def test_a_table_that_was_altered_has_the_rows_of_its_first_definition() -> None
     expected = {one.table: len(lines) for one, lines in BASE.items() if one.table != "dropped"}
     expected |= {"swapped": len(COPIED["a"][14][1]), "new": len(COPIED["a"][28][1])}
     assert rows == {f"s.{name}": count for name, count in expected.items()}
+
+
+def test_no_line_of_the_script_begins_with_a_command_of_psql() -> None:
+    """Names, constants and comments with line ends stay on one line; only rows have several."""
+    odd = "x\n\\! touch /tmp/x"
+    insert = f"INSERT INTO \"{odd}\" VALUES\n('{odd}'),\n(E'\n\\\\! x');\n".encode()
+    table = ExtensionTable(extension="e", schema="public", name=odd, rows=2, size=9)
+    rows = [
+        _rows_statement(ConfigurationRows(table, statements), encoding)
+        for statements, encoding in ((insert, "UTF8"), (b"INSERT INTO t VALUES\n('\xe9');\n", "LATIN1"))
+    ]
+    found = {"node": "s1", "database": "shop", "globals": [], "with_passwords": False, "statements": []}
+    lines = statement_lines([found | {"extension_rows": rows}])
+    assert lines[1:] == [
+        "SET standard_conforming_strings = on;",
+        'INSERT INTO U&"x\\+00000a\\\\! touch /tmp/x" VALUES',
+        "(E'x\\U0000000a\\\\! touch /tmp/x'),",
+        "(E'\\U0000000a\\\\! x');",
+        r"-- left out: public.x\n\! touch /tmp/x: its rows are in LATIN1;"
+        " a restore's file of refused statements has them",
+    ]
+
+
+def test_a_long_constant_takes_little_memory() -> None:
+    constants = [f"'{'x' * 1_000_000}'", f"'{chr(39) * 1_000_000}'", "E'" + "\\\\x" * 300_000 + "'"]
+    tracemalloc.start()
+    try:
+        assert [script_line(one) for one in constants] == constants
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()

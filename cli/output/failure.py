@@ -1,7 +1,8 @@
 """How an error is reported: its exit code, and its text on stderr or as a JSON document.
 
-Any error that is neither a SnapshotError nor a usage mistake is a bug. Its traceback goes to a file that only its
-owner can read, because the message of an unforeseen error may contain secrets.
+Any error that is neither a SnapshotError nor a usage mistake is a bug, unless the machine lacked memory or open files.
+Its traceback goes to a file that only its owner can read, because the message of an unforeseen error may contain
+secrets.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from cli.output.stopping import cancel_request, owner_text
 from cli.output.streams import unwritten
 from storage.errors import RefusedError, SnapshotError, StoppedError, UnreachableError, find_behind, redact
 from storage.open_files import HINT, OpenFilesError, is_used_up
+from storage.process_memory import TooLittleMemoryError, lacks_memory
 
 ERROR_SCHEMA = "cutline/error/1"
 
@@ -55,6 +57,8 @@ def failure_of(error: BaseException) -> CommandFailure:
         return _usage_mistake(error)
     if isinstance(error, typer.Abort):
         return _interrupted(KeyboardInterrupt(), None)
+    if lacks_memory(error):
+        return failure_of(TooLittleMemoryError(str(error)))
     return _bug(error)
 
 

@@ -1,8 +1,8 @@
 """The rows of extensions' configuration tables, as entries of a restore's DDL.
 
-They follow the tables: some name them (regclass). A row of the snapshot replaces one that its extension has made with
-the same key. What the server refuses is a refusal as of any other entry. The sequences that belong to the rows
-are set with all others at the end; as entries they are among the refused statements where their extension is refused.
+They run after the tables are created, because some rows name tables (regclass). A row of the snapshot replaces the
+extension's own row with the same key. The server may refuse an entry like any other. The extensions' sequences are set
+with all others at the end; as entries they are also among the refused statements if their extension is refused.
 """
 
 from __future__ import annotations

@@ -62,10 +62,10 @@ LOCKS_QUERY = """
 SELECT c.oid::bigint, textsend(format('LOCK TABLE ONLY %%I.%%I IN ACCESS SHARE MODE NOWAIT', n.nspname, c.relname))
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[])
 """
-# For one table: whether its name is still its own, the beginning and the end of its INSERT
-# statements, and the COPY that prints the lines between: each is a list of constants. It reads the table alone without
-# its children, and is not planned unless there is a condition. A row of the snapshot replaces one that has its key: the
-# primary one, or another whose columns are NOT NULL.
+# For one table: a query that tells whether its name is still its own, the beginning and the end of its INSERT
+# statements, and the COPY that prints the rows between them as lists of constants. COPY reads the table without its
+# children, and is planned only if there is a condition. A row of the snapshot replaces the row with the same key: the
+# primary key, or another whose columns are NOT NULL.
 STATEMENTS_QUERY = """
 WITH key AS (
   SELECT i.indkey, i.indnkeyatts FROM pg_index i
@@ -234,7 +234,7 @@ def _read_rows(
 
 @contextmanager
 def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A transaction that reads one state of all tables, as the bytes of the server."""
+    """A read-only transaction that sees one state of all tables, and gets the server's own bytes."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         refuse_views(connection)
@@ -256,8 +256,8 @@ class _TableReader:
     def read_all(self, tables: Iterable[MarkedTable]) -> None:
         """Read the tables in one transaction; raise psycopg.Error if the session is lost.
 
-        Those that others have locked are tried again for LOCK_SECONDS_MAX, while none is held: somebody who has one
-        and wants another would wait for this session, which waits for him.
+        Tables that other sessions have locked are tried again for LOCK_SECONDS_MAX. No lock is held meanwhile: a
+        session that needs one of these tables could otherwise deadlock with this one.
         """
         chosen = list[MarkedTable]()
         for table in tables:

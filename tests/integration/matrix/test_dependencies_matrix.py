@@ -17,7 +17,6 @@ from tests.chains.exact_chain import differences
 from tests.commands.snapshot_runs import Runs, dropping_slots, sorted_copies
 from tests.integration.matrix.chains import DATABASE, DDL, Matrix
 from tests.integration.refusing import execute
-from tests.run.soak import draw
 from tests.servers.installed import MAJORS
 from tests.tables.dependencies import SIZES, script_of
 
@@ -75,7 +74,7 @@ def without_name(line: str) -> str:
     return re.sub(r"CONSTRAINT \S+ NOT NULL", "NOT NULL", line)
 
 
-@pytest.mark.parametrize(("source", "target"), draw(PAIRS, 4), ids=str)
+@pytest.mark.parametrize(("source", "target"), PAIRS, ids=str)
 def test_every_dependency_is_restored_on_every_newer_version(
     depending: Depending, matrix: Matrix, source: int, target: int, tmp_path: Path
 ) -> None:
@@ -87,15 +86,15 @@ def test_every_dependency_is_restored_on_every_newer_version(
         is_upgraded = source < RESTRICTED <= target
         make(server, EXPECTED, target if is_upgraded else source, tmp_path)
         found, expected = ddl_of(server.dsn(AGAIN)), ddl_of(server.dsn(EXPECTED))
+        if source < NAMED_NOT_NULL <= target:
+            expected = [line for line in map(without_name, expected) if not line.startswith("    NOT NULL ")]
+            found = [without_name(line) for line in found]
         if is_upgraded:
             for name in ONLY_OLDER:
                 assert sum(line.startswith("CREATE") and f"{name} " in line for line in found) == len(SIZES)
             # What is printed of these repeats other lines.
             expected = sorted(set(expected))
             found = sorted(set(found) & set(expected))
-        if source < NAMED_NOT_NULL <= target:
-            expected = [line for line in map(without_name, expected) if not line.startswith("    NOT NULL ")]
-            found = [without_name(line) for line in found]
         assert differences(found, expected) == []
     finally:
         for database in (AGAIN, EXPECTED):

@@ -13,7 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from email.message import Message
+from email.utils import format_datetime
 from fnmatch import fnmatch
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +32,8 @@ class Fault:
 
     It applies to the S3 operation `of`, if the request's path contains `key`. With `ends_early` the server's own answer
     ends in the middle of its body. With `held` the request waits until that is set, and is then like any other. With
-    `late` its answer is lost at once, and it arrives when that is set. `then` is called last.
+    `late` its answer is lost at once, and it arrives when that is set. The answer's date is `minutes_ahead` of this
+    machine's. `then` is called last.
     """
 
     arrives: bool
@@ -38,6 +41,7 @@ class Fault:
     code: str = ""
     of: str = "PutObject"
     headers: Mapping[str, str] = field(default_factory=dict)
+    minutes_ahead: int = 0
     ends_early: bool = False
     key: str = ""
     held: threading.Event | None = None
@@ -202,7 +206,11 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
                 # Some servers put secrets into their messages.
                 secrets = f"{self.headers.get('Authorization')} {self.headers.get('X-Amz-Security-Token')}"
                 error = f"<Error><Code>{fault.code}</Code><Message>not for {secrets}</Message></Error>"
-                self.reply(fault.status, dict(fault.headers), error.encode())
+                headers = dict(fault.headers)
+                if fault.minutes_ahead:
+                    date = datetime.now(UTC) + timedelta(minutes=fault.minutes_ahead)
+                    headers["Date"] = format_datetime(date, usegmt=True)
+                self.reply(fault.status, headers, error.encode())
             else:
                 self.close_connection = True
 

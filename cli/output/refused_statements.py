@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cli.folders.whole_file import replaced_file
 from fleet.nodes.encodings import RAW
-from restore.ddl.statements import is_statements_alone
+from restore.ddl.statements import is_statements_alone, statements_of
 from restore.report import RefusedStatement
 from storage.errors import UsageError
 
@@ -19,14 +19,19 @@ FILE_MODE = 0o600
 # In a script psql ends at the line.
 QUIT = "\\quit"
 UNFINISHED = f"""\
--- The restore has not ended: its databases have other names, and what has their names may be what it replaces. So
--- psql ends here; --resume tries the statements again, and --resume --allow-refused-ddl writes the file anew.
+-- The restore has not ended: its databases still have temporary names, and those with the final names may be the ones
+-- that it replaces. So psql stops here. --resume tries the statements again, and --resume --allow-refused-ddl writes
+-- this file anew.
 {QUIT}
 """
 # Until the last \unrestrict psql takes no command from the statements, whatever these make of quotes: it follows the
-# session's settings, and puts the text of its variables among them. One that does not know \restrict ends there. So it
-# does without the session: what it is to do on errors counts from the statements on.
+# session's settings, and puts the text of its variables among them. A psql without \restrict stops at the first of
+# these lines, and one that can't connect at the next. The caller's ON_ERROR_STOP applies to the statements only; what
+# the caller's ~/.psqlrc says of transactions and lines does not: each statement is one and is committed.
 BEGIN = """\
+\\set AUTOCOMMIT on
+\\set ON_ERROR_ROLLBACK off
+\\set SINGLELINE off
 \\set given :ON_ERROR_STOP
 \\set ON_ERROR_STOP on
 \\restrict {token}
@@ -37,15 +42,16 @@ BEGIN = """\
 \\restrict {token}
 """
 AS_ANOTHER = "-- To run them as another role, such as a superuser, change user in the next line."
-END = "\\unrestrict {token}\n"
+# By these two settings psql finds the ends of constants, and functions that statements call can change them.
+READING = f"SET client_encoding = '{RAW}'; SET standard_conforming_strings = on;\n"
+END = f"{READING}\\unrestrict {{token}}\n"
 NOT_SQL = (
-    "-- Left out: it has more than whole statements of SQL, and psql would run commands or take what follows for a part"
-    " of it. Somebody changed the store, or another pg_dump wrote it: see: snapshot check"
+    "-- Left out: psql might run commands of it, or take what follows for a part of it, as for a backslash outside of"
+    " quotes, an open quote or comment, or COPY FROM STDIN. pg_dump writes no such statement: see: snapshot check"
 )
 # The statements are the server's own bytes, whatever the database's encoding, and qualify names as a dump does.
 SETTINGS = f"""\
-SET client_encoding = '{RAW}';
-SET standard_conforming_strings = on;
+{READING}\
 SET check_function_bodies = off;
 SET search_path = '';
 """
@@ -66,8 +72,8 @@ def write_refused(
     for (node, database, access), statements in groupby(refused, lambda one: (one.node, one.database, one.access)):
         lines += [f"-- node {_comment(node)}, database {_comment(database)}", _connect(access, token), SETTINGS]
         for one in statements:
-            text = one.script if is_statements_alone(one.script) else NOT_SQL
-            lines += [f"-- {_comment(one.object)}: {_comment(one.reason)}", f"{one.settings}{text}"]
+            text = _with_reading(one.script) if is_statements_alone(one.script) else NOT_SQL
+            lines += [f"-- {_comment(one.object)}: {_comment(one.reason)}", f"{_with_reading(one.settings)}{text}"]
         lines.append(END.format(token=token))
     try:
         with replaced_file(path, FILE_MODE) as write:
@@ -76,7 +82,7 @@ def write_refused(
         return None, f"the refused statements can't be written to a file: {error.message}"
     line = f"the refused statements are in {path}"
     if is_published and refused:
-        command = ["psql", "--set=ON_ERROR_STOP=1", f"--file={path}", refused[0].access]
+        command = ["psql", "--no-psqlrc", "--set=ON_ERROR_STOP=1", f"--file={path}", refused[0].access]
         line += f"; correct them, then run: {shlex.join(command)}"
     return str(path), line
 
@@ -85,12 +91,24 @@ def _connect(access: str, token: str) -> str:
     """The lines that have psql run what follows in this database, and nowhere else."""
     if len(access.splitlines()) > 1:
         line = (
-            f"-- psql can't be told a name with line ends: connect to the database, and delete the next line.\n{QUIT}"
+            "-- \\connect takes no name with line breaks: connect to the database yourself, and delete the next line."
+            f"\n{QUIT}"
         )
     else:
         quoted = access.replace('"', '""')
         line = f'{AS_ANOTHER}\n\\connect -reuse-previous=off "{quoted}"'
     return BEGIN.format(connect=line, token=token)
+
+
+def _with_reading(script: str) -> str:
+    """The statements, each after READING if that matters to where it ends."""
+    texts = (text for text, _ in statements_of(script))
+    return "".join(text if text.isascii() and "\\" not in text else _after_gap(text) for text in texts)
+
+
+def _after_gap(text: str) -> str:
+    bare = text.lstrip()
+    return f"{text[: len(text) - len(bare)]}{READING}{bare}"
 
 
 def _comment(text: str) -> str:

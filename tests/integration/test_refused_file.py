@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cli.output.refused_statements import write_refused
+from cli.output.refused_statements import READING, write_refused
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
 from fleet.nodes.connections import with_database
@@ -21,6 +22,7 @@ from fleet.programs.wheel import run_tool, tool
 from fleet.tables.names import quote_identifier
 from restore.ddl.ddl import PRE_DATA, DdlEntry, Refusal
 from restore.ddl.running import DdlRun
+from restore.ddl.statements import is_statements_alone
 from restore.report import RefusedStatement, describe_refusals
 from restore.targets.target import target_of
 from tests.commands.ddl_runs import dumped_ddl
@@ -117,17 +119,18 @@ def rows_of(node: Node) -> list[str]:
         return [v for (v,) in connection.execute("SELECT v FROM job")]
 
 
-def run_psql(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*tool("psql"), "--no-psqlrc", "--quiet", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def run_psql(*arguments: str, settings: str = os.devnull) -> subprocess.CompletedProcess[str]:
+    """Run psql with this file in the place of ~/.psqlrc."""
+    command, environment = [*tool("psql"), "--quiet", *arguments], os.environ | {"PSQLRC": settings}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
 def test_statements_of_each_node_run_in_its_database_alone(two: list[Node], tmp_path: Path) -> None:
     path, line = write_refused("all", [*refused_rows(two[0]), *refused_rows(two[1])], tmp_path, is_published=True)
     # As the line has it, and from any other database.
     words = shlex.split(line.partition("then run: ")[2])
-    assert words[:3] == ["psql", "--set=ON_ERROR_STOP=1", f"--file={path}"]
-    for access in (words[3], two[1].dsn, with_database(two[0], "postgres").dsn):
+    assert words[:4] == ["psql", "--no-psqlrc", "--set=ON_ERROR_STOP=1", f"--file={path}"]
+    for access in (words[4], two[1].dsn, with_database(two[0], "postgres").dsn):
         done = run_psql(f"--file={path}", "--dbname", access)
         assert (done.returncode, done.stderr) == (0, ""), done
         assert [rows_of(node) for node in two] == [["s1"], ["s2"]]
@@ -142,6 +145,18 @@ def test_without_the_node_nothing_runs_in_the_database_before(two: list[Node], t
     done = run_psql(f"--file={path}", "--dbname", two[1].dsn)
     assert done.returncode == 3, done
     assert [rows_of(node) for node in two] == [[], []]
+
+
+def test_it_is_done_whatever_the_user_has_set_for_psql(two: list[Node], tmp_path: Path) -> None:
+    settings = tmp_path / "psqlrc"
+    settings.write_text("\\set AUTOCOMMIT off\n\\set ON_ERROR_ROLLBACK on\n\\set SINGLELINE on\n")
+    before = "INSERT INTO public.job\nVALUES (2, 'on two lines');\nINSERT INTO public.job VALUES ('a', '');\n"
+    path, _ = write_refused("psqlrc", refused_rows(two[0], before), tmp_path, is_published=True)
+    for stop, code in (("0", 0), ("1", 3)):
+        done = run_psql(f"--set=ON_ERROR_STOP={stop}", f"--file={path}", two[1].dsn, settings=str(settings))
+        assert done.returncode == code, done
+        assert rows_of(two[0]) == (["on two lines"] if code else ["on two lines", "s1"])
+        execute(two[0].dsn, "TRUNCATE job")
 
 
 def test_before_the_databases_have_their_names_nothing_runs(two: list[Node], tmp_path: Path) -> None:
@@ -188,12 +203,90 @@ def test_no_statement_runs_a_program(
         else:
             # Without it each does run one.
             script = Path(path or "").read_bytes().split(b"\n")
-            kept = [line for line in script if not line.startswith((b"\\restrict", b"\\unrestrict"))]
+            removed = (b"\\restrict", b"\\unrestrict", READING.strip().encode())
+            kept = [line for line in script if not line.startswith(removed)]
             Path(path or "").write_bytes(b"\n".join(kept))
             run_psql(f"--file={path}", "--dbname", two[0].dsn)
             assert marker.exists(), name
         for node in two:
             execute(node.dsn, "TRUNCATE job")
+
+
+# psql takes what follows each of them for a part of it, or of its data, or of a transaction that is not committed.
+JOINING = (
+    "SELECT 1$a$;",
+    "SELECT $1$a$;",
+    "CREATE /**/ FUNCTION f() RETURNS int BEGIN ATOMIC;",
+    "CREATE :a FUNCTION f() RETURNS int BEGIN ATOMIC;",
+    "SELECT (1;",
+    "SELECT :E'\\';';",
+    "DO $$BEGIN RAISE EXCEPTION ''''; END$$;\nSELECT :LAST_ERROR_MESSAGE;",
+    "COPY job FROM STDIN;",
+    "BEGIN;",
+)
+
+
+def test_no_statement_takes_in_what_follows(two: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, text in enumerate(JOINING):
+        refused = [*refused_rows(two[0], text), *refused_rows(two[1])]
+        path, _ = write_refused(f"left-out-{number}", refused, tmp_path, is_published=True)
+        done = run_psql(f"--file={path}", "--dbname", two[0].dsn)
+        assert (done.returncode, done.stderr) == (0, ""), (text, done)
+        assert [rows_of(node) for node in two] == [["s1"], ["s2"]], text
+        for node in two:
+            execute(node.dsn, "TRUNCATE job")
+        with monkeypatch.context() as context:
+            context.setattr("cli.output.refused_statements.is_statements_alone", lambda _: True)
+            path, _ = write_refused(f"joined-{number}", refused, tmp_path, is_published=True)
+        run_psql(f"--file={path}", "--dbname", two[0].dsn)
+        assert [rows_of(node) for node in two] != [["s1"], ["s2"]], text
+        for node in two:
+            execute(node.dsn, "TRUNCATE job")
+
+
+def test_no_statement_changes_how_psql_reads_the_next_one(two: list[Node], tmp_path: Path) -> None:
+    """Whatever a function has set, a backslash is none that escapes, and bytes are not those of another encoding."""
+    for setting in ("'standard_conforming_strings', 'off'", "'client_encoding', 'SJIS'"):
+        before = (
+            f"CREATE TABLE public.made AS SELECT pg_catalog.set_config({setting}, false);\n"
+            # In SJIS the last byte of the letter and the quote are one character.
+            "INSERT INTO public.job VALUES (2, 'c:\\');\nINSERT INTO public.job VALUES (3, 'Á');\n"
+        )
+        path, _ = write_refused("reading", refused_rows(two[1], before), tmp_path, is_published=True)
+        done = run_psql("--set=ON_ERROR_STOP=1", f"--file={path}", two[0].dsn)
+        assert (done.returncode, done.stderr) == (0, ""), (setting, done)
+        assert rows_of(two[1]) == ["c:\\", "Á", "s2"], setting
+        execute(two[1].dsn, "TRUNCATE job", "DROP TABLE made")
+
+
+# What dumps have of all that matters to where a statement ends.
+KEPT = (
+    "CREATE FUNCTION quotes() RETURNS text LANGUAGE sql AS $a$SELECT $$ ' ; $_$ \\'$$ || $_$ \" $_$ -- it's\n$a$",
+    "CREATE FUNCTION body(i int) RETURNS int BEGIN ATOMIC SELECT CASE WHEN i > 1.5e10 THEN 1 ELSE 2 END; SELECT 3; END",
+    "CREATE PROCEDURE \"begin\"() BEGIN ATOMIC SELECT 'end;' AS x -- end\n; END",
+    "CREATE TABLE \"begin\" (begin int DEFAULT 1, b bit(3) DEFAULT B'101', c text DEFAULT 'c:\\',"
+    " d text DEFAULT E'a\\nb\\\\''', e text CHECK (e ~ '^\\w+$'), \"Low\" int, a int[])",
+    'CREATE VIEW slices AS SELECT a[1:2] AS x, a["Low":begin] AS y, b & B\'1\'::bit(3) AS "é;" FROM "begin"',
+    'COMMENT ON TABLE "begin" IS $$it\'s -- a /* $_$ " \\ ; \\! :USER\n\\connect x\n$$',
+    f'GRANT SELECT ON "begin" TO {ROLE} WITH GRANT OPTION',
+    f"SET ROLE {ROLE}",
+    'GRANT SELECT ON "begin" TO PUBLIC',
+    "RESET ROLE",
+    "CREATE RULE odd AS ON INSERT TO \"begin\" DO (SELECT 1; SELECT ';')",
+)
+
+
+def test_every_statement_of_a_dump_is_kept(source: Node, tmp_path: Path) -> None:
+    execute(source.dsn, MENDED, *KEPT)
+    again = with_database(source, AGAIN)
+    with watch_nodes([source]) as watch:
+        ddl = dumped_ddl(source, tmp_path, watch)
+    refusals = [Refusal(entry, name, "no", "") for name, entries in ddl.sections.items() for entry in entries]
+    refused = describe_refusals(target_of("s1", again, (), "0" * 32), refusals)
+    assert [one.script for one in refused if not is_statements_alone(one.script)] == []
+    path, _ = write_refused("dump", refused, tmp_path, is_published=True)
+    run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={path}", source.dsn)
+    assert schema_of(again) == schema_of(source)
 
 
 def test_psql_without_a_restrict_mode_runs_nothing(two: list[Node], tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import psycopg
+from msgspec import structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
-from fleet.hints import SAME_TARGET, restore_command
+from fleet.hints import SAME_TARGET
 from fleet.nodes.connections import (
     NodeUnreachableError,
     connect,
@@ -86,12 +87,11 @@ def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[obj
     """A session in the target's database; raise TablesUnfitError if there is none, or if our role may not enter it."""
     node, name = target.node, target.database
     if name not in databases(connection):
+        scope = structs.replace(plan.request.scope, nodes=(target.shard,))
+        steps = replace(plan, request=replace(plan.request, scope=scope)).steps
         raise TablesUnfitError(
             f"node {node.id}: there is no database {name}, whose tables --data-only needs",
-            hint=[
-                f"to create it, without rows: {restore_command(plan.request.name, (target.shard,))} --schema-only",
-                SAME_TARGET,
-            ],
+            hint=[*([f"to create it, without rows: {steps[0]}"] if steps else []), SAME_TARGET],
             details={"database": name},
         )
     try:

@@ -31,7 +31,7 @@ from restore.refused import REFUSED_KEPT_MAX, report_refused
 from restore.rehearsal import refuse, rehearse
 from restore.report import NodeReport
 from restore.roles import create_roles, name_bytes
-from restore.rows.ledger import LoadError
+from restore.rows.ledger import READS_OTHERS, LoadError
 from restore.rows.load_target import LoadTarget
 from restore.run import RestoreRun
 from restore.targets.database_records import Phase
@@ -41,6 +41,7 @@ from restore.topology.feeds import find_feeds
 from snapshots.records.large_objects import count_by_node
 from snapshots.records.server_globals import ServerGlobals
 from snapshots.tasks.spark_jobs import SparkSource
+from storage.errors import SnapshotError
 from wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
@@ -121,6 +122,21 @@ def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
         raise explained from error
 
 
+@contextmanager
+def naming_steps(run: RestoreRun) -> Iterator[None]:
+    """Let the error of a CHECK that may read other rows name the commands by which these are there before it."""
+    try:
+        yield
+    except SnapshotError as error:
+        if READS_OTHERS not in error.hint:
+            raise
+        again = "drop it, repeat the command, then add it again"
+        if not run.plan.request.scope.data_only and (steps := run.plan.steps):
+            again = f"restore in steps: {steps[0]}; drop the CHECK; {steps[1]}; add it again"
+        error.hint = error.hint.replace(READS_OTHERS, f"{READS_OTHERS}: {again}")
+        raise
+
+
 def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
     """Raise KeyConflictError if rows of several sources can't be in one target, before anything is created.
 
@@ -173,7 +189,7 @@ def make_databases(
     run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
     refused = dict(zip(targets, in_parallel(try_first, targets, run.watch.end_all), strict=True))
     if not run.allows_refused:
-        refuse(refused, run.connections, run.plan.chain.last)
+        refuse(refused, run.connections, run.plan.steps)
     in_parallel(create, targets)
 
 

@@ -120,6 +120,11 @@ class RestorePlan:
             for shard in [self.chain.shard_of(node)]
         )
 
+    @property
+    def steps(self) -> tuple[str, str] | None:
+        """The commands that restore the same in two steps, without rows and then these, if there are any."""
+        return None if self.topology else self.request.steps(self.chain.last.increment)
+
     def lacks_ddl(self, shard: str) -> bool:
         """Whether the shard's DDL is known to be damaged."""
         damaged = self.damage.details.get("damaged", []) if self.damage else []

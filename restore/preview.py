@@ -119,7 +119,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         with watch_nodes(target.maintenance for target in tried) as watch:
             refused = _rehearse_all(plan, preview, tried, connections, watch)
         if not plan.request.allow_refused_ddl:
-            refuse(refused, connections, plan.chain.last)
+            refuse(refused, connections, plan.steps)
         statements = [one for target, refusals in refused.items() for one in describe_refusals(target, refusals)]
         untried = [one.node.id for one in plan.targets if one not in tried]
         return replace(preview, refused=statements, untried=untried)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import psycopg
 
-from fleet.hints import restore_command
 from fleet.nodes.privileges import read_role
 from fleet.nodes.watch import Watch
 from fleet.some_names import join_some
@@ -21,7 +20,6 @@ from restore.obstacles.server import WITHOUT
 from restore.report import describe_refusals
 from restore.targets.target import Connections, Target, TargetUnfitError
 from snapshots.ddl.archive import EXTENSION, PRIVILEGES
-from snapshots.records.commit import Commit
 
 UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
 # pg_dump writes what its own version reads.
@@ -37,9 +35,9 @@ IN_ONE_DATABASE = (
     " name: restore without it, then run the statements that are left"
 )
 # Nobody can grant them in a database that the restore is to make.
-WITHOUT_ROWS = (
-    "a superuser can add rows of extensions' tables later: restore without them, change user to a superuser in the"
-    " \\connect lines of the file of refused statements, and run it"
+ROWS_LATER = (
+    "a superuser can add rows of extensions' tables later: restore without them; then, in the file of refused"
+    " statements, change user in the \\connect lines to a superuser and run it"
 )
 NAMED_MAX = 5
 
@@ -55,10 +53,12 @@ def rehearse(target: Target, ddl: Ddl, watch: Watch) -> list[Refusal]:
     return list(run.refusals.values())
 
 
-def refuse(found: Mapping[Target, list[Refusal]], connections: Connections, commit: Commit) -> None:
+def refuse(
+    found: Mapping[Target, list[Refusal]], connections: Connections, steps: tuple[str, str] | None = None
+) -> None:
     """Raise TargetUnfitError naming what our role may not run, or SchemaLoadError naming what else is refused.
 
-    `commit` is what is restored.
+    `steps` are the commands that restore the same in two steps, if there are any.
     """
     problems: list[str] = []
     refused: list[dict[str, object]] = []
@@ -95,21 +95,21 @@ def refuse(found: Mapping[Target, list[Refusal]], connections: Connections, comm
             what,
             hint=[
                 "restore as a superuser, or grant the role what the statements need",
-                *([WITHOUT_ROWS] if has_rows else []),
+                *([ROWS_LATER] if has_rows else []),
                 *without,
             ],
             details=details,
         )
-    # By its number: another increment may be the newest by the second step.
-    again = f"{restore_command(commit.snapshot)} --increment {commit.increment}"
+    if steps:
+        without.append(
+            f"or in steps: {steps[0]} --allow-refused-ddl; correct what is in its file and run it; then: {steps[1]}"
+        )
     raise SchemaLoadError(
         what,
         hint=[
             "if the target's server lacks something, such as a role or an extension, create it and repeat the command",
             *dict.fromkeys(instead),
             *without,
-            f"or in steps: {again} --schema-only --allow-refused-ddl; correct what is in its file and run it; then:"
-            f" {again} --data-only",
         ],
         details=details,
     )

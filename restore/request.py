@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+
+from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.tables.groups import Group
-from fleet.tables.names import is_matching
+from fleet.tables.names import is_matching, quote_identifier
 from restore.copies.choice import Wanted
 from restore.parts.scope import WHOLE, RestoreScope
 from storage.errors import UsageError
@@ -51,7 +53,7 @@ class RestoreRequest:
         words += ["--schema-only"] if scope.schema_only else []
         words += ["--data-only"] if scope.data_only else []
         words += ["--no-owner"] if scope.no_owner else []
-        words += [word for pair in scope.role_map for word in ("--role-map", "=".join(pair))]
+        words += [word for pair in scope.role_map for word in ("--role-map", "=".join(map(_role, pair)))]
         words += ["--create-roles"] if self.create_roles else []
         words += ["--replace"] if self.replace else []
         words += ["--allow-refused-ddl"] if self.allow_refused_ddl else []
@@ -73,6 +75,21 @@ class RestoreRequest:
         words += ["--at", self.at.isoformat()] if self.at else []
         words += ["--use-backup-copies"] if self.use_backup_copies else []
         return shlex.join([*shlex.split(RestoreRequest(self.name, groups=self.groups, scope=only).command), *words])
+
+    def steps(self, increment: int) -> tuple[str, str] | None:
+        """The commands that restore the same at this increment in two steps, first without rows, then these.
+
+        None if rows go to other databases or tables than the snapshot's.
+        """
+        if self.routes or self.scope.moves or self.is_drill:
+            return None
+        number, scope = ["--increment", str(increment)], self.scope
+        ddl = structs.replace(scope, schema_only=True, data_only=False, schemas=(), analyze=False)
+        first = replace(self, groups=(), allow_refused_ddl=False, scope=ddl)
+        rows = RestoreScope(nodes=scope.nodes, schemas=scope.schemas, data_only=True, analyze=scope.analyze)
+        second = RestoreRequest(self.name, groups=self.groups, scope=rows)
+        words = [*number, *(["--use-backup-copies"] if self.use_backup_copies else [])]
+        return f"{first.command} {shlex.join(number)}", f"{second.command} {shlex.join(words)}"
 
     def wanted(self, *, is_routed: bool) -> Wanted:
         """What it takes of a chain; `is_routed`: into other targets than the snapshot's shards."""
@@ -102,6 +119,11 @@ class RestoreRequest:
             return not self.scope.schema_only
         moved = any((one.schema, one.table) == (group.schema, group.table) for one in self.scope.moves)
         return moved or group.schema in self.scope.schemas or is_matching(group.name, self.groups)
+
+
+def _role(name: str) -> str:
+    """A role as --role-map takes it."""
+    return quote_identifier(name) if "=" in name or name.startswith('"') else name
 
 
 def check_routable(request: RestoreRequest, fleet: Fleet) -> None:

@@ -24,7 +24,7 @@ from restore.estimates.model import RestoreStep
 from restore.estimates.pace import RestorePace
 from restore.existing_tables import publish_rows
 from restore.left_open import RestoreAbandonedError, say_open, saying_published, undoing
-from restore.loading import choose_verified_copies, load_all, naming_lost_rows
+from restore.loading import choose_verified_copies, load_all, naming_lost_rows, naming_steps
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import RestorePreview, check_all_swappable, check_restore, find_replaced, left_rows, with_replaced
 from restore.publishing import close_databases, publish_database
@@ -159,7 +159,7 @@ def _restore(
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with undoing(run, lease, is_resumed=is_resumed):
             run.report.left_out, run.report.role_differences = preview.left_out, preview.role_differences
-            with naming_lost_rows(run):
+            with naming_lost_rows(run), naming_steps(run):
                 if plan.request.use_backup_copies and not is_resumed:
                     choose_verified_copies(run, spark)
                 load_all(run, preview.ddl, preview.roles_missing, preview.server_globals, spark)

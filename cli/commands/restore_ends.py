@@ -27,7 +27,8 @@ RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
 # A command that names its target itself.
 ELSEWHERE = re.compile(r" --to\b")
 # A command in a hint, up to what follows it: `; and …` or, after three spaces, `or: --option`.
-RESTORE_COMMAND = re.compile(r"snapshot restore [^\s;]+(?: (?!or:)[^\s;]+)*(?=;|$| {3})")
+WORD = r"""(?:'[^']*'|"[^"]*"|[^\s;'"])+"""
+RESTORE_COMMAND = re.compile(rf"snapshot restore {WORD}(?: (?!or:){WORD})*(?=;|$| {{3}})")
 # What only the command knows: hints of rows that are refused, say, come from executors.
 UNNAMED = re.compile(r"(snapshot (?:restore|show) )NAME\b")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"

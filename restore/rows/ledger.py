@@ -18,6 +18,9 @@ TOKEN_BYTES = 16
 # A query locks every table that it counts.
 COUNTED_AT_ONCE = 100
 
+# In hints of tasks; the driver says what helps (restore/loading.py).
+READS_OTHERS = "a CHECK that reads other rows, which PostgreSQL does not support, may fail until these are there"
+
 
 class LoadError(RefusedError):
     """A target node refused rows, or holds another number of rows than were loaded."""

@@ -24,7 +24,7 @@ from fleet.tables.groups import Group, column_list, qualify
 from restore.ddl.function_paths import NOT_FOUND
 from restore.estimates.tally import LOADING
 from restore.routing.placing import EVERYWHERE, NOWHERE, Places, place_rows
-from restore.rows.ledger import LoadError
+from restore.rows.ledger import READS_OTHERS, LoadError
 from restore.rows.load_target import Feed, LoadTarget
 from storage.errors import SnapshotError
 
@@ -37,10 +37,6 @@ FROZEN_FROM = 10_000
 SHUTDOWN = "57P"
 LOADED = "cutline"
 SEE_LOG = "see the server's log, then repeat the command"
-IN_STEPS = (
-    "a CHECK that reads other rows, which PostgreSQL does not support, may fail until these are there. Restore in"
-    " steps: snapshot restore NAME --schema-only; drop the CHECK; snapshot restore NAME --data-only; add it again"
-)
 
 
 def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
@@ -53,7 +49,7 @@ def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
         return disrupted_error(node.id, error, where)
     return LoadError(
         f"node {node.id}: {shorten_message(error)} {where}".rstrip(),
-        hint=IN_STEPS if isinstance(error, psycopg.errors.CheckViolation) else SEE_LOG,
+        hint=READS_OTHERS if isinstance(error, psycopg.errors.CheckViolation) else SEE_LOG,
         details={"node": node.id},
     )
 

@@ -213,8 +213,8 @@ def test_what_statements_show_is_known_before_any_row_is_loaded(own: Runs, there
         assert (code, refused["error"]) == (3, "schema-load"), refused
         assert "INDEX public.w_constant: not at home" in refused["message"]
         assert refused["message"].endswith("no row was loaded")
-        assert f" restore snp --increment 0 --schema-only --allow-refused-ddl --to {there};" in refused["hint"]
-        assert refused["hint"].endswith(f" restore snp --increment 0 --data-only --to {there}")
+        assert f" restore snp --schema-only --increment 0 --allow-refused-ddl --to {there};" in refused["hint"]
+        assert refused["hint"].endswith(f" restore snp --data-only --increment 0 --to {there}")
         assert databases(own) == []
 
 
@@ -315,15 +315,17 @@ def test_checks_that_read_each_others_tables_are_restored_in_the_steps_of_the_hi
     for table, other in (("a", "b"), ("b", "a")):
         execute(source, f"ALTER TABLE {table} ADD CONSTRAINT {table}_checked CHECK (has_{other}())")
     own.full("snp")
-    code, refused = restore(own, there)
+    own.increment("snp")
+    code, refused = restore(own, there, "--increment", "0", "--node", "s1", "--no-owner")
     assert code == 3
-    steps = [f" restore snp {word} --to {there};" for word in ("--schema-only", "--data-only")]
-    assert f"{steps[0]} drop the CHECK; " in refused["hint"], refused
-    assert steps[1] in refused["hint"], refused
-    assert restore(own, there, "--schema-only")[0] == 0
+    steps = [f"--node s1 {words} --increment 0" for words in ("--schema-only --no-owner", "--data-only")]
+    commands = [f" restore snp {words} --to {there}; " for words in steps]
+    assert f"{commands[0]}drop the CHECK; " in refused["hint"], refused
+    assert f"{commands[1]}add it again" in refused["hint"], refused
+    assert restore(own, there, *steps[0].split())[0] == 0
     target = with_database(own.fleet.primaries[0], TARGET).dsn
     execute(target, "ALTER TABLE a DROP CONSTRAINT a_checked", "ALTER TABLE b DROP CONSTRAINT b_checked")
-    code, done = restore(own, there, "--data-only")
+    code, done = restore(own, there, *steps[1].split())
     assert code == 0, done
     execute(target, "ALTER TABLE a ADD CONSTRAINT a_checked CHECK (has_b())")
     execute(target, "ALTER TABLE b ADD CONSTRAINT b_checked CHECK (has_a())")

@@ -29,6 +29,10 @@ TO = Path("dr.toml")
         ),
         ("snapshot restore daily --to other.toml --resume", "snapshot restore daily --to other.toml --resume"),
         ("snapshot restore daily --drill", "snapshot restore daily --drill --to dr.toml"),
+        (
+            "snapshot restore daily --role-map 'a; b=c'\"'\"'d'; then: snapshot list",
+            "snapshot restore daily --role-map 'a; b=c'\"'\"'d' --to dr.toml; then: snapshot list",
+        ),
         ("run: snapshot check", "run: snapshot check"),
     ],
 )

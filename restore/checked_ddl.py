@@ -13,6 +13,7 @@ from msgspec import structs
 
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import read_role
+from fleet.tables.names import table_name
 from restore.copies.choice import explain_damage
 from restore.database_plan import PlannedDatabase, check_grantors, find_path
 from restore.ddl.archive import ArchiveDdl, read_archive
@@ -149,19 +150,24 @@ def _find_extension_rows(
         error.hint = f"{WITHOUT}; or\n{error.hint}"
         obstacles.add(error)
         return ExtensionsOfShard(), []
-    # They are read after the cut.
-    kept = stored.of({show_name(entry.name) for entry in entries if entry.kind == EXTENSION})
-    later = [name for name in stored.rows if name not in kept.rows]
-    lines = [f"{where}: {name} is of an extension that was made after the cut" for name in later]
-    for source in target.sources:
-        if source != target.source:
-            try:
-                is_same = read_extension_rows(store, commit, source).rows == stored.rows
-            except ObjectDamagedError as error:
-                lines.append(f"{where}: whether {source} has the same is not known: {error.message}")
-            else:
-                lines += [] if is_same else [f"{where}: those of {target.source}; {source} has others"]
-    return kept, lines
+    # Rows are read after the cut.
+    extensions = {show_name(entry.name) for entry in entries if entry.kind == EXTENSION}
+    lines = [
+        f"{where}: {table_name(one.table.schema, one.table.name)} belongs to an extension created after the cut"
+        for one in stored.tables
+        if one.table.extension not in extensions
+    ]
+    others = [source for source in target.sources if source != target.source]
+    own = stored.digests() if others else {}
+    for source in others:
+        try:
+            is_same = read_extension_rows(store, commit, source).digests() == own
+        except ObjectDamagedError as error:
+            lines.append(f"{where}: whether {source} has the same is not known: {error.message}")
+        else:
+            differ = f"{where}: taken from {target.source}; those of {source} differ and are left out"
+            lines += [] if is_same else [differ]
+    return stored.of(extensions), lines
 
 
 def _with_database(plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase) -> Ddl:

@@ -54,7 +54,7 @@ WARNINGS: Mapping[LeftOutKind, str] = {
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "large objects as they were at the full snapshot, increments do not follow them",
     LeftOutKind.STANDBY_COPY: "standbys below PostgreSQL 16 can't decode WAL: check has no copy to compare",
     LeftOutKind.EXTENSION_ROWS: "rows of extensions' tables were not read: they are restored as CREATE EXTENSION makes"
-    " them (exclude them in [groups], or give the role BYPASSRLS if that is the reason, which --json has)",
+    " them (--json has the reasons; exclude the tables in [groups], or give the role BYPASSRLS if policies hide rows)",
 }
 
 

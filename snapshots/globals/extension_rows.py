@@ -8,10 +8,11 @@ small: a table with more than BYTES_MAX of statements is left out, by name.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,6 +49,9 @@ SCRIPT_BYTES_MAX, HEADER_BYTES_MAX = 256 << 20, 16 << 20
 ROWS_AT_ONCE = 500
 COMMENT = b"-- "
 PAUSE_SECONDS, LOCK_SECONDS_MAX = 0.1, 10
+# For locks that can't be asked for without waiting. Others find a deadlock after a second (deadlock_timeout), so one of
+# them is ended only if its second is over within these milliseconds.
+LOCK_MILLISECONDS_MAX = 10
 # No partitioned tables, as pg_dump: their partitions may be marked.
 MARKED_QUERY = f"""
 SELECT c.relkind = 'S', c.oid::bigint, e.extname, n.nspname, c.relname, {TABLE_NAME},
@@ -65,7 +69,7 @@ SELECT c.oid::bigint, textsend(format('LOCK TABLE ONLY %%I.%%I IN ACCESS SHARE M
 # For one table: a query that tells whether its name is still its own, the beginning and the end of its INSERT
 # statements, and the COPY that prints the rows between them as lists of constants. COPY reads the table without its
 # children, and is planned only if there is a condition. A row of the snapshot replaces the row with the same key: the
-# primary key, or another whose columns are NOT NULL.
+# primary key, or another whose columns are NOT NULL. Generated columns are not inserted, but may be part of a key.
 STATEMENTS_QUERY = """
 WITH key AS (
   SELECT i.indkey, i.indnkeyatts FROM pg_index i
@@ -75,15 +79,15 @@ WITH key AS (
                         AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
    ORDER BY i.indisprimary DESC, i.indexrelid LIMIT 1
 ), attribute AS (
-  SELECT a.attnum, a.attidentity, quote_ident(a.attname) AS name,
+  SELECT a.attnum, a.attidentity, a.attgenerated = '' AS is_given, quote_ident(a.attname) AS name,
          a.attnum = ANY (SELECT unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) FROM key i) AS is_key
     FROM pg_attribute a
-   WHERE a.attrelid = %(table)s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+   WHERE a.attrelid = %(table)s AND a.attnum > 0 AND NOT a.attisdropped
 ), listed AS (
-  SELECT string_agg(name, ', ' ORDER BY attnum) AS names,
+  SELECT string_agg(name, ', ' ORDER BY attnum) FILTER (WHERE is_given) AS names,
          string_agg(name, ', ' ORDER BY attnum) FILTER (WHERE is_key) AS key,
          string_agg(format('%%1$s = EXCLUDED.%%1$s', name), ', ' ORDER BY attnum)
-           FILTER (WHERE NOT is_key AND attidentity <> 'a') AS others
+           FILTER (WHERE is_given AND NOT is_key AND attidentity <> 'a') AS others
     FROM attribute
 ), marked AS (
   SELECT format('%%I.%%I', n.nspname, c.relname) AS name, m.condition
@@ -105,16 +109,20 @@ SELECT textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid))
 
 
 # What the statements are made of, as format() quotes names and COPY values. A byte 0 would end a message to the server.
-NAME = rb'(?:"(?:[^"\0]++|"")*+"|[a-z_\x80-\xff][a-z0-9_$\x80-\xff]*+)'
+NAME = rb'(?:"(?:[^"\0]++|"")*+"|[a-z_][a-z0-9_]*+)'
 VALUE = rb"(?:'(?:[^'\0]++|'')*+'|NULL)"
 NAMES = NAME + rb"(?:, " + NAME + rb")*+"
 SET = NAME + rb" = EXCLUDED\." + NAME
-INSERT = re.compile(rb"INSERT INTO " + NAME + rb"\." + NAME + rb" \(" + NAMES + rb"\) OVERRIDING SYSTEM VALUE VALUES\n")
-ROW = re.compile(rb"\(" + VALUE + rb"(?:," + VALUE + rb")*+\)(?:,\n)?+")
+INSERT = re.compile(
+    rb"INSERT INTO (" + NAME + rb")\.(" + NAME + rb") \(" + NAMES + rb"\) OVERRIDING SYSTEM VALUE VALUES\n"
+)
+ROW = re.compile(rb"\(" + VALUE + rb"(?:," + VALUE + rb")*+\)")
 CONFLICT = re.compile(
     rb"(?:\nON CONFLICT \(" + NAMES + rb"\) DO (?:NOTHING|UPDATE SET " + SET + rb"(?:, " + SET + rb")*+))?+;\n"
 )
-ENDS = re.compile(rb"\)[,;]\n")
+NEXT_ROW = b",\n"
+# Not ASCII, also as fetch_texts escapes what is no character.
+OTHER_BYTES = re.compile(rb"(?:[\x80-\xff]|\\x[0-9a-f]{2})++")
 
 
 class _TooManyError(Exception):
@@ -122,7 +130,7 @@ class _TooManyError(Exception):
 
 
 class _UnfitTableError(Exception):
-    """A table was renamed or replaced after the cut."""
+    """A table can't be stored, for the reason that this says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +175,9 @@ class ExtensionsOfShard:
     tables: tuple[ConfigurationRows, ...] = ()
     sequences: tuple[ExtensionSequence, ...] = ()
 
-    @property
-    def rows(self) -> dict[str, list[bytes]]:
-        """The lines of each table, sorted: COPY prints rows in no order, and they are divided into statements."""
-        return {
-            table_name(one.table.schema, one.table.name): sorted(ENDS.sub(b")\n", one.statements).splitlines())
-            for one in self.tables
-        }
+    def digests(self) -> dict[str, bytes]:
+        """For each table a digest of its rows, and of what surrounds them in statements. It looks at every row."""
+        return {table_name(one.table.schema, one.table.name): _digest_rows(one.statements) for one in self.tables}
 
     def of(self, extensions: Collection[str]) -> ExtensionsOfShard:
         """What these extensions have."""
@@ -251,19 +255,20 @@ class _TableReader:
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.rows: dict[int, _CompressedRows] = {}
         self.reasons: dict[int, str] = {}
-        self._connection, self._left = connection, SCRIPT_BYTES_MAX - HEADER_BYTES_MAX
+        self._connection, self._left = connection, 0
 
     def read_all(self, tables: Iterable[MarkedTable]) -> None:
         """Read the tables in one transaction; raise psycopg.Error if the session is lost.
 
-        Tables that other sessions have locked are tried again for LOCK_SECONDS_MAX. No lock is held meanwhile: a
-        session that needs one of these tables could otherwise deadlock with this one.
+        Those that other sessions have locked, or something that their conditions need, are tried again for
+        LOCK_SECONDS_MAX, all in a new transaction. No lock is held meanwhile: a session that needs one of these tables
+        could otherwise deadlock with this one.
         """
-        chosen = list[MarkedTable]()
+        chosen, refused = list[MarkedTable](), dict[int, str]()
         for table in tables:
             # A query runs what its owner has made: casts and operators of the condition, indexes.
             if table.has_condition and not table.is_trusted:
-                self.reasons[table.oid] = "its extension has only some of its rows dumped, and an owner is no superuser"
+                refused[table.oid] = "it is dumped by a condition, and its owner or its extension's is not a superuser"
             else:
                 chosen.append(table)
         with _reading(self._connection):
@@ -271,57 +276,57 @@ class _TableReader:
         locks = {oid: bytes(lock) for oid, lock in found}
         # One that is not there was dropped after the cut.
         chosen = [table for table in chosen if table.oid in locks]
-        pause, ends_at = PAUSE_SECONDS, time.monotonic() + LOCK_SECONDS_MAX
-        while not self._try_all(chosen, locks, is_last=time.monotonic() > ends_at):
-            time.sleep(pause)
-            pause *= 2
+        pause, ends_at, is_done = PAUSE_SECONDS, time.monotonic() + LOCK_SECONDS_MAX, False
+        while not is_done:
+            self.rows, self.reasons, self._left = {}, dict(refused), SCRIPT_BYTES_MAX - HEADER_BYTES_MAX
+            is_done = self._try_all(chosen, locks, is_last=time.monotonic() > ends_at)
+            if not is_done:
+                time.sleep(pause)
+                pause *= 2
 
-    def _try_all(self, tables: Iterable[MarkedTable], locks: Mapping[int, bytes], *, is_last: bool) -> bool:
-        """Read the tables unless some are locked; the last time the others."""
+    def _try_all(self, tables: Sequence[MarkedTable], locks: Mapping[int, bytes], *, is_last: bool) -> bool:
+        """Read the tables in one transaction; return False once something is locked, and the last time go on then."""
+
+        def lock(table: MarkedTable) -> None:
+            self._connection.execute(locks[table.oid])
+
         with _reading(self._connection):
-            # Before the first query, which decides what state the transaction sees: of a table that somebody rewrites
-            # then it would see nothing.
-            locked = [table for table in tables if self._lock(table, locks[table.oid])]
-            busy = [table for table in tables if table not in locked and table.oid not in self.reasons]
-            if busy and not is_last:
-                return False
-            for table in locked:
-                self._read(table)
-        for table in busy:
-            self.reasons[table.oid] = f"others had locked it for {LOCK_SECONDS_MAX} s"
+            # A condition needs its table's indexes, and others' tables; names need the catalogs.
+            self._connection.execute(f"SET LOCAL lock_timeout = {LOCK_MILLISECONDS_MAX}")
+            # All are locked before the first query, which decides what state the transaction sees: of a table that
+            # somebody rewrites then it would see nothing.
+            for step in (lock, self._read):
+                for table in tables:
+                    if table.oid not in self.reasons and not self._try(step, table) and not is_last:
+                        return False
         return True
 
-    def _lock(self, table: MarkedTable, statement: bytes) -> bool:
-        """Lock a table for the session's transaction; return whether that could be done."""
+    def _try(self, step: Callable[[MarkedTable], None], table: MarkedTable) -> bool:
+        """Do something with a table, and note why that can't be done; return False if it is for a lock of others."""
         try:
             with self._connection.transaction():
-                self._connection.execute(statement)
+                step(table)
+        except _UnfitTableError as error:
+            self.reasons[table.oid] = str(error)
         except psycopg.errors.LockNotAvailable:
+            what = "it, or what its condition needs," if table.has_condition else "it"
+            self.reasons[table.oid] = f"others had {what} locked for {LOCK_SECONDS_MAX} s"
             return False
         except psycopg.Error as error:
             if self._connection.broken:
                 raise
             self.reasons[table.oid] = shorten_message(error)
-            return False
         return True
 
     def _read(self, table: MarkedTable) -> None:
         try:
-            with self._connection.transaction():
-                rows = _compress_rows(self._connection, table, min(BYTES_MAX, self._left))
-        except _TooManyError:
+            rows = _compress_rows(self._connection, table, min(BYTES_MAX, self._left))
+        except _TooManyError as error:
             limit = f"more than {BYTES_MAX >> 20} MiB"
             full = f"more than {SCRIPT_BYTES_MAX - HEADER_BYTES_MAX >> 20} MiB with the shard's other tables"
-            self.reasons[table.oid] = limit if self._left >= BYTES_MAX else full
-        except _UnfitTableError as error:
-            self.reasons[table.oid] = str(error)
-        except psycopg.Error as error:
-            if self._connection.broken:
-                raise
-            self.reasons[table.oid] = shorten_message(error)
-        else:
-            self.rows[table.oid] = rows
-            self._left -= rows.size
+            raise _UnfitTableError(limit if self._left >= BYTES_MAX else full) from error
+        self.rows[table.oid] = rows
+        self._left -= rows.size
 
 
 def _list_marked(
@@ -356,6 +361,8 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
     is_same, begin, end, copy_rows = map(bytes, statements)
     if connection.execute(is_same).fetchone() != (True,):
         raise _UnfitTableError("another table has its name since the cut")
+    if not _is_named(INSERT.match(begin), table):
+        raise _UnfitTableError("it has another name since the cut")
     # Of a table that references itself, one statement may have a row before that which it needs.
     at_once = None if table.oid in table.references else ROWS_AT_ONCE
     compressor, pieces, count, size = zstandard.ZstdCompressor().compressobj(), list[bytes](), 0, 0
@@ -363,7 +370,7 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
         # Each message is a row, with a line end.
         lines = (bytes(line[:-1]) for line in copy)
         while some := list(_up_to(bytes_max - size, islice(lines, at_once))):
-            statement = begin + b"),\n(".join(some) + end
+            statement = begin + (b")" + NEXT_ROW + b"(").join(some) + end
             count, size = count + len(some), size + len(statement)
             if size > bytes_max:
                 raise _TooManyError
@@ -410,22 +417,53 @@ def _divide(script: bytes) -> ExtensionsOfShard:
     tables, begin = list[ConfigurationRows](), 0
     for table in document.tables:
         end = begin + table.size
-        if not _is_inserts(statements, begin, end):
+        own = statements[begin:end]
+        if not _is_filled_by(own, table):
             raise ValueError(f"the statements of {table_name(table.schema, table.name)} are not as Cutline writes them")
-        tables.append(ConfigurationRows(table, statements[begin:end]))
+        tables.append(ConfigurationRows(table, own))
         begin = end
     return ExtensionsOfShard(tuple(tables), document.sequences)
 
 
-def _is_inserts(statements: bytes, begin: int, end: int) -> bool:
-    """Whether these are the INSERT statements of constants that STATEMENTS_QUERY makes, and nothing else."""
-    while begin < end:
-        if (match := INSERT.match(statements, begin, end)) is None:
-            return False
-        begin = match.end()
-        while match := ROW.match(statements, begin, end):
-            begin = match.end()
-        if (match := CONFLICT.match(statements, begin, end)) is None:
-            return False
-        begin = match.end()
-    return True
+def _is_filled_by(statements: bytes, table: ExtensionTable) -> bool:
+    """Whether these are INSERT statements of constants that STATEMENTS_QUERY makes for the table, and nothing else."""
+    try:
+        return all(_is_named(part, table) for part in _parts_of(statements) if part.re is INSERT)
+    except ValueError:
+        return False
+
+
+def _is_named(begin: re.Match[bytes] | None, table: MarkedTable | ExtensionTable) -> bool:
+    """Whether this beginning of a statement names the table."""
+    return begin is not None and _is_name(begin[1], table.schema) and _is_name(begin[2], table.name)
+
+
+def _is_name(quoted: bytes, name: str) -> bool:
+    """Whether a name in SQL may be this one. Which character a byte of another encoding is, is not known here."""
+    plain = quoted[1:-1].replace(b'""', b'"') if quoted.startswith(b'"') else quoted
+    return OTHER_BYTES.sub(b"?", plain) == OTHER_BYTES.sub(b"?", name.encode())
+
+
+def _digest_rows(statements: bytes) -> bytes:
+    """COPY prints rows in no order, and they are divided into statements."""
+    return hashlib.sha256(b"\0".join(sorted(part[0] for part in _parts_of(statements)))).digest()
+
+
+def _parts_of(statements: bytes) -> Iterator[re.Match[bytes]]:
+    """The beginning of each INSERT statement, its rows and its end; raise ValueError for anything else."""
+    begin = 0
+
+    def take(kind: re.Pattern[bytes]) -> re.Match[bytes]:
+        nonlocal begin
+        if (found := kind.match(statements, begin)) is None:
+            raise ValueError("this is no INSERT statement of Cutline")
+        begin = found.end()
+        return found
+
+    while begin < len(statements):
+        yield take(INSERT)
+        yield take(ROW)
+        while statements.startswith(NEXT_ROW, begin):
+            begin += len(NEXT_ROW)
+            yield take(ROW)
+        yield take(CONFLICT)

@@ -1,7 +1,8 @@
 """What the object with the rows of extensions' configuration tables says of itself, in its first line.
 
 The object is a script for psql, compressed. Its first line is a comment with this document; the statements of the
-tables follow, one after the other, in the encoding of the shard's database.
+tables follow, one after the other, in the encoding of the shard's database. They are as the server reads them with
+standard_conforming_strings on.
 """
 
 from __future__ import annotations

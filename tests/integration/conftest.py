@@ -46,6 +46,7 @@ class FleetFactory(Protocol):
         *,
         schema: bool = True,
         settings: Mapping[str, str] | None = None,
+        programs: Path | None = None,
     ) -> EmbeddedFleet: ...
 
 
@@ -114,11 +115,12 @@ def fleet_factory(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Fleet
         *,
         schema: bool = True,
         settings: Mapping[str, str] | None = None,
+        programs: Path | None = None,
     ) -> EmbeddedFleet:
         directory = tmp_path / f"fleet-{len(directories) + 1}"
         directories.append(directory)
         given = {**SETTINGS, **(settings or {})}
-        fleet = start_fleet(directory, shards=shards, backups=backups, schema=schema, settings=given)
+        fleet = start_fleet(directory, shards=shards, backups=backups, schema=schema, settings=given, programs=programs)
         running.append(fleet)
         return fleet
 

@@ -7,29 +7,35 @@ prints it.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
 import zstandard
+from msgspec import structs
 from psycopg.conninfo import make_conninfo
 
-from check.verify import CheckRequest, check_snapshots
 from cli.commands.create import lines_of as create_lines
-from embedded.folder import shared_temporary_directory
 from fleet.config import Fleet, GroupRules
 from fleet.nodes.connections import connect, with_database
 from fleet.nodes.encodings import RAW
+from fleet.programs.wheel import run_tool
+from fleet.programs.wheel_copy import shared_temporary_directory
 from fleet.progress import Noting, Silent
 from fleet.tables.left_out import LeftOutKind
+from restore.checked_ddl import _find_extension_rows
 from restore.data_only.checker import TablesUnfitError
 from restore.ddl.function_paths import run_statements
+from restore.obstacles.obstacles import Obstacles
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.preview import preview_restore
@@ -38,20 +44,35 @@ from restore.restore import restore_fleet
 from restore.targets.target import TargetUnfitError
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
-from snapshots.globals.extension_rows import _divide, _read_rows, read_extension_rows, read_extension_rows_object
+from snapshots.ddl.archive import EXTENSION
+from snapshots.globals import extension_rows
+from snapshots.globals.extension_rows import (
+    BYTES_MAX,
+    _compress_rows,
+    _divide,
+    _list_marked,
+    _read_rows,
+    _reading,
+    _UnfitTableError,
+    read_extension_rows,
+    read_extension_rows_object,
+)
 from snapshots.records.chains import read_chain
 from snapshots.removal.gc import collect_garbage
 from tests.commands.in_process import run_as_text
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import execute
+from tests.servers.dealt import current_server
 from wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from embedded.fleet import EmbeddedFleet
+    from restore.plan import RestorePlan
+    from snapshots.ddl.archive import ArchiveEntry
     from tests.integration.conftest import FleetFactory
 
-pytestmark = pytest.mark.postgresql(18, reason="15 to 17 find no extension outside their installation")
 NAME = "kept"
 CONTROL = "default_version = '1.0'\nrelocatable = false\nschema = kept\ntrusted = true\n"
 # fact references kind, which is marked later; kind has rows of the extension's own.
@@ -65,6 +86,8 @@ CREATE TABLE named (t regclass PRIMARY KEY);
 CREATE TABLE tree (id int, w text, parent int, PRIMARY KEY (id) INCLUDE (w), FOREIGN KEY (parent) REFERENCES tree (id));
 CREATE TABLE setting (name text UNIQUE NOT NULL, v text);
 INSERT INTO setting VALUES ('mode', 'default');
+CREATE TABLE paired (id int, same int GENERATED ALWAYS AS (id) STORED, v text, PRIMARY KEY (id, same));
+INSERT INTO paired VALUES (1, DEFAULT, 'own');
 CREATE TABLE unmarked (id int PRIMARY KEY);
 CREATE SEQUENCE counter;
 INSERT INTO kind VALUES (1, 'own'), (2, 'default');
@@ -74,6 +97,7 @@ SELECT pg_extension_config_dump('loose', '');
 SELECT pg_extension_config_dump('named', '');
 SELECT pg_extension_config_dump('tree', '');
 SELECT pg_extension_config_dump('setting', '');
+SELECT pg_extension_config_dump('paired', '');
 SELECT pg_extension_config_dump('counter', '');
 """
 FILLED = r"""
@@ -89,27 +113,65 @@ INSERT INTO kept.loose VALUES ('a'), ('a'), (NULL);
 INSERT INTO kept.named VALUES ('account'), ('pg_class');
 INSERT INTO kept.tree SELECT n, 'w', nullif((n + 600) % 1300, n) FROM generate_series(0, 1299) AS n;
 UPDATE kept.setting SET v = 'mine';
+UPDATE kept.paired SET v = 'mine';
 INSERT INTO kept.unmarked VALUES (7);
 SELECT setval('kept.counter', 41)
 """
-TABLES = ("kind", "fact", "loose", "named", "tree", "setting")
+
+
+@dataclass(frozen=True, slots=True)
+class AtStep(Silent):
+    """Runs a statement when a step begins."""
+
+    name: str
+    dsn: str
+    statement: str
+
+    def step(self, name: str, **_: Any) -> None:
+        if name == self.name:
+            execute(self.dsn, self.statement)
+
+
+TABLES = ("kind", "fact", "loose", "named", "tree", "setting", "paired")
 
 
 @pytest.fixture
 def share() -> Iterator[Path]:
-    """A folder that the servers' account can read, with the extension."""
+    """A folder that the servers' account can read."""
     with TemporaryDirectory(dir=shared_temporary_directory()) as found:
-        folder = Path(found) / "extension"
-        folder.mkdir()
-        (folder / "kept.control").write_text(CONTROL)
-        (folder / "kept--1.0.sql").write_text(SCRIPT)
         Path(found).chmod(0o755)
         yield Path(found)
 
 
+def write_extension(folder: Path) -> None:
+    (folder / "kept.control").write_text(CONTROL)
+    (folder / "kept--1.0.sql").write_text(SCRIPT)
+
+
+def link_or_copy(source: str, place: str) -> None:
+    try:
+        os.link(source, place)
+    except OSError:
+        # Another file system.
+        shutil.copy2(source, place)
+
+
 @pytest.fixture
-def runs(fleet_factory: FleetFactory, spark: SparkSession, share: Path, tmp_path: Path) -> Runs:
-    embedded = fleet_factory(settings={"extension_control_path": f"$system:{share}"})
+def embedded(fleet_factory: FleetFactory, share: Path) -> EmbeddedFleet:
+    """A shard whose server has the extension. 15 to 17 find none outside their installation: it gets a copy of that."""
+    if server := current_server(standbys=False):
+        installation = share / "installation"
+        shutil.copytree(server.programs.parent, installation, copy_function=link_or_copy)
+        (folder,) = {one.parent for one in installation.rglob("plpgsql.control")}
+        write_extension(folder)
+        return fleet_factory(programs=installation / server.programs.name)
+    (share / "extension").mkdir()
+    write_extension(share / "extension")
+    return fleet_factory(settings={"extension_control_path": f"$system:{share}"})
+
+
+@pytest.fixture
+def runs(embedded: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> Runs:
     fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     execute(fleet.nodes[0].dsn, *FILLED.split(";\n"))
     found = Runs(fleet, Ready(spark))
@@ -138,6 +200,10 @@ def ask(fleet: Fleet, query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query.encode()).fetchall()
 
 
+def uncompressed(body: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True).read()
+
+
 def expected_of(source: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
     """The row that its condition leaves out is as the extension's script makes it."""
     kinds = [b"1\town\n" if row.startswith(b"1\t") else row for row in source["kind"]]
@@ -154,7 +220,8 @@ def test_rows_of_each_commit_come_back(runs: Runs, there: Fleet) -> None:
     tables = read_extension_rows_object(runs.fleet.store.open(), stored).tables
     # Tables that others reference come first.
     assert [(one.table.name, one.table.rows) for one in tables] == [
-        ("kind", 3), ("loose", 3), ("named", 2), ("tree", 1300), ("setting", 1), ("fact", 1201),
+        ("kind", 3), ("loose", 3), ("named", 2), ("tree", 1300), ("setting", 1), ("paired", 1),
+        ("fact", 1201),
     ]  # fmt: skip
     # Every command knows the objects.
     assert collect_garbage(runs.fleet, 0, Silent()).unknown == []
@@ -190,22 +257,22 @@ def test_rows_of_each_commit_come_back(runs: Runs, there: Fleet) -> None:
     assert copies(there) == expected_of(before)
 
 
-def test_a_script_of_the_store_fills_the_tables_without_cutline(runs: Runs, there: Fleet) -> None:
+def test_a_script_of_the_store_fills_the_tables_without_cutline(runs: Runs, there: Fleet, tmp_path: Path) -> None:
     """As the page about the store says: it is a script for psql."""
     commit = runs.full(NAME)
     store = runs.fleet.store.open()
     source = copies(runs.fleet)
-    script = zstandard.ZstdDecompressor().stream_reader(
-        store.read(commit.extension_rows[0].key), read_across_frames=True
-    ).read()  # fmt: skip
+    script = uncompressed(store.read(commit.extension_rows[0].key))
     execute(runs.fleet.nodes[0].dsn, "CREATE DATABASE back")
     execute(there.nodes[0].dsn, "CREATE SCHEMA kept; CREATE EXTENSION kept; CREATE TABLE account (id int)")
-    with psycopg.connect(there.nodes[0].dsn, autocommit=True) as connection:
-        run_statements(connection, script)
+    execute(there.nodes[0].dsn, "ALTER DATABASE back SET standard_conforming_strings = off")
+    path = tmp_path / "rows.sql"
+    path.write_bytes(b"SET client_encoding = 'UTF8'; SET standard_conforming_strings = on;\n" + script)
+    run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={path}", there.nodes[0].dsn)
     assert copies(there) == expected_of(source)
 
 
-def test_what_is_not_read_is_named_in_every_output(runs: Runs, there: Fleet) -> None:
+def test_what_is_not_read_is_named_in_every_output(runs: Runs, there: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table with policies, one that is too large, and one that is excluded."""
     (node,) = runs.fleet.nodes
     execute(
@@ -222,7 +289,12 @@ def test_what_is_not_read_is_named_in_every_output(runs: Runs, there: Fleet) -> 
         found = {one.name: one.why for one in left_out}
         assert found.keys() == {"kept.named", "kept.loose"}
         assert "row-level security" in found["kept.named"]
-        assert "more than 16 MiB" in found["kept.loose"]
+        assert "(more than 16 MiB)" in found["kept.loose"]
+        with monkeypatch.context() as patch:
+            patch.setattr(extension_rows, "SCRIPT_BYTES_MAX", extension_rows.HEADER_BYTES_MAX + (4 << 20))
+            _, left_out = _read_rows(node, connection, rules=GroupRules(include=("kept.setting", "kept.loose")))
+        (line,) = [one.why for one in left_out]
+        assert "(more than 4 MiB with the shard's other tables)" in line
     commit = runs.full(NAME)
     (line,) = [one for one in create_lines(commit) if "kept.loose" in one]
     assert line.startswith("warning: rows of extensions' tables were not read")
@@ -238,8 +310,7 @@ def test_damaged_rows_are_found_and_done_without(runs: Runs, there: Fleet) -> No
     (stored,) = read_chain(store, NAME).last.extension_rows
     body = store.read(stored.key)
     damage(runs.fleet, stored.key, body[:-1] + bytes([body[-1] ^ 1]))
-    report = check_snapshots(runs.fleet, CheckRequest(NAME), runs.spark, Silent())
-    (conflict,) = report.snapshots[0].conflicts
+    (conflict,) = runs.check_one(NAME).conflicts
     assert (conflict.kind, conflict.object) == ("digest", stored.key)
     with pytest.raises(ObjectDamagedError) as raised:
         runs.restore(NAME, there)
@@ -307,7 +378,7 @@ def test_reading_runs_no_code_of_a_tables_owner(runs: Runs) -> None:
     assert said == []
     assert body
     assert [one.name for one in left_out] == ["kept.kind"]
-    assert "an owner is no superuser" in left_out[0].why
+    assert "its owner or its extension's is not a superuser" in left_out[0].why
     # The owner of the extension may change its functions.
     execute(
         node.dsn,
@@ -327,13 +398,76 @@ def test_a_table_that_is_being_rewritten_is_waited_for(runs: Runs) -> None:
         other.execute("INSERT INTO kept.loose VALUES ('new')")
         reading = threads.submit(_read_rows, node, connection, rules=GroupRules())
         time.sleep(0.5)
-        # Nothing is held while it waits: others may have what they want.
-        other.execute("LOCK TABLE kept.kind, kept.fact IN ACCESS EXCLUSIVE MODE NOWAIT")
+        # Nothing is held while it waits: others get what they want, at most a try later.
+        other.execute("SET lock_timeout = '5s'")
+        other.execute("LOCK TABLE kept.kind, kept.fact IN ACCESS EXCLUSIVE MODE")
         assert not reading.done()
         other.commit()
         body, left_out = reading.result()
     assert left_out == ()
-    assert b"\n('new')" in zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True).read()
+    assert b"\n('new')" in uncompressed(body)
+
+
+def test_nothing_is_locked_while_what_a_condition_needs_is_waited_for(runs: Runs) -> None:
+    """The planner locks a table's indexes."""
+    (node,) = runs.fleet.nodes
+    with psycopg.connect(node.dsn) as other, connect(node) as connection, ThreadPoolExecutor(1) as threads:
+        other.execute("REINDEX INDEX kept.kind_pkey")
+        reading = threads.submit(_read_rows, node, connection, rules=GroupRules())
+        time.sleep(0.5)
+        # With what the reader held meanwhile, the server would find a deadlock, and end this one.
+        other.execute("SET lock_timeout = '5s'")
+        other.execute("TRUNCATE kept.loose")
+        other.execute("INSERT INTO kept.loose VALUES ('new')")
+        other.commit()
+        body, left_out = reading.result()
+    assert left_out == ()
+    script = uncompressed(body)
+    assert b"\n('new')" in script
+    # Each once, though it was tried several times.
+    assert [script.count(f"INSERT INTO kept.{table} ".encode()) for table in TABLES] == [1, 3, 1, 1, 1, 1, 1]
+
+
+def test_tables_that_stay_locked_are_left_out(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose condition asks another table."""
+    (node,) = runs.fleet.nodes
+    monkeypatch.setattr(extension_rows, "LOCK_SECONDS_MAX", 1)
+    condition = "WHERE id <> 1 AND id NOT IN (SELECT id FROM public.account WHERE id < 0)"
+    execute(node.dsn, f"UPDATE pg_extension SET extcondition[2] = '{condition}' WHERE extname = 'kept'")
+    with psycopg.connect(node.dsn) as other, connect(node) as connection:
+        other.execute("LOCK TABLE account, kept.loose")
+        # A reader that waits without bound would hang here.
+        connection.execute("SET statement_timeout = '5s'")
+        body, left_out = _read_rows(node, connection, rules=GroupRules())
+    assert {one.name: one.why.partition("(")[2].partition(")")[0] for one in left_out} == {
+        "kept.kind": "others had it, or what its condition needs, locked for 1 s",
+        "kept.loose": "others had it locked for 1 s",
+    }
+    assert {one.table.name for one in _divide(uncompressed(body)).tables} == {*TABLES} - {"kind", "loose"}
+    with connect(node) as connection:
+        body, left_out = _read_rows(node, connection, rules=GroupRules())
+    assert left_out == ()
+    assert {one.table.name for one in _divide(uncompressed(body)).tables} == {*TABLES}
+
+
+def test_a_table_that_gets_the_name_of_another_is_not_read_for_it(runs: Runs) -> None:
+    (node,) = runs.fleet.nodes
+    with connect(node) as connection:
+        # In a circle no order would do.
+        execute(node.dsn, "ALTER TABLE kept.kind ADD fact bigint REFERENCES kept.fact")
+        tables, _ = _list_marked(connection, GroupRules())
+        assert {table.name for table in tables} == {*TABLES}
+        (loose,) = [table for table in tables if table.name == "loose"]
+        with _reading(connection):
+            connection.execute("SELECT")
+            execute(node.dsn, "ALTER TABLE kept.loose RENAME TO gone", "CREATE TABLE kept.loose (v text)")
+            with pytest.raises(_UnfitTableError, match="another table has its name since the cut"):
+                _compress_rows(connection, loose, BYTES_MAX)
+        # What is stored for it would not be what its first line says.
+        (setting,) = [table for table in tables if table.name == "setting"]
+        execute(node.dsn, "ALTER TABLE kept.setting RENAME TO other")
+        with _reading(connection), pytest.raises(_UnfitTableError, match="it has another name since the cut"):
+            _compress_rows(connection, setting, BYTES_MAX)
 
 
 def test_parts_of_a_restore_say_that_they_bring_no_rows_of_extensions(runs: Runs, there: Fleet) -> None:
@@ -385,32 +519,21 @@ def test_rows_alone_do_without_the_sequences_of_extensions_that_can_not_be_set(r
     assert ask(there, rows) == ask(runs.fleet, rows) != []
 
 
-@dataclass(frozen=True, slots=True)
-class AfterTheCut(Silent):
-    """Runs a statement when the cut is made and the catalogs have been compared."""
-
-    dsn: str
-    statement: str
-
-    def step(self, name: str, **_: Any) -> None:
-        if name == "commit":
-            execute(self.dsn, self.statement)
-
-
 def test_an_extension_that_is_made_after_the_cut_does_not_keep_it_from_being_restored(runs: Runs, there: Fleet) -> None:
     (node,) = runs.fleet.nodes
     execute(node.dsn, "DROP EXTENSION kept")
     made = "CREATE EXTENSION kept; INSERT INTO kept.loose VALUES ('late')"
-    commit = create_full(runs.fleet, CreateRequest(NAME), runs.spark, AfterTheCut(node.dsn, made))
+    # The cut is made, and the catalogs have been compared.
+    commit = create_full(runs.fleet, CreateRequest(NAME), runs.spark, AtStep("commit", node.dsn, made))
     assert commit.extension_rows
     report = runs.restore(NAME, there)
     assert (
-        "rows of extensions' tables on s1: kept.loose is of an extension that was made after the cut" in report.left_out
+        "rows of extensions' tables on s1: kept.loose belongs to an extension created after the cut" in report.left_out
     )
     assert ask(there, "SELECT count(*) FROM pg_extension WHERE extname = 'kept'") == [(0,)]
 
 
-def test_rows_are_compared_without_their_order(runs: Runs) -> None:
+def test_rows_are_compared_without_their_order(runs: Runs, there: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of shards that are merged are."""
     (node,) = runs.fleet.nodes
     store = runs.fleet.store.open()
@@ -426,11 +549,38 @@ def test_rows_are_compared_without_their_order(runs: Runs) -> None:
     runs.increment(NAME)
     after = read_extension_rows(store, read_chain(store, NAME).last, "s1")
     assert before != after
-    assert before.rows == after.rows
+    assert before.digests() == after.digests()
     execute(node.dsn, "UPDATE kept.fact SET v = 'other' WHERE id = 3")
     runs.increment(NAME)
-    other = read_extension_rows(store, read_chain(store, NAME).last, "s1").rows
-    assert [name for name, rows in other.items() if rows != before.rows[name]] == ["kept.fact"]
+    other = read_extension_rows(store, read_chain(store, NAME).last, "s1").digests()
+    assert [name for name, digest in other.items() if digest != before.digests()[name]] == ["kept.fact"]
+
+    # Another shard that has the same, and one that has not: each table is looked at once.
+    plan = plan_restore(runs.fleet, there, RestoreRequest(NAME))
+    first, second, third = (commit.extension_rows[0] for commit in plan.chain.commits)
+    objects = (first, structs.replace(second, node="same"), structs.replace(third, node="other"))
+    merging = cast("RestorePlan", SimpleNamespace(
+        request=plan.request, store=plan.store, chain=SimpleNamespace(last=SimpleNamespace(extension_rows=objects))
+    ))  # fmt: skip
+    looked_at: list[bytes] = []
+    digest = extension_rows._digest_rows
+
+    def note(statements: bytes) -> bytes:
+        looked_at.append(statements)
+        return digest(statements)
+
+    monkeypatch.setattr(extension_rows, "_digest_rows", note)
+    (target,) = plan.targets
+    entry = cast("ArchiveEntry", SimpleNamespace(kind=EXTENSION, name="kept"))
+    for sources, expected, looks in (
+        (("s1",), [], 0),
+        (("s1", "same", "other"), ["taken from s1; those of other differ and are left out"], 3),
+    ):
+        looked_at.clear()
+        found, lines = _find_extension_rows(merging, replace(target, sources=sources), [entry], Obstacles())
+        assert [line.partition(": ")[2] for line in lines] == expected
+        assert found == before
+        assert len(looked_at) == looks * len(TABLES)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +590,13 @@ def test_rows_are_compared_without_their_order(runs: Runs) -> None:
         b"INSERT INTO kept.loose (v) OVERRIDING SYSTEM VALUE VALUES\n(evil());\n",
         b"INSERT INTO kept.loose (v) OVERRIDING SYSTEM VALUE VALUES\n('a\0');\n",
         b"INSERT INTO kept.loose (v) OVERRIDING SYSTEM VALUE VALUES\n('a'\n",
+        b"INSERT INTO kept.loose (v) OVERRIDING SYSTEM VALUE VALUES\n('a'),\n;\n",
+        b"INSERT INTO kept.loose (v) OVERRIDING SYSTEM VALUE VALUES\n;\n",
+        b"INSERT INTO kept.loose (v$) OVERRIDING SYSTEM VALUE VALUES\n('a');\n",
+        b"INSERT INTO kept.loose (\xff) OVERRIDING SYSTEM VALUE VALUES\n('a');\n",
+        b"INSERT INTO public.loose (v) OVERRIDING SYSTEM VALUE VALUES\n('a');\n",
+        b"INSERT INTO kept.loose (v) OVERRIDING SYSTEM VALUE VALUES\n('a');\n"
+        b"INSERT INTO kept.fact (v) OVERRIDING SYSTEM VALUE VALUES\n('a');\n",
         b"COPY kept.loose FROM STDIN;\n",
         b"COMMIT;\n",
     ],
@@ -451,8 +608,12 @@ def test_an_object_with_anything_but_rows_is_damaged(statements: bytes) -> None:
         _divide(b"-- " + document + b"\n" + statements)
 
 
+def path_of(fleet: Fleet, key: str) -> Path:
+    return Path(fleet.store.url.removeprefix("file://")) / key
+
+
 def damage(fleet: Fleet, key: str, body: bytes) -> None:
-    path = Path(fleet.store.url.removeprefix("file://")) / key
+    path = path_of(fleet, key)
     path.chmod(0o600)
     path.write_bytes(body)
 
@@ -472,10 +633,18 @@ def test_rows_keep_the_bytes_of_their_databases_encoding(runs: Runs) -> None:
             connection, b"INSERT INTO kept.loose VALUES (E'" + text.replace(b"\\", b"\\\\").replace(b"'", b"''") + b"')"
         )
         connection.commit()
+    # Names are compared with what the first line says, which is UTF-8.
+    renamed = ("SET client_encoding = 'UTF8'", 'ALTER TABLE kept.setting RENAME TO "größe \\xff ""x"" "')
+    execute(source.dsn, *renamed)
     with connect(source) as connection:
         body, left_out = _read_rows(source, connection, rules=GroupRules())
     assert left_out == ()
-    script = zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True).read()
+    script = uncompressed(body)
+    assert [one.table.name for one in _divide(script).tables] == ["kind", "loose", 'größe \\xff "x" ', "paired"]
+    for name, other in ((b'""x""', b'""y""'), (b'kept."gr', b'kepd."gr')):
+        with pytest.raises(ValueError, match="are not as Cutline writes them"):
+            _divide(script.replace(name, other))
+    execute(back.dsn, *renamed)
     with connect(back, client_encoding=RAW) as connection:
         run_statements(connection, script)
         assert connection.execute("SELECT textsend(v) FROM kept.loose").fetchall() == [(text,)]

@@ -57,15 +57,17 @@ def start_fleet(
     settings: Mapping[str, str] | None = None,
     schema: bool = True,
     like_shared: bool = False,
+    programs: Path | None = None,
 ) -> EmbeddedFleet:
     """Do what `embedded.fleet.start_fleet` does, with the version that is dealt to the running test.
 
-    `like_shared`: with that of the shared fleet, which has standbys.
+    `like_shared`: with that of the shared fleet, which has standbys. `programs`: a copy of the dealt server's.
     """
     server = current_server(standbys=backups > 0 or like_shared)
-    programs = {f"s{number}": server.programs for number in range(1, shards + 1)} if server else {}
+    folder = programs or (server.programs if server else None)
+    of_nodes = {f"s{number}": folder for number in range(1, shards + 1)} if folder else {}
     return start_fleet_of_wheel(
-        directory, shards=shards, backups=backups, settings=settings, schema=schema, programs=programs
+        directory, shards=shards, backups=backups, settings=settings, schema=schema, programs=of_nodes
     )
 
 

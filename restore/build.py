@@ -157,11 +157,13 @@ def finish_database(
                 return run_with_paths(connection, statement, ddl.search_path)
 
             done.problems += analyze(target.node, connection, run_one)
-    if run.refusals and not allows_refused:
+    done.refusals = [*ddl.lost, *run.refusals.values()]
+    if done.refusals and not allows_refused:
         done.is_finished = False
     else:
         done.is_finished = run.last(target.ledger, move_statements(target.node, moves), allows_refused=allows_refused)
-    done.refusals, done.helped = list(run.refusals.values()), [*run.helped, *refreshed.helped]
+    done.refusals = [*ddl.lost, *run.refusals.values()]
+    done.helped = [*run.helped, *refreshed.helped]
     return done
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import psycopg
 from msgspec import structs
 
+from fleet.hints import SAME_TARGET
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import read_role
 from fleet.tables.names import table_name
@@ -18,8 +20,8 @@ from restore.copies.choice import explain_damage
 from restore.database_plan import PlannedDatabase, check_grantors, find_path
 from restore.ddl.archive import ArchiveDdl, read_archive
 from restore.ddl.beforehand import take_superusers_part, with_beforehand
-from restore.ddl.ddl import Ddl, show_name
-from restore.ddl.extension_rows import with_extension_rows
+from restore.ddl.ddl import Ddl, Refusal, show_name
+from restore.ddl.extension_rows import lost_rows, with_extension_rows
 from restore.ddl.role_statements import ChangedRoles
 from restore.ddl.unprivileged import adapt_ddl
 from restore.memberships import check_memberships, read_our_name
@@ -34,6 +36,7 @@ from snapshots.ddl.archive import EXTENSION, ArchiveEntry
 from snapshots.ddl.dump import read_stored_ddl
 from snapshots.globals.extension_rows import ExtensionsOfShard, read_extension_rows
 from snapshots.records.large_objects import count_by_node
+from storage.store import ObjectStore
 from wal.segments.damage import ObjectDamagedError
 
 # NAMEDATALEN - 1.
@@ -51,6 +54,15 @@ class CheckedDdl:
     entries: dict[str, Sequence[ArchiveEntry]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     counted: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsOfExtensions:
+    """What a target gets of rows of extensions' tables, lines about what it does not, and what the store has lost."""
+
+    found: ExtensionsOfShard = field(default_factory=ExtensionsOfShard)
+    left_out: tuple[str, ...] = ()
+    lost: tuple[Refusal, ...] = ()
 
 
 def read_all_ddl(
@@ -100,12 +112,12 @@ def read_all_ddl(
         why = ": rows that it joins may be on different targets" if is_divided else ""
         checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
         checked.entries[shard] = chosen.entries
-        extension_rows, lines = _find_extension_rows(plan, target, stored.entries, obstacles)
-        checked.left_out.extend(lines)
-        with_rows = partial(with_extension_rows, found=extension_rows, sequences=plan.sequences(target))
+        rows = _find_extension_rows(plan, target, stored.entries, obstacles)
+        checked.left_out.extend(rows.left_out)
+        with_rows = partial(with_extension_rows, found=rows.found, sequences=plan.sequences(target))
         if read_role(target.node, connection).is_super:
             written = with_rows(chosen.for_target(target.node, folder))
-            checked.ddl[shard] = _with_database(plan, target, written, planned)
+            checked.ddl[shard] = _with_database(plan, target, written, planned, rows.lost)
             continue
         chosen, grants = chosen.without_system_grants()
         checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
@@ -121,7 +133,7 @@ def read_all_ddl(
         else:
             written = chosen.for_target(target.node, folder)
         adapted = with_rows(adapt_ddl(written, read_our_name(target)))
-        checked.ddl[shard] = ours = _with_database(plan, target, adapted, planned)
+        checked.ddl[shard] = ours = _with_database(plan, target, adapted, planned, rows.lost)
         with obstacles.collecting(target.node.id):
             check_memberships(target, connection, ours.roles)
         with obstacles.collecting(target.node.id):
@@ -136,20 +148,19 @@ def read_all_ddl(
 
 def _find_extension_rows(
     plan: RestorePlan, target: Target, entries: Iterable[ArchiveEntry], obstacles: Obstacles
-) -> tuple[ExtensionsOfShard, list[str]]:
-    """The rows of extensions' tables that a target gets, and lines about those that it does not."""
+) -> _RowsOfExtensions:
+    """Read the rows of extensions' tables that a target gets; add an obstacle if they are damaged."""
     if plan.request.is_partial:
-        return ExtensionsOfShard(), []
+        return _RowsOfExtensions()
     store, commit, where = plan.store.open(), plan.chain.last, f"rows of extensions' tables on {target.shard}"
     try:
         stored = read_extension_rows(store, commit, target.source)
     except ObjectDamagedError as error:
         if plan.request.allow_refused_ddl:
-            obstacles.warnings.append(f"{where} are not restored: {error.message}")
-            return ExtensionsOfShard(), []
-        error.hint = f"{WITHOUT}; or\n{error.hint}"
+            return _RowsOfExtensions(lost=(lost_rows(error.message),))
+        error.hint = "\n".join([*_earlier_rows(store, plan, target.source), f"{WITHOUT}; or", str(error.hint)])
         obstacles.add(error)
-        return ExtensionsOfShard(), []
+        return _RowsOfExtensions()
     # Rows are read after the cut.
     extensions = {show_name(entry.name) for entry in entries if entry.kind == EXTENSION}
     lines = [
@@ -167,14 +178,31 @@ def _find_extension_rows(
         else:
             differ = f"{where}: taken from {target.source}; those of {source} differ and are left out"
             lines += [] if is_same else [differ]
-    return stored.of(extensions), lines
+    return _RowsOfExtensions(stored.of(extensions), tuple(lines))
 
 
-def _with_database(plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase) -> Ddl:
-    """The DDL with what the database itself gets. The archive has the search_path of the last change of the DDL."""
+def _earlier_rows(store: ObjectStore, plan: RestorePlan, shard: str) -> Iterator[str]:
+    """Hints that name the newest earlier increment with undamaged rows, if there is one: each commit has them whole."""
+    for commit in reversed(plan.chain.commits[:-1]):
+        with suppress(ObjectDamagedError):
+            read_extension_rows(store, commit, shard)
+            command = plan.wanted.command
+            yield f"the newest earlier increment with undamaged rows: {command} --increment {commit.increment}"
+            if "--drill" not in command:
+                yield SAME_TARGET
+            return
+
+
+def _with_database(
+    plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase, lost: tuple[Refusal, ...]
+) -> Ddl:
+    """The DDL with what the database itself gets, and what is lost of it.
+
+    The archive has the search_path of the last change of the DDL.
+    """
     properties = plan.chain.database_properties(target.source)
     path = ddl.search_path if properties is None else find_path(properties)
-    return replace(ddl, database=planned.ddl, search_path=path)
+    return replace(ddl, database=planned.ddl, search_path=path, lost=lost)
 
 
 def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[str]]:

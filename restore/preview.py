@@ -77,9 +77,10 @@ class RestorePreview:
     """What a restore would do: the roles that each shard's target lacks, and what it would leave out and replace.
 
     `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where the DDL was
-    not rehearsed, `refused` what the others refused of it. `warnings` may be meant. `begun` is what earlier processes
-    have done, by shard: a shard that is done has no volume. `server_globals` are what roles to be created had, by
-    shard, and `role_differences` how those that exist on the targets differ. `counted` is as in CheckedDdl.
+    not rehearsed, `refused` what the others refused of it, and what of it the store has lost. `warnings` may be meant.
+    `begun` is what earlier processes have done, by shard: a shard that is done has no volume. `server_globals` are what
+    roles to be created had, by shard, and `role_differences` how those that exist on the targets differ. `counted` is
+    as in CheckedDdl.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -122,7 +123,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
             refuse(refused, connections, plan.steps)
         statements = [one for target, refusals in refused.items() for one in describe_refusals(target, refusals)]
         untried = [one.node.id for one in plan.targets if one not in tried]
-        return replace(preview, refused=statements, untried=untried)
+        return replace(preview, refused=[*preview.refused, *statements], untried=untried)
 
 
 def _rehearse_all(
@@ -246,6 +247,12 @@ def check_restore(
         left_out=[*checked.left_out, *left_rows(plan)],
         untried=[target.node.id for target in targets if target.shard in checked.ddl],
         warnings=obstacles.warnings,
+        refused=[
+            one
+            for target in targets
+            if target.shard in checked.ddl
+            for one in describe_refusals(target, checked.ddl[target.shard].lost)
+        ],
         servers=servers,
         volumes=volumes,
         disks=disks,

@@ -15,6 +15,7 @@ from restore.build import FinishedDatabase
 from restore.checked_ddl import read_all_ddl
 from restore.ddl.ddl import MATERIALIZED_VIEW, DdlEntry, Refusal, show_name
 from restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath
+from restore.ddl.running import EARLIER
 from restore.obstacles.obstacles import Obstacles
 from restore.report import RefusedStatement, access_to, describe_refusals
 from restore.run import RestoreRun
@@ -24,7 +25,6 @@ from storage.errors import SnapshotError
 # Of each database; a record is a comment on it.
 REFUSED_KEPT_MAX = 100
 NAMED_MAX = 5
-EARLIER = "an earlier process of this restore was refused it"
 MAINTAINED = {
     "INDEX": "ANALYZE and REINDEX of it fail",
     "CONSTRAINT": "ANALYZE and REINDEX of it fail",
@@ -89,6 +89,7 @@ def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) ->
     ddl = read_all_ddl(run.plan, [target], run.connections, run.folder, Obstacles(), {}).ddl.get(target.shard)
     sections = ddl.sections if ddl else {}
     found = {entry.label: Refusal(entry, name, EARLIER, "") for name, entries in sections.items() for entry in entries}
+    found |= {one.label: one for one in (ddl.lost if ddl else ())}
     known = {one.object: one for one in describe_refusals(target, [found[one] for one in labels if one in found])}
     lacking = RefusedStatement(target.node.id, target.database, "", reason=EARLIER, access=access_to(target))
     return [known.get(one) or replace(lacking, object=one) for one in labels]

@@ -92,7 +92,8 @@ class Ddl:
     dependencies, `search_path` the setting of the database, None if it had none. `is_adapted`: it is for a role that is
     not a superuser; `roles` are then the owners and grantors that it names, each with what it owns or grants,
     `omitted` the publications of Cutline that are left out, and `beforehand` what a superuser runs for that role in the
-    empty database. `database` is what the database itself gets, if anything.
+    empty database. `database` is what the database itself gets, if anything. `lost` are entries whose statements the
+    store has lost: a restore that may do without refused statements does without these, too.
     """
 
     settings: str
@@ -107,6 +108,7 @@ class Ddl:
     omitted: tuple[str, ...] = ()
     beforehand: tuple[str, ...] = ()
     database: DatabaseDdl | None = None
+    lost: tuple[Refusal, ...] = ()
 
     @property
     def has_extensions(self) -> bool:
@@ -152,7 +154,7 @@ class Refusal:
 def without_options(kind: str, statement: str) -> str:
     """The statement for people: without its options or rows if an entry of this kind may have passwords there."""
     if kind == ROWS:
-        return f"{statement.partition(VALUES)[0]} VALUES …;"
+        return f"{statement.partition(VALUES)[0]} VALUES …;" if statement else ""
     before, found, _ = statement.partition(OPTIONS)
     return f"{before}{OPTIONS}…);" if kind in WITH_SECRETS and found else statement
 
@@ -240,7 +242,7 @@ def find_settable(
         if not exists and some_lack:
             left[name] = "the extension that makes it is lacking, or has another version"
         elif is_extensions and not may_set:
-            left[name] = "it is as its extension makes it: the role may not set it"
+            left[name] = "it keeps the value that its extension gave it: the role may not set it"
         else:
             settable.append(one)
     return settable, left

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fleet.nodes.encodings import raw_text
 from fleet.tables.names import quote_identifier
-from restore.ddl.ddl import ROWS, Ddl, DdlEntry
+from restore.ddl.ddl import PRE_DATA, ROWS, Ddl, DdlEntry, Refusal
 from snapshots.ddl.archive import EXTENSION
 from snapshots.globals.extension_rows import ExtensionsOfShard
 from snapshots.records.commit import Sequence
@@ -40,6 +40,11 @@ def with_extension_rows(ddl: Ddl, found: ExtensionsOfShard, sequences: Iterable[
         for number, (extension, kind, schema, name, text) in enumerate(entries, FIRST_NUMBER)
     ]
     return replace(ddl, pre_data=(*ddl.pre_data, *numbered))
+
+
+def lost_rows(reason: str) -> Refusal:
+    """What a restore reports of a shard's rows that can't be read from the store."""
+    return Refusal(DdlEntry(FIRST_NUMBER, ROWS, "", "of extensions", ""), PRE_DATA, reason, "")
 
 
 def set_statement(sequence: Sequence) -> str:

@@ -81,6 +81,7 @@ DATABASE_NUMBER = 1 << 40
 TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
 # privilege_not_granted and privilege_not_revoked: a GRANT without effect is only a warning.
 NOT_GRANTED = ("01007", "01006")
+EARLIER = "an earlier process of this restore was refused it"
 
 
 @dataclass(slots=True)
@@ -144,8 +145,7 @@ class DdlRun:
         refused = read_refused(connection, ledger)
         for entry in self.ddl.pre_data:
             if refused_mark(PRE_DATA, entry) in refused:
-                reason = "an earlier process of this restore was refused it"
-                self.refusals[entry.number] = Refusal(entry, PRE_DATA, reason, entry.statements)
+                self.refusals[entry.number] = Refusal(entry, PRE_DATA, EARLIER, entry.statements)
 
     def mark_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
         """Let the ledger say what was refused before the rows."""

@@ -26,15 +26,18 @@ from psycopg.conninfo import make_conninfo
 
 from cli.commands.create import lines_of as create_lines
 from fleet.config import Fleet, GroupRules
+from fleet.fleet_file import AssertionTable
 from fleet.nodes.connections import connect, with_database
 from fleet.nodes.encodings import RAW
 from fleet.programs.wheel import run_tool
 from fleet.programs.wheel_copy import shared_temporary_directory
-from fleet.progress import Noting, Silent
+from fleet.progress import Silent
 from fleet.tables.left_out import LeftOutKind
 from restore.checked_ddl import _find_extension_rows
 from restore.data_only.checker import TablesUnfitError
 from restore.ddl.function_paths import run_statements
+from restore.drill.assertions import AssertionResult
+from restore.drill.drill import verdict_of
 from restore.obstacles.obstacles import Obstacles
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
@@ -204,6 +207,10 @@ def uncompressed(body: bytes) -> bytes:
     return zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True).read()
 
 
+def plan_and_preview(source: Fleet, target: Fleet) -> None:
+    preview_restore(plan_restore(source, target, RestoreRequest(NAME, replace=True)), Silent())
+
+
 def expected_of(source: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
     """The row that its condition leaves out is as the extension's script makes it."""
     kinds = [b"1\town\n" if row.startswith(b"1\t") else row for row in source["kind"]]
@@ -315,15 +322,28 @@ def test_damaged_rows_are_found_and_done_without(runs: Runs, there: Fleet) -> No
     with pytest.raises(ObjectDamagedError) as raised:
         runs.restore(NAME, there)
     assert "--allow-refused-ddl" in raised.value.hint
-    noting = Noting(Silent())
+    assert "--increment" not in raised.value.hint
     request = RestoreRequest(NAME, replace=True, allow_refused_ddl=True)
-    restore_fleet(plan_restore(runs.fleet, there, request), runs.spark, noting)
-    assert [note for note in noting.notes if "rows of extensions' tables on s1 are not restored: object" in note]
+    plan = plan_restore(runs.fleet, there, request)
+    report = restore_fleet(plan, runs.spark, Silent())
+    # So the command ends with 10, its file names them, and a drill that did without them is inconclusive.
+    (refused,) = report.refused
+    assert (refused.object, refused.statement, refused.script.strip()) == ("TABLE DATA of extensions", "", "")
+    assert refused.reason.startswith(f"object {stored.key} of node s1: ")
+    assert preview_restore(plan, Silent()).refused == [refused]
+    holds = AssertionResult(AssertionTable("s1", "SELECT 1"), holds=True)
+    assert verdict_of([holds], report) == "inconclusive"
     assert len(copies(there)["kind"]) == 2
-    # The next commit has them again.
+    # The next commit has them again, and is named where those of a later one are lost.
     runs.increment(NAME)
     runs.restore(NAME, there)
     assert copies(there) == expected_of(copies(runs.fleet))
+    (stored,) = runs.increment(NAME).extension_rows
+    path_of(runs.fleet, stored.key).unlink()
+    with pytest.raises(ObjectDamagedError, match="it is not in the store") as raised:
+        plan_and_preview(runs.fleet, there)
+    assert f"with undamaged rows: snapshot restore {NAME} --replace --increment 1\n" in raised.value.hint
+    assert ("missing", stored.key) in {(one.kind, one.object) for one in runs.check_one(NAME).conflicts}
 
 
 def test_a_role_that_may_not_fill_the_tables_is_told_before_any_row(runs: Runs, there: Fleet) -> None:
@@ -501,7 +521,7 @@ def test_rows_alone_do_without_the_sequences_of_extensions_that_can_not_be_set(r
         return sorted(one for one in left_out if one.startswith("value of sequence "))
 
     execute(target.dsn, "GRANT SET ON PARAMETER session_replication_role TO other")
-    why = "it is as its extension makes it: the role may not set it"
+    why = "it keeps the value that its extension gave it: the role may not set it"
     names = ("counter", "fact_id_seq")
     assert unset(preview_restore(plan, Silent()).left_out) == [
         f"value of sequence kept.{name} on s1: {why}" for name in names
@@ -577,9 +597,9 @@ def test_rows_are_compared_without_their_order(runs: Runs, there: Fleet, monkeyp
         (("s1", "same", "other"), ["taken from s1; those of other differ and are left out"], 3),
     ):
         looked_at.clear()
-        found, lines = _find_extension_rows(merging, replace(target, sources=sources), [entry], Obstacles())
-        assert [line.partition(": ")[2] for line in lines] == expected
-        assert found == before
+        found = _find_extension_rows(merging, replace(target, sources=sources), [entry], Obstacles())
+        assert [line.partition(": ")[2] for line in found.left_out] == expected
+        assert found.found == before
         assert len(looked_at) == looks * len(TABLES)
 
 

@@ -6,7 +6,7 @@ changed before; sequences get their values after the decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
@@ -69,7 +69,7 @@ def check_existing(
         with obstacles.collecting(node.id), raising_unreachable(node), _enter(plan, target, connection) as session:
             has_begun = Filling(node.id, session, suffix_of(plan.intent.operation)).exists
             sequences, unset = _sequences_of(plan, target, session)
-            left_out += [f"value of sequence {name} on {target.shard}: {why}" for name, why in unset.items()]
+            left_out += _unset_lines(target, unset)
             wanted = WantedRows(groups, sequences, source.encoding, has_begun)
             with limiting_locks(node, session):
                 oids = list(check_tables(node, session, wanted, obstacles).values())
@@ -138,6 +138,10 @@ def _sequences_of(
     own = _find_created(plan, target, session, sequences)
     settable, left = find_settable(session, [one for one in sequences if one not in own], some_lack=True)
     return [*own, *settable], left
+
+
+def _unset_lines(target: Target, unset: Mapping[str, str]) -> list[str]:
+    return [f"value of sequence {name} on {target.shard}: {why}" for name, why in unset.items()]
 
 
 def _find_created(
@@ -291,14 +295,15 @@ def publish_rows(run: RestoreRun) -> None:
     """Give the sequences their values, then record that all is done, on all nodes, then remove the records."""
     run.progress.step("set sequences")
 
-    def set_values(target: Target) -> None:
+    def set_values(target: Target) -> list[str]:
+        """Also returns lines about those that can't be set."""
         session = run.inside[target.shard]
         if run.records[target.shard].sequences_set:
             # Applications may have taken values since.
-            return
+            return []
         try:
             with raising_unreachable(target.node), ending(run.watch, session), limiting_locks(target.node, session):
-                sequences, _ = _sequences_of(run.plan, target, session)
+                sequences, unset = _sequences_of(run.plan, target, session)
                 set_sequences(session, sequences)
         except SchemaLoadError as error:
             raise TablesUnfitError(
@@ -307,8 +312,11 @@ def publish_rows(run: RestoreRun) -> None:
                 details={"node": target.node.id, "database": target.database},
             ) from error
         run.enter(target, Phase.FINISHED, sequences_set=True)
+        return _unset_lines(target, unset)
 
-    in_parallel(set_values, [one for one in run.plan.targets if one not in run.shards_in(Phase.PUBLISHED)])
+    lines = in_parallel(set_values, [one for one in run.plan.targets if one not in run.shards_in(Phase.PUBLISHED)])
+    # An extension may have been dropped since these were planned.
+    run.report.left_out += [line for some in lines for line in some if line not in run.report.left_out]
     # Only when all have their values: what has no record any more is done.
     for target in run.plan.targets:
         run.enter(target, Phase.PUBLISHED)

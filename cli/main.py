@@ -43,6 +43,7 @@ from cli.output.streams import secure_streams, unwritten
 from columns.allocator import choose_allocator
 from storage.errors import UsageError
 from storage.open_files import raise_limit
+from storage.thread_starts import limit_thread_starts
 from storage.waits import listening
 
 PROGRAM = "snapshot"
@@ -281,6 +282,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Else it is ignored, as whoever started this process wants it.
         signal.signal(signal.SIGINT, _interrupt)
+    limit_thread_starts()
     nudge_until_handled()
     find_starter()
     arguments = sys.argv[1:]

@@ -119,7 +119,12 @@ def probe_race(store: ObjectStore, key: str, create: Create, way: str) -> None:
         return body
 
     with ThreadPoolExecutor(RACERS) as threads:
-        outcomes = threads.map(race, [b"racer %d" % number for number in range(RACERS)])
+        try:
+            outcomes = threads.map(race, [b"racer %d" % number for number in range(RACERS)])
+        except BaseException:
+            # As when there is no thread for one of them: the others don't wait for it.
+            barrier.abort()
+            raise
         won = [body for body in outcomes if body is not None]
     if len(won) != 1:
         lack = f"{len(won)} of {RACERS} concurrent creates of one object were accepted: {way}"

@@ -32,6 +32,7 @@ from fsspec.asyn import sync_wrapper  # type: ignore[import-untyped]
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
 from storage.errors import UsageError
+from storage.process_memory import TooLittleMemoryError
 from storage.s3_failures import (
     EXPIRED,
     UNKNOWN_CREDENTIALS,
@@ -43,6 +44,7 @@ from storage.s3_failures import (
 )
 from storage.s3_retries import BYTES_PER_SECOND_MIN, Pace, Retries, Tries, retries_of
 from storage.store import check_not_stopped
+from storage.thread_starts import BEGIN_SECONDS_MAX
 
 CONNECT_SECONDS_MAX = 5
 ANSWER_SECONDS_MAX = 30
@@ -280,8 +282,12 @@ def wait_for(filesystem: PatientS3, work: Coroutine[Any, Any, T]) -> T:
     future = asyncio.run_coroutine_threadsafe(run(), filesystem.loop)
     try:
         # A signal that another thread received is noticed only between two waits.
+        waits = 0
         while not ended.wait(SIGNAL_SECONDS_MAX):
             check_not_stopped()
+            waits += 1
+            if waits > BEGIN_SECONDS_MAX and not filesystem.loop.is_running():
+                raise TooLittleMemoryError("the thread of the store's requests has ended")
         return future.result()
     except BaseException:
         if not ended.is_set():

@@ -33,6 +33,7 @@ import restore.rows.large_objects
 import snapshots.base_copy.copy_tables
 import wal.drain.drain_task
 from columns.python_workers import freeze_modules
+from storage.thread_starts import limit_thread_starts
 
 # What the forked workers find imported.
 IMPORTED = (
@@ -66,6 +67,7 @@ def end_workers_with_daemon() -> None:
 
 
 if __name__ == "__main__":
+    limit_thread_starts()
     freeze_modules()
     end_workers_with_daemon()
     manager()

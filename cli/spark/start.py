@@ -43,6 +43,7 @@ from fleet.spark_masters import has_executors, runs_on_this_machine
 from storage import waits
 from storage.errors import RefusedError, SnapshotError, UsageError, redact
 from storage.open_files import says_used_up
+from storage.process_memory import TooLittleMemoryError, lacks_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 LAUNCH_SECONDS_MAX = 10
 END_SECONDS_MAX = 10
+LOOK_SECONDS = 1.0
 UNNAMED_USER = "cutline"
 # What Spark logs when the other side knows another secret, or none, or uses another version or cipher.
 UNTRUSTED = "Exception while bootstrapping client"
@@ -131,15 +133,20 @@ class SparkStart:
         self._is_unwanted = threading.Event()
         # Up to Python 3.12 an interrupted join marks the thread as ended, so don't join it.
         self._is_over = threading.Event()
-        threading.Thread(target=self._start, name="start spark", daemon=True).start()
+        self._thread = threading.Thread(target=self._start, name="start spark", daemon=True)
+        self._thread.start()
 
     def session(self) -> SparkSession:
-        """The session; waits until it has started. Raises NoJavaError or SparkStartError."""
-        self._is_over.wait()
+        """The session; waits until it has started. Raises NoJavaError, SparkStartError, or what lacks_memory knows."""
+        # Without memory the thread may end before it can say so.
+        while not self._is_over.wait(LOOK_SECONDS) and self._thread.is_alive():
+            pass
         if self._error is not None:
             raise self._error
         if self._session is None:
-            raise RuntimeError("the session was stopped")
+            if self._is_unwanted.is_set():
+                raise RuntimeError("the session was stopped")
+            raise TooLittleMemoryError("the thread that starts Spark has ended")
         return self._session
 
     def stop(self, *, graceful: bool = True, archive_seconds_max: float = 0) -> None:
@@ -183,7 +190,10 @@ class SparkStart:
             self._error = error
         except Exception as error:  # noqa: BLE001  # session() raises it
             # If stop() ended the JVM during its start, that is no error.
-            if not self._is_unwanted.is_set():
+            if self._is_unwanted.is_set():
+                return
+            self._error = error
+            if not lacks_memory(error):
                 self._error = SparkStartError(_reason(error, self._log), _keep(self._log))
                 self._error.__cause__ = error
         finally:

@@ -22,7 +22,7 @@ from fleet.nodes.connections import (
     refuses_database,
     unreachable_error,
 )
-from fleet.nodes.daemon_threads import THREADS_MAX, start_daemons
+from fleet.nodes.daemon_threads import THREADS_MAX, await_futures, start_daemons
 from fleet.nodes.privileges import find_connect_problems
 from fleet.nodes.problems import RUN_INIT, NodeProblem, raising_unfit, refuse_unfit
 from fleet.nodes.shut_down import cancel_statements
@@ -212,8 +212,7 @@ def _connect_all(nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]) -
             future.set_exception(error)
 
     try:
-        start_daemons(connect_one, left, "connect")
-        wait(futures)
+        await_futures(futures, start_daemons(connect_one, left, "connect"))
     except KeyboardInterrupt:
         left.clear()
         for future in futures:

@@ -10,15 +10,18 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from contextvars import copy_context
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeAlias
 
 import pyarrow as pa
 
+from storage.process_memory import TooLittleMemoryError
+
 Batches: TypeAlias = "Generator[pa.Array[Any], None, None]"
 # Reading pauses at this size of the batches that are not released yet; one more batch may exceed it.
 AHEAD_BYTES = 16 << 20
+LOOK_SECONDS = 1.0
 
 
 class _Ahead:
@@ -59,12 +62,20 @@ class _Ahead:
     def batches(self) -> Iterator[pa.Array[Any]]:
         """Yield the batches; raise what the reading raised."""
         self._thread.start()
-        while (size_bytes := self._ready.get()) is not None:
+        while (size_bytes := self._next()) is not None:
             # Hold no reference to a batch: one may have 100 MB.
-            yield self._ready.get()
+            yield self._next()
             self._released.put(size_bytes)
         if self._error is not None:
             raise self._error
+
+    def _next(self) -> Any:
+        while True:
+            try:
+                return self._ready.get(timeout=LOOK_SECONDS)
+            except Empty:
+                if not self._thread.is_alive() and self._ready.empty():
+                    raise self._error or TooLittleMemoryError("the thread that reads ahead has ended") from None
 
     def stop(self) -> None:
         """Stop reading after the current batch, and wait for the thread.

@@ -41,7 +41,7 @@ from cli.output.results import write_document
 from cli.output.stopping import begin_stopping
 from cli.output.streams import secure_streams, unwritten
 from columns.allocator import choose_allocator
-from storage.errors import UsageError
+from storage.errors import SnapshotError, UsageError
 from storage.open_files import raise_limit
 from storage.thread_starts import limit_thread_starts
 from storage.waits import listening
@@ -283,12 +283,12 @@ def main() -> None:
         # Else it is ignored, as whoever started this process wants it.
         signal.signal(signal.SIGINT, _interrupt)
     limit_thread_starts()
-    nudge_until_handled()
     find_starter()
     arguments = sys.argv[1:]
     try:
+        nudge_until_handled()
         code = run(arguments)
-    except KeyboardInterrupt as error:  # while an error was reported
+    except (KeyboardInterrupt, RuntimeError, SnapshotError) as error:  # while one was reported, or without a thread
         shared = _before_dashes(arguments)
         code = report(failure_of(error), error, json="--json" in shared, verbose="--verbose" in shared)
     if why := unwritten():

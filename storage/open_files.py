@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import resource
+from collections.abc import Mapping
 from contextlib import suppress
 
-from storage.errors import SnapshotError, UnreachableError
+from storage.causes import OF_SERVER, is_behind
+from storage.errors import UnreachableError
 
 USED_UP = {errno.EMFILE, errno.ENFILE}
 # Libraries pass it on as text, and so do executors.
 TEXTS = tuple(os.strerror(number).lower() for number in USED_UP)
 OF_MACHINE = os.strerror(errno.ENFILE).lower()
-# A server's message begins with its severity: the limit is the server's.
-OF_SERVER = re.compile(r"\b[A-Z]{3,}:  ")
 # What macOS grants although it says that there is no hard limit.
 GRANTED_ANYWAY = 10_240
 FILES_PER_CONNECTION = 3
@@ -34,11 +33,11 @@ HINT_OF_MACHINE = "raise it with sysctl fs.file-max, or see which processes have
 class OpenFilesError(UnreachableError):
     """The process may open no more files and connections."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, details: Mapping[str, object] | None = None) -> None:
         is_machine = OF_MACHINE in reason.lower()
         limit = "the machine's limit on open files (fs.file-max) is used up" if is_machine else limit_text()
         hint = HINT_OF_MACHINE if is_machine else HINT
-        super().__init__(f"{limit}: {reason}", hint=hint, details={"limit": open_files_limit()})
+        super().__init__(f"{limit}: {reason}", hint=hint, details={**(details or {}), "limit": open_files_limit()})
 
 
 def open_files_limit() -> int:
@@ -83,19 +82,4 @@ def says_used_up(text: str) -> bool:
 
 def is_used_up(error: BaseException) -> bool:
     """Whether this error, or one that caused it, is that no more files can be opened."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        if isinstance(link, OSError) and link.errno in USED_UP:
-            return True
-        text = link.message if isinstance(link, SnapshotError) else ""
-        # An exception of Java's asks its process, which may have ended.
-        with suppress(Exception):
-            text = text or str(link)
-        # A server's errors have an SQLSTATE, those of its client library none; the first cause says whose text it is.
-        is_server = any(getattr(one, "sqlstate", None) for one in (link, link.__cause__))
-        if says_used_up(text) and not is_server:
-            return True
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return False
+    return is_behind(error, USED_UP, says_used_up)

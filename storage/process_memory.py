@@ -1,25 +1,41 @@
-"""The memory of the command's machine: a command that gets no more of it says so, and is repeated with more."""
+"""Recognize errors that mean that the process can't get more memory, or start no more threads, which need some."""
 
 from __future__ import annotations
 
 import errno
+import os
+import re
 
-from storage.errors import UnreachableError, find_behind
+from storage.causes import is_behind
+from storage.errors import UnreachableError
 
 HINT = (
-    "give the command more memory and repeat it; it may have a limit: MemoryMax= of a systemd unit, the container's,"
-    " ulimit -v"
+    "give the command more memory and threads and repeat it; it may have a limit: MemoryMax= or TasksMax= of a systemd"
+    " unit, the container's, ulimit -v or -u"
+)
+# As Python, the loader of libraries, Arrow, the JVM and its launcher say it.
+TEXT = re.compile(
+    rf"""\bMemoryError\b | ArrowMemoryError | OutOfMemoryError | {re.escape(os.strerror(errno.ENOMEM)).lower()}
+      | can't\ start\ new\ thread | unable\ to\ create\ native\ thread | failed\ to\ map\ segment
+      | could\ not\ (?:reserve\ enough\ space|allocate\ ) | insufficient\ memory | malloc\ of\ size | out\ of\ memory
+      | cannot\ create\ (?:\w+\ )*thread | fork:\ (?:retry:\ )?{re.escape(os.strerror(errno.EAGAIN)).lower()}
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 
 
 class TooLittleMemoryError(UnreachableError):
     """The process gets no more memory."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"too little memory: {reason}" if reason else "too little memory", hint=HINT)
+    def __init__(self, reason: str, hint: str = HINT) -> None:
+        super().__init__(f"too little memory: {reason}" if reason else "too little memory", hint=hint)
+
+
+def says_no_memory(text: str) -> bool:
+    """Whether a library's message, or the JVM's, is that there is no more memory."""
+    return TEXT.search(text) is not None
 
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether this error, or one that caused it, is that the process gets no more memory."""
-    found = find_behind(error, OSError)
-    return find_behind(error, MemoryError) is not None or (found is not None and found.errno == errno.ENOMEM)
+    return is_behind(error, {errno.ENOMEM}, says_no_memory)

@@ -28,7 +28,8 @@ MEANINGS: dict[int, str] = {
     INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or nothing was there to compare or to ask",
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
     " settles it",
-    UNREACHABLE: "a node or the store can't be reached, or a node can't do its part now: its disk is full, say",
+    UNREACHABLE: "a node or the store can't be reached, or a node can't do its part now: its disk is full, say; or the"
+    " command or an executor gets no more memory, threads or open files",
     BUSY: "another operation is running",
     CANCELLED: "cancelled from elsewhere, or by SIGTERM",
     INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",

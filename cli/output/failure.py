@@ -24,9 +24,9 @@ from cli.output.format import name_fleet, printable
 from cli.output.results import write_document
 from cli.output.stopping import cancel_request, owner_text
 from cli.output.streams import unwritten
-from storage.errors import RefusedError, SnapshotError, StoppedError, UnreachableError, find_behind, redact
-from storage.open_files import HINT, OpenFilesError, is_used_up
-from storage.process_memory import TooLittleMemoryError, lacks_memory
+from storage.errors import SnapshotError, StoppedError, find_behind, redact
+from storage.open_files import HINT, is_used_up
+from storage.used_up import find_used_up
 
 ERROR_SCHEMA = "cutline/error/1"
 
@@ -49,29 +49,20 @@ def failure_of(error: BaseException) -> CommandFailure:
     """Classify `error`; write the traceback of a bug to a file."""
     if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
         return _interrupted(interrupt, find_behind(error, StoppedError))
-    if is_used_up(error):
-        return _out_of_files(error)
+    if (found := find_used_up(error)) is not None:
+        return _failure(found)
     if isinstance(error, SnapshotError):
-        return CommandFailure(error.exit_code, error.slug, error.message, error.hint, error.details)
+        hint = "; ".join(filter(None, [error.hint, HINT])) if is_used_up(error) else error.hint
+        return replace(_failure(error), hint=hint)
     if isinstance(error, _USAGE_MISTAKE):
         return _usage_mistake(error)
     if isinstance(error, typer.Abort):
         return _interrupted(KeyboardInterrupt(), None)
-    if lacks_memory(error):
-        return failure_of(TooLittleMemoryError(str(error)))
     return _bug(error)
 
 
-def _out_of_files(error: BaseException) -> CommandFailure:
-    """The failure of a command that could open no more files, whatever was taken for the reason where that was met."""
-    if isinstance(error, SnapshotError) and not isinstance(error, (UnreachableError, RefusedError)):
-        # Such as one whose commit may be stored.
-        hint = f"{error.hint}; {HINT}" if error.hint else HINT
-        return CommandFailure(error.exit_code, error.slug, error.message, hint, error.details)
-    reason = error.message if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}"
-    found = OpenFilesError(reason)
-    details = error.details if isinstance(error, SnapshotError) else {}
-    return CommandFailure(found.exit_code, found.slug, found.message, found.hint, details | found.details)
+def _failure(error: SnapshotError) -> CommandFailure:
+    return CommandFailure(error.exit_code, error.slug, error.message, error.hint, error.details)
 
 
 def _interrupted(interrupt: KeyboardInterrupt, stopped: StoppedError | None) -> CommandFailure:

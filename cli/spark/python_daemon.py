@@ -17,8 +17,8 @@ import os
 import signal
 import sys
 
-# Otherwise OpenBLAS, which nothing here uses, would start threads.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Otherwise OpenBLAS, which nothing here uses, would start threads (columns/allocator.py).
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import adbc_driver_postgresql
 import pandas

@@ -43,7 +43,7 @@ from fleet.spark_masters import has_executors, runs_on_this_machine
 from storage import waits
 from storage.errors import RefusedError, SnapshotError, UsageError, redact
 from storage.open_files import says_used_up
-from storage.process_memory import TooLittleMemoryError, lacks_memory
+from storage.process_memory import HINT, TooLittleMemoryError, says_no_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,7 +137,7 @@ class SparkStart:
         self._thread.start()
 
     def session(self) -> SparkSession:
-        """The session; waits until it has started. Raises NoJavaError, SparkStartError, or what lacks_memory knows."""
+        """The session; waits until it has started. Raises NoJavaError, SparkStartError or TooLittleMemoryError."""
         # Without memory the thread may end before it can say so.
         while not self._is_over.wait(LOOK_SECONDS) and self._thread.is_alive():
             pass
@@ -190,11 +190,8 @@ class SparkStart:
             self._error = error
         except Exception as error:  # noqa: BLE001  # session() raises it
             # If stop() ended the JVM during its start, that is no error.
-            if self._is_unwanted.is_set():
-                return
-            self._error = error
-            if not lacks_memory(error):
-                self._error = SparkStartError(_reason(error, self._log), _keep(self._log))
+            if not self._is_unwanted.is_set():
+                self._error = _start_error(error, self._log)
                 self._error.__cause__ = error
         finally:
             self._is_over.set()
@@ -287,6 +284,16 @@ class SparkStart:
         jvm.wait()
 
 
+def _start_error(error: Exception, log: Path) -> SnapshotError:
+    reason, kept = _reason(error, log), _keep(log)
+    if not says_no_memory(reason):
+        return SparkStartError(reason, kept)
+    return TooLittleMemoryError(
+        f"spark did not start: {reason}",
+        hint=f"{HINT}; the heap of its process is driver.memory in [spark] of fleet.toml; its log: {kept}",
+    )
+
+
 def _keep(log: Path) -> Path:
     """Copy the log to where it outlives the command; only its owner can read it."""
     handle, kept = tempfile.mkstemp(prefix="snapshot-spark-", suffix=".log", dir=lasting_folder())
@@ -345,6 +352,8 @@ def _reason(error: Exception, log: Path) -> str:
         return "its executors end as soon as they begin; the logs of the cluster's workers say why"
     if any(map(says_used_up, logged)):
         return "too many open files"
+    if lacking := next(filter(says_no_memory, [*logged, *lines]), ""):
+        return lacking
     if text and "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
         return f"{reason}: {causes[-1]}" if causes else reason
     if any(UNTRUSTED in line for line in logged):

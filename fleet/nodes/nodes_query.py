@@ -39,6 +39,7 @@ class NodesQuery(Generic[T]):
         self._nodes, self._ask, self._seconds_max = tuple(nodes), ask, seconds_max
         self._found: dict[str, T] = {}
         self._problems: dict[str, str] = {}
+        self._errors: list[Exception] = []
         self._deadline = time.monotonic() + seconds_max
         self._left = deque(self._nodes)
         self._threads = start_daemons(self._ask_one, self._left, "query")
@@ -55,12 +56,16 @@ class NodesQuery(Generic[T]):
             self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
         except psycopg.Error as error:
             self._problems[node.id] = unreachable_error(node, error).message.removeprefix(f"node {node.id}: ")
+        except Exception as error:  # noqa: BLE001  # answers() raises it: such as that this process gets no more memory
+            self._errors.append(error)
 
     def answers(self) -> NodeAnswers[T]:
         """Wait for the answers until the time limit."""
         for thread in self._threads:
             thread.join(max(0.0, self._deadline - time.monotonic()))
         self._left.clear()
+        for error in self._errors:
+            raise error
         found, problems = dict(self._found), dict(self._problems)
         late = f"no answer within {self._seconds_max:.0f} s"
         return NodeAnswers(

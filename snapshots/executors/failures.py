@@ -9,17 +9,26 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from storage.causes import OF_SERVER
 from storage.errors import RefusedError, SnapshotError, error_of, report_of
+from storage.process_memory import TooLittleMemoryError, says_no_memory
 
 # Before the report of an error that ends a task: PythonException passes on its text.
 MARK = "cutline-error "
 EXECUTOR = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
+TASK = re.compile(rf".*{EXECUTOR.pattern}: ")
 LACKS_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] .*?different version: (\S+) than that in driver: (\S+?)[,.]? ")
 # The number as Java 21 (error=2, …) and Java 25 (error: 2 (…)) say it.
 NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"[^\n]*?error[=:] ?(\d+)')
 PYTHON_HINT = "set pyspark.python in [spark] of fleet.toml to a Python that every executor has: docs/spark.md"
 FULL_HINT = "give its user more processes (ulimit -u) or its machine more memory"
+
+MEMORY_HINT = (
+    "give the executors more memory in [spark] of fleet.toml (executor.memory, executor.memoryOverhead), or run fewer"
+    " tasks at once; tasks of this machine need its own memory, which may have a limit: MemoryMax= of a systemd unit,"
+    " the container's, ulimit -v"
+)
 
 
 class ExecutorPythonError(RefusedError):
@@ -72,4 +81,8 @@ def find_executor_error(text: str) -> SnapshotError | None:
         path, number = program.group(1), int(program.group(2))
         hint = FULL_HINT if number in {errno.EAGAIN, errno.ENOMEM} else PYTHON_HINT
         return ExecutorPythonError(f"{name}: it cannot run {path}: {os.strerror(number)}", hint=hint)
+    if no_memory := next(
+        (line for line in text.splitlines() if says_no_memory(line) and not OF_SERVER.search(line)), ""
+    ):
+        return TooLittleMemoryError(f"{name}: {TASK.sub('', no_memory).strip()}", hint=MEMORY_HINT)
     return None

@@ -34,9 +34,8 @@ from snapshots.records.restore_figures import RestoreFigures
 from storage.clock import utc_now
 from storage.errors import IndeterminateError, SnapshotError, StoppedError, UnreachableError, find_behind
 from storage.ids import new_operation_id
-from storage.open_files import is_used_up
-from storage.process_memory import lacks_memory
 from storage.store import ObjectExistsError, ObjectStore
+from storage.used_up import find_used_up
 from wal.segments.own_store import StoreGoneError
 
 # The exit codes of what is no SnapshotError (cli/output/exit_codes.py).
@@ -176,9 +175,8 @@ def code_of(error: BaseException) -> int:
     if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
         # SIGTERM gives its number.
         return CANCELLED if interrupt.args else INTERRUPTED
-    if isinstance(error, SnapshotError):
-        return error.exit_code
-    return UnreachableError.exit_code if lacks_memory(error) or is_used_up(error) else BUG
+    found = find_used_up(error) or error
+    return found.exit_code if isinstance(found, SnapshotError) else BUG
 
 
 def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:

@@ -74,12 +74,30 @@ def test_an_answer_is_compared_with_the_driver(tmp_path: Path, changed: dict[str
             " that in driver: 3.11, PySpark cannot run with different minor versions.",
             "an executor: its Python is 3.12, here it is 3.11",
         ),
-        (f"{LOST}java.lang.OutOfMemoryError", None),
+        (f"{LOST}org.postgresql: FATAL:  out of memory", None),
     ],
 )
 def test_a_failed_job_tells_what_an_executor_lacks(text: str, said: str | None) -> None:
     found = find_executor_error(text)
     assert (found and found.message) == said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "java.lang.OutOfMemoryError: Java heap space",
+        "org.apache.spark.api.python.PythonException: pyarrow.lib.ArrowMemoryError: malloc of size 1 failed",
+        "MemoryError",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "RuntimeError: can't start new thread",
+    ],
+)
+def test_an_executor_that_gets_no_more_memory_is_no_bug(text: str) -> None:
+    found = find_executor_error(f"Job aborted:\n{LOST}{text}\n\tat org.apache.spark")
+    assert found is not None
+    assert (found.exit_code, found.slug) == (6, "too-little-memory")
+    assert found.message == f"too little memory: executor 1 on 10.0.0.2: {text}"
+    assert "executor.memory" in found.hint
 
 
 def test_an_executor_without_room_for_a_process_is_no_lack_of_python() -> None:

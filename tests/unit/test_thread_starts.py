@@ -100,7 +100,7 @@ def test_threads_start_as_before() -> None:
 @pytest.mark.usefixtures("limited")
 def test_a_start_of_spark_whose_library_can_not_start_a_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.SparkStart, "_build", lambda _: Dying().start())
-    with spark.SparkStart("local[1]", {}, "test") as start, pytest.raises(RuntimeError) as raised:
+    with spark.SparkStart("local[1]", {}, "test") as start, pytest.raises(TooLittleMemoryError) as raised:
         start.session()
     assert failure_of(raised.value).code == 6
 

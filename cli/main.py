@@ -1,4 +1,4 @@
-"""The entry point `snapshot`: the table of commands, their shared options, and exit codes.
+"""The program `snapshot`: the table of commands, their shared options, and exit codes.
 
 A command's module is imported when the command runs, so that `--help` and a mistyped option answer at once. Every
 error ends in `run`, which reports it and returns its exit code (cli/output/exit_codes.py).
@@ -50,7 +50,7 @@ PROGRAM = "snapshot"
 # The signals that ended the command, other than Ctrl-C.
 _signals: list[int] = []
 # A nudge raises an interrupt that was lost.
-INTERRUPTING = (signal.SIGINT, signal.SIGTERM, NUDGE)
+INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, NUDGE)
 # timeout(1) sends its signal to the command and to the command's group: what follows the first so soon is the same.
 # Ctrl-C that is pressed again and again interrupts once a second.
 SAME_SECONDS = 1.0
@@ -274,19 +274,16 @@ def _given_fleet(shared: Sequence[str]) -> str | None:
 
 
 def main() -> None:
-    """Run `snapshot` and exit. SIGTERM unwinds the stack as Ctrl-C does, so that cleanup runs."""
+    """Run `snapshot` and exit. SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that cleanup runs."""
     secure_streams()
     raise_limit()
     choose_allocator()
-    signal.signal(signal.SIGTERM, _unwind)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Else it is ignored, as whoever started this process wants it.
-        signal.signal(signal.SIGINT, _interrupt)
     limit_thread_starts()
     find_starter()
     arguments = sys.argv[1:]
     try:
         nudge_until_handled()
+        _handle_signals()
         code = run(arguments)
     except (KeyboardInterrupt, RuntimeError, SnapshotError) as error:  # while one was reported, or without a thread
         shared = _before_dashes(arguments)
@@ -298,6 +295,14 @@ def main() -> None:
     for number in INTERRUPTING:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
+
+
+def _handle_signals() -> None:
+    signal.signal(signal.SIGTERM, _unwind)
+    for number, handler in {signal.SIGINT: _interrupt, signal.SIGHUP: _unwind}.items():
+        # Else it is ignored, as whoever started this process wants it: nohup, say.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @contextmanager

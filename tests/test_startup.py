@@ -56,7 +56,7 @@ app()
 """
 
 
-OWN_APPLICATION = "from cli.main import main; main()"
+OWN_APPLICATION = "from cli.entry import main; main()"
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:

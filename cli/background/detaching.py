@@ -138,8 +138,11 @@ def _await_operation(process: subprocess.Popen[bytes], answers: IO[bytes], relay
                 relay.pass_on()
                 return ""
         except KeyboardInterrupt as interrupt:
-            is_ended = True
-            process.send_signal(interrupt.args[0] if interrupt.args else signal.SIGINT)
+            number = interrupt.args[0] if interrupt.args else signal.SIGINT
+            # The end of the terminal is nothing to what runs in the background; its files get their names.
+            if number != signal.SIGHUP:
+                is_ended = True
+                process.send_signal(number)
 
 
 def _new_files() -> OutputFiles:

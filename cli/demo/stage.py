@@ -1,7 +1,7 @@
 """The demo's resources: a folder, two embedded fleets, one Spark session, the bank workload.
 
-However the story ends, all of them are removed: no process and no file is left. The first Ctrl-C or SIGTERM starts
-the cleanup and later ones do not interrupt it; each step of the cleanup has a time limit.
+However the story ends, all of them are removed: no process and no file is left. The first Ctrl-C, SIGTERM or SIGHUP
+starts the cleanup and later ones do not interrupt it; each step of the cleanup has a time limit.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ SPARK_MASTER = "local[*]"
 # The data is small and every job runs once, so the JVM's optimising compiler costs more than it saves
 # (measured: 9 s of processor time for the first fold, instead of 4).
 SPARK_SETTINGS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.shuffle.partitions": "2"}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stage:
@@ -115,7 +116,7 @@ class Stage:
 
 
 class Interrupts:
-    """Within the block, handles the first SIGINT or SIGTERM as before the block and ignores all later ones.
+    """Within the block, handles the first SIGINT, SIGTERM or SIGHUP as before the block and ignores all later ones.
 
     `raised` is the exception that the first one raised.
     """
@@ -123,7 +124,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._held = False
         self.raised: BaseException | None = None
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def hold(self) -> None:
         """Ignore all further signals."""

@@ -31,7 +31,7 @@ MEANINGS: dict[int, str] = {
     UNREACHABLE: "a node or the store can't be reached, or a node can't do its part now: its disk is full, say; or the"
     " command or an executor gets no more memory, threads or open files",
     BUSY: "another operation is running",
-    CANCELLED: "cancelled from elsewhere, or by SIGTERM",
+    CANCELLED: "cancelled from elsewhere, or by SIGTERM or SIGHUP",
     INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
     DDL_REFUSED: "restored, but the target refused some DDL statements; the databases get their names only"
     " with --allow-refused-ddl",

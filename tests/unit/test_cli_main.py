@@ -25,7 +25,7 @@ from cli.main import COMMANDS, SnapshotGroup, app, hoist_shared_options
 from cli.output.exit_codes import MEANINGS
 from storage.errors import UsageError
 
-PROGRAM = [sys.executable, "-c", "from cli.main import main; main()"]
+PROGRAM = [sys.executable, "-c", "from cli.entry import main; main()"]
 
 # A stand-in for a command, so that these tests don't depend on the behaviour of a real one.
 STAND_IN = """
@@ -88,6 +88,10 @@ def stand_in(context: typer.Context, how: str) -> None:
             sys.stderr.write("cleaned\\n")
     with progress(context) as steps:
         steps.step("count", total=2, unit="rows")
+        if how == "wait in a step":
+            import time
+            sys.stderr.write("waiting\\n")
+            time.sleep(60)
         steps.advance(2)
         steps.note("nearly there")
     emit(context, {"schema": "cutline/stand-in/1", "how": how}, [f"it was {how} [here]"])
@@ -242,7 +246,7 @@ def test_an_interrupt_exits_130() -> None:
     assert read_document(run_stand_in("interrupt", "--json"))["error"] == "interrupted"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 8)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 8), (signal.SIGHUP, 8)])
 def test_a_signal_ends_the_command_with_its_code(number: signal.Signals, code: int) -> None:
     program = [sys.executable, "-c", STAND_IN, "stand-in", "wait"]
     with subprocess.Popen(program, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -253,6 +257,66 @@ def test_a_signal_ends_the_command_with_its_code(number: signal.Signals, code: i
         process.communicate(timeout=20)
         assert process.returncode == code
         assert time.monotonic() - began < 10
+
+
+# What imports cli.main gets a signal there.
+IMPORTING = """
+import os, sys
+class Finder:
+    def find_spec(name, *_):
+        if name == "cli.main":
+            os.kill(os.getpid(), int(sys.argv[1]))
+            os._exit(99)
+sys.meta_path.insert(0, Finder)
+from cli.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["--json"], ["--", "--json"]], ids=" ".join)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_the_imports_ends_the_command_as_later_ones_do(
+    number: signal.Signals, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = _run([sys.executable, "-c", IMPORTING], (str(int(number)), *words), {})
+    interrupt = KeyboardInterrupt() if number == signal.SIGINT else KeyboardInterrupt(number)
+    code = failure.report(failure.failure_of(interrupt), interrupt, json=words == ["--json"], verbose=False)
+    assert (done.returncode, (done.stdout, done.stderr)) == (code, capsys.readouterr())
+
+
+@pytest.mark.parametrize("program", [IMPORTING, STAND_IN], ids=["during the imports", "later"])
+def test_a_command_that_is_to_ignore_the_end_of_its_terminal_does(program: str) -> None:
+    """As by nohup; a shell's background jobs ignore Ctrl-C, too."""
+    words = [str(int(signal.SIGHUP))] if program == IMPORTING else ["stand-in", "wait"]
+    line = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-c", program, *words]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        if program == STAND_IN:
+            assert process.stderr.readline() == "waiting\n"
+            process.send_signal(signal.SIGHUP)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+            process.terminate()
+        assert process.wait(20) == (99 if program == IMPORTING else 8)
+
+
+def test_a_command_cleans_up_when_its_terminal_is_gone(tmp_path: Path) -> None:
+    """As where an ssh session ends: it gets SIGHUP, and can't write any more."""
+    master, slave = os.openpty()
+    program = f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY)\n{STAND_IN}"
+    words = [sys.executable, "-c", program, "stand-in", "wait in a step"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment
+    ) as process:
+        os.close(slave)
+        shown = b""
+        while b"waiting" not in shown:
+            shown += os.read(master, 4096)
+        assert list(tmp_path.iterdir())
+        os.close(master)
+        assert process.wait(20) == 8
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("how", ["waited", "finalized", "nested"])

@@ -8,18 +8,22 @@ the same. The operator decides what becomes of it: mend what refuses and resume,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from fleet.nodes.encodings import raw_text
 from fleet.some_names import join_some
 from restore.build import FinishedDatabase
 from restore.checked_ddl import read_all_ddl
-from restore.ddl.ddl import MATERIALIZED_VIEW, DdlEntry, Refusal, show_name
+from restore.database_plan import plan_database
+from restore.ddl.ddl import DATABASE, MATERIALIZED_VIEW, Ddl, DdlEntry, Refusal, show_name
 from restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath
 from restore.ddl.running import EARLIER
 from restore.obstacles.obstacles import Obstacles
 from restore.report import RefusedStatement, access_to, describe_refusals
+from restore.roles import name_bytes
 from restore.run import RestoreRun
-from restore.targets.target import Target
+from restore.targets.target import Target, TargetUnfitError
 from storage.errors import SnapshotError
 
 # Of each database; a record is a comment on it.
@@ -86,10 +90,21 @@ def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) ->
     """What an earlier process was refused and did without, with the statements as far as the snapshot has them."""
     if not labels:
         return []
-    ddl = read_all_ddl(run.plan, [target], run.connections, run.folder, Obstacles(), {}).ddl.get(target.shard)
-    sections = ddl.sections if ddl else {}
+    databases = {target.shard: plan_database(run.plan, target, run.connections[target.shard])}
+    ddl = read_all_ddl(run.plan, [target], run.connections, run.folder, Obstacles(), databases).ddl.get(target.shard)
+    sections = {**ddl.sections, DATABASE: _entries_of_database(run, target, ddl)} if ddl else {}
     found = {entry.label: Refusal(entry, name, EARLIER, "") for name, entries in sections.items() for entry in entries}
     found |= {one.label: one for one in (ddl.lost if ddl else ())}
     known = {one.object: one for one in describe_refusals(target, [found[one] for one in labels if one in found])}
     lacking = RefusedStatement(target.node.id, target.database, "", reason=EARLIER, access=access_to(target))
     return [known.get(one) or replace(lacking, object=one) for one in labels]
+
+
+def _entries_of_database(run: RestoreRun, target: Target, ddl: Ddl) -> tuple[DdlEntry, ...]:
+    """What belongs to the database itself, with its statements as the database stores them."""
+    pieces = ddl.database.pieces(ddl.database.name) if ddl.database else []
+    texts = ["\n".join(piece.statements) for piece in pieces]
+    connection, encoding = run.connections[target.shard], run.plan.chain.baseline[target.source].encoding
+    with suppress(TargetUnfitError):
+        texts = list(map(raw_text, name_bytes(connection, texts, encoding)))
+    return tuple(DdlEntry(0, piece.kind, "", piece.name, text) for piece, text in zip(pieces, texts, strict=True))

@@ -196,14 +196,17 @@ class DdlRun:
         shown = self.ddl.database.pieces(self.ddl.database.name)
         pieces = self.ddl.database.pieces(database_name(self.node.dsn))
         for number, (piece, named) in enumerate(zip(pieces, shown, strict=True), DATABASE_NUMBER):
-            entry = DdlEntry(number, piece.kind, "", piece.name, "\n".join(named.statements))
+            shown_text = "\n".join(named.statements)
+            entry = DdlEntry(number, piece.kind, "", piece.name, shown_text)
             try:
                 text = _stored_text(connection, "\n".join(piece.statements))
+                named_text = _stored_text(connection, shown_text)
             except psycopg.DataError as error:
-                self.refusals[number] = Refusal(entry, DATABASE, shorten_message(error), entry.statements)
+                self.refusals[number] = Refusal(entry, DATABASE, shorten_message(error), shown_text)
                 continue
             if refusal := self._try(connection, DATABASE, replace(entry, statements=text)):
-                self.refusals[number] = replace(refusal, entry=entry, statement=entry.statements)
+                named_entry = replace(entry, statements=named_text)
+                self.refusals[number] = replace(refusal, entry=named_entry, statement=shown_text)
 
     @property
     def _tables(self) -> dict[int, DdlEntry]:

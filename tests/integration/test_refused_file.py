@@ -8,11 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+import restore.refused
 from cli.output.refused_statements import READING, write_refused
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
@@ -20,12 +23,15 @@ from fleet.nodes.connections import with_database
 from fleet.nodes.watch import watch_nodes
 from fleet.programs.wheel import run_tool, tool
 from fleet.tables.names import quote_identifier
+from restore.checked_ddl import CheckedDdl
+from restore.ddl.database_ddl import DatabaseDdl
 from restore.ddl.ddl import PRE_DATA, DdlEntry, Refusal
-from restore.ddl.running import DdlRun
+from restore.ddl.running import EARLIER, DdlRun
 from restore.ddl.statements import is_statements_alone
 from restore.report import RefusedStatement, describe_refusals
 from restore.targets.target import target_of
-from tests.commands.ddl_runs import dumped_ddl
+from snapshots.records.database_facts import DatabasePrivilege, DatabaseProperties
+from tests.commands.ddl_runs import NOTHING, dumped_ddl
 from tests.integration.refusing import execute
 
 SOURCE, AGAIN, ROLE = "refused_source", "refused_again", "refused_owner"
@@ -122,7 +128,9 @@ def rows_of(node: Node) -> list[str]:
 def run_psql(*arguments: str, settings: str = os.devnull) -> subprocess.CompletedProcess[str]:
     """Run psql with this file in the place of ~/.psqlrc."""
     command, environment = [*tool("psql"), "--quiet", *arguments], os.environ | {"PSQLRC": settings}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=60, check=False, env=environment
+    )
 
 
 def test_statements_of_each_node_run_in_its_database_alone(two: list[Node], tmp_path: Path) -> None:
@@ -210,6 +218,40 @@ def test_no_statement_runs_a_program(
             assert marker.exists(), name
         for node in two:
             execute(node.dsn, "TRUNCATE job")
+
+
+def test_what_belongs_to_the_database_is_in_its_encoding(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it was an earlier process of the restore that was refused it."""
+    again, role = with_database(source, AGAIN), "refused_né"
+    grant = DatabasePrivilege(grantor="", grantee=role, privilege="CONNECT", with_grant_option=False)
+    database = DatabaseDdl(AGAIN, DatabaseProperties(owner="", privileges=(grant,)), "postgres")
+    ddl, target = replace(NOTHING, database=database), target_of("s1", again, (), "0" * 32)
+    with watch_nodes([source]) as watch, psycopg.connect(source.dsn) as connection:
+        run = DdlRun(again, ddl, watch)
+        run.all_sections()
+        (refused,) = describe_refusals(target, run.refusals.values())
+        assert refused.reason.endswith("does not exist")
+        assert f'TO "{role}"' in refused.statement
+        monkeypatch.setattr(restore.refused, "plan_database", lambda *_: None)
+        monkeypatch.setattr(restore.refused, "read_all_ddl", lambda *_: CheckedDdl({"s1": ddl}))
+        baseline = {target.source: SimpleNamespace(encoding="LATIN1")}
+        plan = SimpleNamespace(chain=SimpleNamespace(baseline=baseline))
+        resumed: Any = SimpleNamespace(plan=plan, connections={"s1": connection}, folder=tmp_path)
+        (earlier,) = restore.refused._describe_earlier(resumed, target, [refused.object])
+    assert (earlier.reason, earlier.script) == (EARLIER, refused.script)
+    path, _ = write_refused("database", [refused], tmp_path, is_published=True)
+    in_utf8 = make_conninfo(again.dsn, client_encoding="UTF8")
+    try:
+        execute(in_utf8, f'CREATE ROLE "{role}"')
+        done = run_psql("--set=ON_ERROR_STOP=1", f"--file={path}", source.dsn)
+        assert (done.returncode, done.stderr) == (0, "")
+        with psycopg.connect(again.dsn) as connection:
+            query = "SELECT array_to_string(datacl, ' ') FROM pg_database WHERE datname = current_database()"
+            assert f"{role}" in connection.execute(query).fetchone()[0]  # type: ignore[index]  # one row
+    finally:
+        execute(in_utf8, f'REVOKE ALL ON DATABASE {AGAIN} FROM "{role}"', f'DROP ROLE "{role}"')
 
 
 # psql takes what follows each of them for a part of it, or of its data, or of a transaction that is not committed.

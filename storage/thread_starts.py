@@ -37,6 +37,8 @@ def limit_thread_starts() -> None:
 
 def _start_limited(thread: threading.Thread) -> None:
     own: Any = thread
-    if own._initialized and not own._started.is_set():
+    # One that was not initialized has none, and one that was started before raises.
+    begun = getattr(own, "_started", None)
+    if begun is not None and not begun.is_set():
         own._started = _Begun()
     _start(thread)

@@ -355,7 +355,7 @@ def test_a_role_that_may_not_fill_the_tables_is_told_before_any_row(runs: Runs, 
     scope = RestoreScope(no_owner=True)
     with pytest.raises(TargetUnfitError, match=r"TABLE DATA kept\.kind: permission denied for table kind") as raised:
         runs.restore(NAME, as_other, scope=scope)
-    assert "change user to a superuser in the \\connect lines of the file of refused statements" in raised.value.hint
+    assert "change user in the \\connect lines to a superuser and run it" in raised.value.hint
     # Rows may be secret.
     assert "mine" not in f"{raised.value}{raised.value.details}"
     report = runs.restore(NAME, as_other, scope=scope, allow_refused_ddl=True)

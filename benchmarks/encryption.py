@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks import cutline as cutline_side
 from benchmarks.cutline import Cutline
 from benchmarks.parts import CUTLINE_DATABASE, Bench
-from fleet.config import load_fleet
-from fleet.progress import Silent
+from cutline.fleet.config import load_fleet
+from cutline.fleet.progress import Silent
 
 ROUNDS = 5
 TEXT_ROWS_SHARE = 5
@@ -56,7 +56,7 @@ def _round(bench: Bench, kind: str, cutline: Cutline, target: Path) -> Callable[
 
 def _with_store(bench: Bench, cutline: Cutline, kind: str) -> Cutline:
     """The commands with a store of their own."""
-    from snapshots.create.initialise import initialise
+    from cutline.snapshots.create.initialise import initialise
 
     work, given = bench.shard.work, cutline.fleet.path.read_text()
     plain = "\n".join(line for line in given.splitlines() if not line.startswith("store ="))

@@ -19,23 +19,23 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from columns.bytes_column import from_arrow
-from embedded.fleet import start_fleet, stop_fleet
-from fleet.config import GroupRules, Node
-from fleet.lsn import Lsn
-from fleet.nodes.connections import connect
-from fleet.tables.groups import number_groups, read_tables
-from fleet.tables.publications import ensure_publications, publication_names
-from storage.location import StoreLocation
-from wal.decoding.decoder import Decoder
-from wal.drain.drain import SEGMENT_BYTES_MAX, drain
-from wal.drain.drain_task import DrainTask
-from wal.drain.peek import peek, peek_query
-from wal.segments.archive import SegmentRange
-from wal.segments.definitions import Definition
-from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import create_segment
-from wal.slots.slots import create_exported_slot
+from cutline.columns.bytes_column import from_arrow
+from cutline.embedded.fleet import start_fleet, stop_fleet
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.tables.groups import number_groups, read_tables
+from cutline.fleet.tables.publications import ensure_publications, publication_names
+from cutline.storage.location import StoreLocation
+from cutline.wal.decoding.decoder import Decoder
+from cutline.wal.drain.drain import SEGMENT_BYTES_MAX, drain
+from cutline.wal.drain.drain_task import DrainTask
+from cutline.wal.drain.peek import peek, peek_query
+from cutline.wal.segments.archive import SegmentRange
+from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import create_segment
+from cutline.wal.slots.slots import create_exported_slot
 
 CHANGES, TEXT_BYTES, REPEATS = 1_000_000, 12, 3
 # The changes of a transaction.

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fleet.programs.wheel import run_tool
+from cutline.fleet.programs.wheel import run_tool
 
 PACKAGES = ("cutline", "pyspark", "pyarrow", "psycopg", "adbc-driver-postgresql")
 
@@ -32,8 +32,8 @@ def environment() -> dict[str, object]:
 
 def java_version() -> str:
     """The version of the Java that Spark uses, "none" if there is none."""
-    from cli.spark.java import find_java
-    from storage.errors import SnapshotError
+    from cutline.cli.spark.java import find_java
+    from cutline.storage.errors import SnapshotError
 
     try:
         with TemporaryDirectory() as folder:

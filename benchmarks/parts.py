@@ -17,10 +17,10 @@ from benchmarks.cutline import Cutline
 from benchmarks.peers import Peers
 from benchmarks.results import Results
 from benchmarks.shard import Shard
-from embedded.fleet import start_fleet, stop_fleet
+from cutline.embedded.fleet import start_fleet, stop_fleet
 
 if TYPE_CHECKING:
-    from snapshots.records.commit import Commit
+    from cutline.snapshots.records.commit import Commit
 
 PARTS = ("create", "check", "increment", "restore", "encryption", "sizes", "cold")
 # Of the runs of the benchmark of sizes, what they are called here.

@@ -23,12 +23,12 @@ import psycopg
 from benchmarks import scale_databases as databases
 from benchmarks.memory import cpu_seconds, watched_memory
 from benchmarks.peers import size_bytes
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from embedded.folder import DATABASE
-from embedded.server import running_pid
-from fleet.programs.wheel import run_tool
+from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.embedded.folder import DATABASE
+from cutline.embedded.server import running_pid
+from cutline.fleet.programs.wheel import run_tool
 
-COMMAND = "from cli.main import main; main()"
+COMMAND = "from cutline.cli.main import main; main()"
 TABLES, CHANGES, BYTES, ROWS = PARTS = ("tables", "changes", "bytes", "rows")
 SECONDS_MAX = 7200
 DONE, INCONCLUSIVE = 0, 4

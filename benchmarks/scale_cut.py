@@ -22,9 +22,9 @@ from rich.table import Table
 from benchmarks.machine import raise_open_files, resident_bytes, resident_bytes_max
 from benchmarks.scale_cut_fleet import chain_windows, in_flight_windows
 from benchmarks.scale_cut_servers import simulated_nodes
-from wal.cut.cut_events import NodeWindow
-from wal.cut.markers import Marker, write_markers
-from wal.cut.resolve import resolve
+from cutline.wal.cut.cut_events import NodeWindow
+from cutline.wal.cut.markers import Marker, write_markers
+from cutline.wal.cut.resolve import resolve
 
 SIZES = (1, 10, 100, 1_000, 10_000)
 REPEATS = 3

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_arrow
-from columns.bytes_column import Ints
-from fleet.lsn import Lsn
-from wal.cut.cut_events import NodeWindow
-from wal.segments.segment_schema import COMMIT_PREPARED, PREPARE, SEGMENT_SCHEMA
+from cutline.columns.arrow_numbers import to_arrow
+from cutline.columns.bytes_column import Ints
+from cutline.fleet.lsn import Lsn
+from cutline.wal.cut.cut_events import NodeWindow
+from cutline.wal.segments.segment_schema import COMMIT_PREPARED, PREPARE, SEGMENT_SCHEMA
 
 START, FINISH = 1 << 40, 1 << 41
 RECORD_BYTES = 64

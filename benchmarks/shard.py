@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from embedded.folder import DATABASE
-from embedded.server import EmbeddedNode
-from fleet.programs.wheel import run_tool
+from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.embedded.folder import DATABASE
+from cutline.embedded.server import EmbeddedNode
+from cutline.fleet.programs.wheel import run_tool
 
 ROWS_PER_SCALE = 100_000
 CLIENTS = 4

@@ -25,15 +25,15 @@ from typing import Any
 
 import psycopg
 
-import snapshots.activity.activity as activities
+import cutline.snapshots.activity.activity as activities
 from benchmarks.cutline import Cutline, warm_session
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from fleet.config import load_fleet
-from fleet.progress import Progress, Silent
-from snapshots.activity.activity import Activity
-from snapshots.activity.command import Command
-from snapshots.records.operation_records import CancelRequest
-from snapshots.records.store_identity import open_own_store
+from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.fleet.config import load_fleet
+from cutline.fleet.progress import Progress, Silent
+from cutline.snapshots.activity.activity import Activity
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.records.operation_records import CancelRequest
+from cutline.snapshots.records.store_identity import open_own_store
 
 ROWS, ROUNDS = 2_000_000, 5
 OFTEN_TIMES = 60
@@ -183,11 +183,11 @@ def frequency(times: float) -> Iterator[None]:
 
 def measure_store(cutline: Cutline, target: Path, rounds: int) -> Sides:
     """Create and restore in rounds; each begins with another side, after one that is not counted."""
-    from restore.plan import plan_restore
-    from restore.request import RestoreRequest
-    from restore.restore import restore_fleet
-    from snapshots.create.full import create_full
-    from snapshots.create.request import CreateRequest
+    from cutline.restore.plan import plan_restore
+    from cutline.restore.request import RestoreRequest
+    from cutline.restore.restore import restore_fleet
+    from cutline.snapshots.create.full import create_full
+    from cutline.snapshots.create.request import CreateRequest
 
     sides, warming = Sides(), Sides()
     for number in range(-1, rounds):

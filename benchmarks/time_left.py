@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 
 ROWS = (8_000_000, 20_000_000, 40_000_000)
 SHARES = (0.25, 0.5, 0.75)
@@ -97,7 +97,15 @@ def _write_fleet(servers: EmbeddedFleet, folder: Path, database: str) -> Path:
 
 
 def _run(fleet: Path, words: list[str]) -> Iterator[dict[str, Any]]:
-    command = [sys.executable, "-c", "from cli.main import main; main()", "--fleet", str(fleet), "--json", *words]
+    command = [
+        sys.executable,
+        "-c",
+        "from cutline.cli.main import main; main()",
+        "--fleet",
+        str(fleet),
+        "--json",
+        *words,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode not in (0, 4):
         raise RuntimeError(done.stdout)

@@ -19,10 +19,9 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-import cli
-from cli.main import run
+from cutline.cli.main import run
 
-ROOT = Path(cli.__file__).parent.parent
+ROOT = Path(__file__).parent.parent
 COMMANDS = {
     "create --incremental": ("create", "walk", "--incremental"),
     "restore": ("restore", "walk", "--replace"),

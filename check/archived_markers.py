@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from check.findings import Findings
-from check.report import Conflict
-from fleet.lsn import Lsn
-from snapshots.records.chain import Chain
-from wal.cut.markers import marker_from_bytes
+from cutline.check.findings import Findings
+from cutline.check.report import Conflict
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.records.chain import Chain
+from cutline.wal.cut.markers import marker_from_bytes
 
 
 def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:

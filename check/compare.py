@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from check.copies import Copies
-from check.findings import Findings
-from check.hashing import Sums
-from check.partitions import PartitionHashes
-from check.report import Conflict, Skipped
+from cutline.check.copies import Copies
+from cutline.check.findings import Findings
+from cutline.check.hashing import Sums
+from cutline.check.partitions import PartitionHashes
+from cutline.check.report import Conflict, Skipped
 
 NAMED_MAX = 1000
 EMPTY = (0, 0, 0, 0)

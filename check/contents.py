@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from check.archived_markers import check_markers
-from check.compare import compare_copies, compare_streams
-from check.copies import Copies
-from check.cuts import EventReader, check_cuts
-from check.findings import Findings
-from check.large_objects import check_large_objects
-from check.partitions import hash_partitions
-from check.streams import hash_streams
-from check.transactions import compare_pairs
-from fleet.progress import Progress
-from snapshots.fold.find_sources import Sources, segment_sources, sources_of
-from snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
-from snapshots.fold.sources import SegmentSource
-from snapshots.records.chain import Chain
-from snapshots.tasks.spark_jobs import SparkSource
-from storage.location import StoreLocation
-from wal.segments.damage import ObjectDamagedError
-from wal.segments.held_objects import HeldObjects
+from cutline.check.archived_markers import check_markers
+from cutline.check.compare import compare_copies, compare_streams
+from cutline.check.copies import Copies
+from cutline.check.cuts import EventReader, check_cuts
+from cutline.check.findings import Findings
+from cutline.check.large_objects import check_large_objects
+from cutline.check.partitions import hash_partitions
+from cutline.check.streams import hash_streams
+from cutline.check.transactions import compare_pairs
+from cutline.fleet.progress import Progress
+from cutline.snapshots.fold.find_sources import Sources, segment_sources, sources_of
+from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
+from cutline.snapshots.fold.sources import SegmentSource
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.held_objects import HeldObjects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.lsn import Lsn
-from snapshots.fold.schema_at_cut import mapping_to_cut
-from snapshots.records.chain import Chain
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.fold.schema_at_cut import mapping_to_cut
+from cutline.snapshots.records.chain import Chain
 
 
 @dataclass(frozen=True, slots=True)

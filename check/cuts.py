@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from check.findings import Findings
-from check.report import Conflict
-from fleet.lsn import Lsn
-from fleet.progress import Progress
-from fleet.record import Time
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit
-from storage.errors import report_of
-from wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
-from wal.cut.last_commits import with_last_commits
-from wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
-from wal.segments.archive import Segment
-from wal.segments.damage import ObjectDamagedError
-from wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.check.findings import Findings
+from cutline.check.report import Conflict
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Progress
+from cutline.fleet.record import Time
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit
+from cutline.storage.errors import report_of
+from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
+from cutline.wal.cut.last_commits import with_last_commits
+from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 
 EventReader = Callable[[Segment], pa.Table]
 # Reading a small segment is mostly waiting for the store.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from check.report import Conflict, SnapshotReport
-from storage.errors import ErrorReport, UnreachableError, UsageError, error_of
+from cutline.check.report import Conflict, SnapshotReport
+from cutline.storage.errors import ErrorReport, UnreachableError, UsageError, error_of
 
 # The store did not answer; an executor lacks a file that fleet.toml names.
 NOT_OF_THE_OBJECT = (UnreachableError.exit_code, UsageError.exit_code)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from columns.bytes_column import Ints
+from cutline.columns.bytes_column import Ints
 
 HASH_COLUMNS = ("count", "xor", "low", "high")
 HALF = np.uint64(0xFFFFFFFF)

@@ -8,19 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from check.findings import NOT_OF_THE_OBJECT, Findings, conflict_of
-from fleet.progress import Progress
-from snapshots.base_copy.large_objects import PartOrder, read_parts
-from snapshots.records.commit import FullSnapshot
-from snapshots.records.large_objects import group_by_copy_task, list_large_objects
-from snapshots.records.stored_object import LARGE_OBJECTS_COUNT, StoredObject
-from snapshots.tasks.dealing import Dealing
-from snapshots.tasks.node_shares import NodeShares
-from snapshots.tasks.spark_jobs import run_tasks
-from storage.errors import ErrorReport, SnapshotError, error_of, report_of
-from storage.location import StoreLocation
-from storage.store import ObjectStore
-from wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.check.findings import NOT_OF_THE_OBJECT, Findings, conflict_of
+from cutline.fleet.progress import Progress
+from cutline.snapshots.base_copy.large_objects import PartOrder, read_parts
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.large_objects import group_by_copy_task, list_large_objects
+from cutline.snapshots.records.stored_object import LARGE_OBJECTS_COUNT, StoredObject
+from cutline.snapshots.tasks.dealing import Dealing
+from cutline.snapshots.tasks.node_shares import NodeShares
+from cutline.snapshots.tasks.spark_jobs import run_tasks
+from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

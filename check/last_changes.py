@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_arrow
-from columns.arrow_streams import from_stream, to_stream
-from snapshots.fold import limits
-from snapshots.fold.by_segment import reported_shares
-from snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.local import last_changes
-from snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD
-from snapshots.fold.sources import SegmentSource, converted_to_cut
-from wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.columns.arrow_numbers import to_arrow
+from cutline.columns.arrow_streams import from_stream, to_stream
+from cutline.snapshots.fold import limits
+from cutline.snapshots.fold.by_segment import reported_shares
+from cutline.snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.local import last_changes
+from cutline.snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD
+from cutline.snapshots.fold.sources import SegmentSource, converted_to_cut
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 
 REPORTED_SCHEMA = pa.schema(
     [*(CHANGE_SCHEMA.field(name) for name in ("group", "partition", "key", "lsn", "seq", "op")), (ENTRY, pa.int64())]

@@ -9,34 +9,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from check.base_hashes import BaseHashTask, hash_base
-from check.copies import Copies
-from check.findings import Findings
-from check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
-from check.last_changes import last_by_node
-from check.report import Conflict
-from check.streams import StreamHashes
-from columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
-from columns.python_workers import broadcast, map_batches
-from fleet.progress import Progress
-from snapshots.fold import limits
-from snapshots.fold.base_sources import BaseSources
-from snapshots.fold.by_segment import in_base_tables, keys_size
-from snapshots.fold.changed_keys import Keys, exact_keys
-from snapshots.fold.changes import ENTRY
-from snapshots.fold.find_sources import Sources, node_bases, sources_of
-from snapshots.fold.fold import Fold, fold, long_image_reader
-from snapshots.fold.long_images import LongImageReader, order_by_place
-from snapshots.fold.sources import PROBLEM, BaseSource
-from snapshots.tasks.dealing import Dealing, cores_of
-from snapshots.tasks.node_shares import NodeShares
-from snapshots.tasks.spark_jobs import run_many, stage_progress
-from storage.errors import report_of
-from storage.location import StoreLocation
-from wal.segments.damage import ObjectDamagedError
-from wal.segments.held_objects import OpensStore
-from wal.segments.segment_schema import DELETE
+from cutline.check.base_hashes import BaseHashTask, hash_base
+from cutline.check.copies import Copies
+from cutline.check.findings import Findings
+from cutline.check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
+from cutline.check.last_changes import last_by_node
+from cutline.check.report import Conflict
+from cutline.check.streams import StreamHashes
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
+from cutline.columns.python_workers import broadcast, map_batches
+from cutline.fleet.progress import Progress
+from cutline.snapshots.fold import limits
+from cutline.snapshots.fold.base_sources import BaseSources
+from cutline.snapshots.fold.by_segment import in_base_tables, keys_size
+from cutline.snapshots.fold.changed_keys import Keys, exact_keys
+from cutline.snapshots.fold.changes import ENTRY
+from cutline.snapshots.fold.find_sources import Sources, node_bases, sources_of
+from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
+from cutline.snapshots.fold.long_images import LongImageReader, order_by_place
+from cutline.snapshots.fold.sources import PROBLEM, BaseSource
+from cutline.snapshots.tasks.dealing import Dealing, cores_of
+from cutline.snapshots.tasks.node_shares import NodeShares
+from cutline.snapshots.tasks.spark_jobs import run_many, stage_progress
+from cutline.storage.errors import report_of
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.held_objects import OpensStore
+from cutline.wal.segments.segment_schema import DELETE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fleet.record import to_builtins
-from fleet.tables.left_out import LeftOut
-from snapshots.operations.open_operations import OpenOperation
-from snapshots.records.documents import shortened
-from snapshots.records.operation_records import (
+from cutline.fleet.record import to_builtins
+from cutline.fleet.tables.left_out import LeftOut
+from cutline.snapshots.operations.open_operations import OpenOperation
+from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.operation_records import (
     CONFLICTS,
     INCONCLUSIVE,
     VALID,

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from functools import partial
 
-from check.archived_markers import check_markers
-from check.cuts import check_cuts
-from check.findings import Findings
-from columns.arrow_numbers import to_mask, to_numpy
-from fleet.lsn import Lsn
-from fleet.progress import Progress
-from snapshots.records.chain import Chain
-from storage.errors import report_of
-from storage.store import ObjectStore
-from wal.segments.archive import Segment
-from wal.segments.damage import ObjectDamagedError, read_listed
-from wal.segments.segment_schema import MARKER
-from wal.segments.segments import read_events
+from cutline.check.archived_markers import check_markers
+from cutline.check.cuts import check_cuts
+from cutline.check.findings import Findings
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Progress
+from cutline.snapshots.records.chain import Chain
+from cutline.storage.errors import report_of
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.segments.segment_schema import MARKER
+from cutline.wal.segments.segments import read_events
 
 
 def check_restore_point(chain: Chain, store: ObjectStore, findings: Findings, progress: Progress) -> None:

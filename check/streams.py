@@ -16,28 +16,28 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from check.copies import Copies
-from check.cuts import READS_AT_ONCE
-from check.findings import Findings
-from check.hashing import Sums, combine_all, combine_hashes
-from check.last_changes import LastChanges, LastTask, last_tasks
-from columns.arrow_numbers import to_numpy
-from columns.arrow_streams import from_stream, to_stream
-from columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
-from fleet.lsn import Lsn
-from fleet.progress import Progress
-from snapshots.fold.find_sources import Sources, segment_sources
-from snapshots.fold.sources import SegmentSource, converted_to_cut, read_tables
-from snapshots.tasks.dealing import Dealing
-from snapshots.tasks.node_shares import NodeShares
-from snapshots.tasks.spark_jobs import run_tasks
-from storage.errors import ErrorReport, SnapshotError, report_of
-from storage.store import ObjectStore
-from wal.segments.archive import Segment
-from wal.segments.damage import ObjectDamagedError
-from wal.segments.held_objects import HeldObjects, OpensStore
-from wal.segments.segment_schema import CHANGES, MARKER, PARTIAL, ROLLBACK_PREPARED, SEGMENT_SCHEMA, TRUNCATE
-from wal.segments.segments import read_events
+from cutline.check.copies import Copies
+from cutline.check.cuts import READS_AT_ONCE
+from cutline.check.findings import Findings
+from cutline.check.hashing import Sums, combine_all, combine_hashes
+from cutline.check.last_changes import LastChanges, LastTask, last_tasks
+from cutline.columns.arrow_numbers import to_numpy
+from cutline.columns.arrow_streams import from_stream, to_stream
+from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Progress
+from cutline.snapshots.fold.find_sources import Sources, segment_sources
+from cutline.snapshots.fold.sources import SegmentSource, converted_to_cut, read_tables
+from cutline.snapshots.tasks.dealing import Dealing
+from cutline.snapshots.tasks.node_shares import NodeShares
+from cutline.snapshots.tasks.spark_jobs import run_tasks
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.held_objects import HeldObjects, OpensStore
+from cutline.wal.segments.segment_schema import CHANGES, MARKER, PARTIAL, ROLLBACK_PREPARED, SEGMENT_SCHEMA, TRUNCATE
+from cutline.wal.segments.segments import read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,27 +7,27 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 
-from check.report import Conflict, Skipped, SnapshotReport
-from fleet.sizes import size_text
-from fleet.tables.left_out import select_warnings
-from snapshots.ddl.dump import find_ddl
-from snapshots.operations.object_lists import read_chain_lists
-from snapshots.operations.stored_objects import sizes_of
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import (
+from cutline.check.report import Conflict, Skipped, SnapshotReport
+from cutline.fleet.sizes import size_text
+from cutline.fleet.tables.left_out import select_warnings
+from cutline.snapshots.ddl.dump import find_ddl
+from cutline.snapshots.operations.object_lists import read_chain_lists
+from cutline.snapshots.operations.stored_objects import sizes_of
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import (
     SnapshotMissingError,
     commit_key,
     increment_numbers,
     increments_pruned_error,
     snapshot_names,
 )
-from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import read_marks
-from snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
-from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
-from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
-from storage.store import ObjectStore
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import read_marks
+from cutline.snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
+from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
+from cutline.storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
+from cutline.storage.store import ObjectStore
 
 # Objects whose sizes are asked for in one batch.
 OBJECTS_AT_ONCE = 100_000

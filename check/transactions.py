@@ -16,18 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from check.cuts import EventReader
-from check.hashing import hash_aggregates
-from check.report import Conflict
-from columns.arrow_numbers import to_mask, to_numpy
-from columns.bytes_column import runs
-from columns.python_workers import broadcast, map_batches
-from snapshots.fold.changes import TASKS_PER_CORE, balance_by_size
-from snapshots.fold.sources import SegmentSource
-from storage.errors import ErrorReport, SnapshotError, report_of
-from storage.location import StoreLocation
-from wal.segments.segment_schema import COMMIT, PREPARE
-from wal.segments.segments import read_events
+from cutline.check.cuts import EventReader
+from cutline.check.hashing import hash_aggregates
+from cutline.check.report import Conflict
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.bytes_column import runs
+from cutline.columns.python_workers import broadcast, map_batches
+from cutline.snapshots.fold.changes import TASKS_PER_CORE, balance_by_size
+from cutline.snapshots.fold.sources import SegmentSource
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.segment_schema import COMMIT, PREPARE
+from cutline.wal.segments.segments import read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

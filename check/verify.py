@@ -7,30 +7,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from check.findings import Findings
-from check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
-from check.structure import check_listing, check_structure, names_to_check
-from fleet.config import Fleet
-from fleet.nodes.clocks import note_late_clock
-from fleet.progress import Progress
-from snapshots.ddl.dump import read_ddl
-from snapshots.executors.needs import ExecutorNeeds
-from snapshots.globals.extension_rows import read_extension_rows_object
-from snapshots.globals.server_globals_object import read_globals_object
-from snapshots.operations.object_lists import lost_list_error
-from snapshots.operations.open_operations import naming_open_operations, read_open_operations
-from snapshots.operations.recorded import read_recorded_commits
-from snapshots.records.chain import Chain
-from snapshots.records.cut_times import cut_time
-from snapshots.records.documents import ManifestError
-from snapshots.records.store_identity import read_identity
-from snapshots.records.stored_object import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList
-from snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
-from snapshots.tasks.spark_jobs import SparkSource
-from storage.errors import SnapshotError, report_of
-from storage.location import StoreLocation
-from storage.store import ObjectStore
-from wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.check.findings import Findings
+from cutline.check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
+from cutline.check.structure import check_listing, check_structure, names_to_check
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.clocks import note_late_clock
+from cutline.fleet.progress import Progress
+from cutline.snapshots.ddl.dump import read_ddl
+from cutline.snapshots.executors.needs import ExecutorNeeds
+from cutline.snapshots.globals.extension_rows import read_extension_rows_object
+from cutline.snapshots.globals.server_globals_object import read_globals_object
+from cutline.snapshots.operations.object_lists import lost_list_error
+from cutline.snapshots.operations.open_operations import naming_open_operations, read_open_operations
+from cutline.snapshots.operations.recorded import read_recorded_commits
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.stored_object import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList
+from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
+from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.storage.errors import SnapshotError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ def _check_chain(
         return
     if chain.full.only_cut:
         # Imported here, as contents are: only when there is something to read.
-        from check.restore_points import check_restore_point
+        from cutline.check.restore_points import check_restore_point
 
         check_restore_point(chain, store, findings, progress)
         return
     spark.begin(ExecutorNeeds(location), progress)
     _note_lost_lists(chain, findings)
     _check_ddl(store, chain, findings)
-    from check.contents import check_contents
+    from cutline.check.contents import check_contents
 
     check_contents(spark, chain, location, findings, progress)
 

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from cli.output.exit_codes import CANCELLED, INTERRUPTED
+from cutline.cli.output.exit_codes import CANCELLED, INTERRUPTED
 
 # As `cli.output.failure.report` writes it.
 DOCUMENT = '{"schema": "cutline/error/1", "code": %d, "error": "%s", "message": "%s", "hint": "", "details": {}}\n'
@@ -24,7 +24,7 @@ def main() -> None:
         # Else it is ignored, as whoever started this process wants it.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
-    from cli.main import main as run_and_exit
+    from cutline.cli.main import main as run_and_exit
 
     run_and_exit()
 

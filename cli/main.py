@@ -24,27 +24,27 @@ import typer
 import typer.core
 import typer.main
 
-from cli.background.announcing import find_starter
-from cli.folders.session_folder import begin_session, end_session
-from cli.output.context import (
+from cutline.cli.background.announcing import find_starter
+from cutline.cli.folders.session_folder import begin_session, end_session
+from cutline.cli.output.context import (
     FLEET_FILE_DEFAULT,
     FLEET_VARIABLE,
     PROGRESS_SCHEMA,
     CommandContext,
     default_fleet_path,
 )
-from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, UNWRITTEN, USAGE
-from cli.output.failure import failure_of, naming_fleet, report
-from cli.output.format import printable
-from cli.output.late_signals import NUDGE, nudge_until_handled
-from cli.output.results import write_document
-from cli.output.stopping import begin_stopping
-from cli.output.streams import secure_streams, unwritten
-from columns.allocator import choose_allocator
-from storage.errors import SnapshotError, UsageError
-from storage.open_files import raise_limit
-from storage.thread_starts import limit_thread_starts
-from storage.waits import listening
+from cutline.cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, UNWRITTEN, USAGE
+from cutline.cli.output.failure import failure_of, naming_fleet, report
+from cutline.cli.output.format import printable
+from cutline.cli.output.late_signals import NUDGE, nudge_until_handled
+from cutline.cli.output.results import write_document
+from cutline.cli.output.stopping import begin_stopping
+from cutline.cli.output.streams import secure_streams, unwritten
+from cutline.columns.allocator import choose_allocator
+from cutline.storage.errors import SnapshotError, UsageError
+from cutline.storage.open_files import raise_limit
+from cutline.storage.thread_starts import limit_thread_starts
+from cutline.storage.waits import listening
 
 PROGRAM = "snapshot"
 # The signals that ended the command, other than Ctrl-C.
@@ -68,27 +68,43 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS: dict[str, CommandEntry] = {
-    "init": CommandEntry("cli.commands.init", "init", "Check and prepare every node and the store; safe to repeat."),
-    "create": CommandEntry("cli.commands.create", "create", "Take a full snapshot, or the next increment of one."),
-    "restore": CommandEntry("cli.commands.restore", "restore", "Restore the databases to a snapshot or increment."),
-    "check": CommandEntry("cli.commands.check", "check", "Read snapshots back and verify that they are whole."),
-    "resume": CommandEntry("cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
-    "list": CommandEntry("cli.commands.list", "list_snapshots", "List the snapshots in the store."),
-    "show": CommandEntry("cli.commands.show", "show", "Show all details of one snapshot."),
-    "watch": CommandEntry(
-        "cli.commands.watch", "watch", "Run increments, checks and pruning on a schedule until SIGTERM."
+    "init": CommandEntry(
+        "cutline.cli.commands.init", "init", "Check and prepare every node and the store; safe to repeat."
     ),
-    "status": CommandEntry("cli.commands.status", "status", "Show the operations that are under way, or died."),
-    "cancel": CommandEntry("cli.commands.cancel", "cancel", "Stop operations, wherever their processes run."),
-    "wait": CommandEntry("cli.commands.wait", "wait", "Wait until an operation ends, and exit as its command does."),
-    "history": CommandEntry("cli.commands.history", "history", "List the operations that have ended."),
-    "report": CommandEntry("cli.report.command", "report", "Make a page of cuts, sizes, phases, checks and gaps."),
-    "delete": CommandEntry("cli.commands.delete", "delete", "Delete a snapshot for good, after listing what is lost."),
-    "prune": CommandEntry("cli.commands.prune", "prune", "Delete what no retention rule keeps."),
-    "gc": CommandEntry("cli.commands.gc", "gc", "Remove garbage from the store."),
-    "key": CommandEntry("cli.commands.key", "key_app", "Make, list, add and remove encryption keys."),
-    "cluster": CommandEntry("cli.commands.cluster", "cluster_app", "Bring Cutline to the executors of a cluster."),
-    "demo": CommandEntry("cli.demo.command", "demo_app", "Run the whole story on an embedded fleet, or start one."),
+    "create": CommandEntry(
+        "cutline.cli.commands.create", "create", "Take a full snapshot, or the next increment of one."
+    ),
+    "restore": CommandEntry(
+        "cutline.cli.commands.restore", "restore", "Restore the databases to a snapshot or increment."
+    ),
+    "check": CommandEntry("cutline.cli.commands.check", "check", "Read snapshots back and verify that they are whole."),
+    "resume": CommandEntry("cutline.cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
+    "list": CommandEntry("cutline.cli.commands.list", "list_snapshots", "List the snapshots in the store."),
+    "show": CommandEntry("cutline.cli.commands.show", "show", "Show all details of one snapshot."),
+    "watch": CommandEntry(
+        "cutline.cli.commands.watch", "watch", "Run increments, checks and pruning on a schedule until SIGTERM."
+    ),
+    "status": CommandEntry("cutline.cli.commands.status", "status", "Show the operations that are under way, or died."),
+    "cancel": CommandEntry("cutline.cli.commands.cancel", "cancel", "Stop operations, wherever their processes run."),
+    "wait": CommandEntry(
+        "cutline.cli.commands.wait", "wait", "Wait until an operation ends, and exit as its command does."
+    ),
+    "history": CommandEntry("cutline.cli.commands.history", "history", "List the operations that have ended."),
+    "report": CommandEntry(
+        "cutline.cli.report.command", "report", "Make a page of cuts, sizes, phases, checks and gaps."
+    ),
+    "delete": CommandEntry(
+        "cutline.cli.commands.delete", "delete", "Delete a snapshot for good, after listing what is lost."
+    ),
+    "prune": CommandEntry("cutline.cli.commands.prune", "prune", "Delete what no retention rule keeps."),
+    "gc": CommandEntry("cutline.cli.commands.gc", "gc", "Remove garbage from the store."),
+    "key": CommandEntry("cutline.cli.commands.key", "key_app", "Make, list, add and remove encryption keys."),
+    "cluster": CommandEntry(
+        "cutline.cli.commands.cluster", "cluster_app", "Bring Cutline to the executors of a cluster."
+    ),
+    "demo": CommandEntry(
+        "cutline.cli.demo.command", "demo_app", "Run the whole story on an embedded fleet, or start one."
+    ),
 }
 
 

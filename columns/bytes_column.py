@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh64_intdigest
 
-from columns.arrow_numbers import to_arrow, to_flags
+from cutline.columns.arrow_numbers import to_arrow, to_flags
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from columns.arrow_numbers import to_numpy
-from columns.bytes_column import BytesColumn, Flags, Ints, gather, offsets_of
-from columns.lines import BACKSLASH, ESCAPES, NEWLINE, NULL_MARK, TAB, find_byte
+from cutline.columns.arrow_numbers import to_numpy
+from cutline.columns.bytes_column import BytesColumn, Flags, Ints, gather, offsets_of
+from cutline.columns.lines import BACKSLASH, ESCAPES, NEWLINE, NULL_MARK, TAB, find_byte
 
 UUID_CHARACTERS, UUID_BYTES = 36, 16
 _BYTE = np.arange(256, dtype=np.uint8)

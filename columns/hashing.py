@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from columns.bytes_column import Bytes, BytesColumn, Ints
+from cutline.columns.bytes_column import Bytes, BytesColumn, Ints
 
 Words = npt.NDArray[np.uint32]
 

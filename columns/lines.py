@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, offsets_of
+from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, offsets_of
 
 TAB, NEWLINE, BACKSLASH = 9, 10, 92
 # Block size for operations that need several bytes of memory per byte of data.

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from columns.arrow_numbers import to_numpy
+from cutline.columns.arrow_numbers import to_numpy
 
 BATCH_ROWS, BATCH_BYTES = 1 << 16, 16 << 20
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from storage.errors import RefusedError
+from cutline.storage.errors import RefusedError
 
 ACCOUNTS_PER_SHARD = 10_000
 INITIAL_BALANCE = 1000

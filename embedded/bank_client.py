@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg
 
-from embedded.bank import GID_PREFIX, accounts_of, read_prepared_gids, shard_of
+from cutline.embedded.bank import GID_PREFIX, accounts_of, read_prepared_gids, shard_of
 
 AMOUNT_MAX = 100
 APPLICATION_NAME = "cutline-bank"

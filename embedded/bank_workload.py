@@ -17,10 +17,10 @@ from typing import Any, Self
 
 import psycopg
 
-from embedded.bank import check_bank
-from embedded.bank_client import BankClient, choose_transfer, open_session, settle_leftovers
-from embedded.bank_latency import LatencyLog
-from storage.errors import BusyError, UnreachableError
+from cutline.embedded.bank import check_bank
+from cutline.embedded.bank_client import BankClient, choose_transfer, open_session, settle_leftovers
+from cutline.embedded.bank_latency import LatencyLog
+from cutline.storage.errors import BusyError, UnreachableError
 
 STOP_SECONDS_MAX = 60
 ABANDON_SECONDS_MAX = 2

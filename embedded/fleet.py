@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psycopg
 
-from embedded.bank import create_bank
-from embedded.folder import (
+from cutline.embedded.bank import create_bank
+from cutline.embedded.folder import (
     DATABASE,
     DESCRIPTION,
     STATE,
@@ -32,7 +32,7 @@ from embedded.folder import (
     shape_of,
     write_state,
 )
-from embedded.server import (
+from cutline.embedded.server import (
     EmbeddedNode,
     create_primary,
     create_standby,
@@ -42,11 +42,11 @@ from embedded.server import (
     start_server,
     stop_server,
 )
-from fleet.nodes.sessions import in_parallel
-from fleet.programs.wheel import Programs, server_programs
-from fleet.real_path import real_path
-from storage.errors import RefusedError
-from storage.folders import make_folder
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.programs.wheel import Programs, server_programs
+from cutline.fleet.real_path import real_path
+from cutline.storage.errors import RefusedError
+from cutline.storage.folders import make_folder
 
 
 class NoFleetError(RefusedError):

@@ -22,12 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded.server import FOLDER_BYTES_MAX, EmbeddedNode
-from fleet.ownership import is_own, is_own_alone
-from fleet.programs.wheel import can_enter, server_programs
-from fleet.programs.wheel_copy import shared_temporary_directory
-from fleet.real_path import real_path
-from storage.errors import BusyError, RefusedError, UsageError
+from cutline.embedded.server import FOLDER_BYTES_MAX, EmbeddedNode
+from cutline.fleet.ownership import is_own, is_own_alone
+from cutline.fleet.programs.wheel import can_enter, server_programs
+from cutline.fleet.programs.wheel_copy import shared_temporary_directory
+from cutline.fleet.real_path import real_path
+from cutline.storage.errors import BusyError, RefusedError, UsageError
 
 STATE = "demo.json"
 DESCRIPTION = "fleet.toml"

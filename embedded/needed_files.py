@@ -13,8 +13,8 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from embedded.confine import SYSTEM
-from fleet.programs.wheel import Programs, run_as
+from cutline.embedded.confine import SYSTEM
+from cutline.fleet.programs.wheel import Programs, run_as
 
 # What starts a server: pg_ctl runs the postgres beside it.
 STARTERS = ("pg_ctl", "postgres")

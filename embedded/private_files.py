@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from embedded.confine import SYSTEM
+from cutline.embedded.confine import SYSTEM
 
 # Of any size, and readable by everybody: Nix sees to that.
 FOR_EVERYBODY = "/nix/store"

@@ -23,14 +23,14 @@ from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
-from embedded import confine
-from embedded.folder import State, check_directory, place_for_nodes, write_state
-from embedded.needed_files import needed_files
-from embedded.private_files import find_private
-from embedded.server import PORT, EmbeddedNode, ServerFailedError, create_primary, start_server
-from fleet.nodes.sessions import in_parallel
-from fleet.programs.wheel import Account, ProgramFailedError, Programs, run_as, server_programs
-from storage.errors import RefusedError
+from cutline.embedded import confine
+from cutline.embedded.folder import State, check_directory, place_for_nodes, write_state
+from cutline.embedded.needed_files import needed_files
+from cutline.embedded.private_files import find_private
+from cutline.embedded.server import PORT, EmbeddedNode, ServerFailedError, create_primary, start_server
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.programs.wheel import Account, ProgramFailedError, Programs, run_as, server_programs
+from cutline.storage.errors import RefusedError
 
 # Users that no password file has: those that systemd draws for its services, too.
 UIDS = range(61184, 65520)

@@ -24,8 +24,8 @@ from urllib.parse import quote
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from fleet.programs.wheel import ProgramFailedError, Programs
-from storage.errors import RefusedError, SnapshotError, UnreachableError
+from cutline.fleet.programs.wheel import ProgramFailedError, Programs
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 SUPERUSER = "postgres"
 # The number in the name of the socket. No server listens on a port, and each has a folder of its own.

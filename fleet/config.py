@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from fleet import libpq_environment
-from fleet.durations import Duration
-from fleet.fleet_file import (
+from cutline.fleet import libpq_environment
+from cutline.fleet.durations import Duration
+from cutline.fleet.fleet_file import (
     GC_GRACE,
     RETAINED_WAL_MAX,
     DrillTable,
@@ -29,15 +29,15 @@ from fleet.fleet_file import (
     toml_hint,
     toml_problem,
 )
-from fleet.fleet_rules import check_dsn, check_global_id, check_spark_master, check_spark_settings, check_watch
-from fleet.record import Record
-from fleet.settings import flatten, remember_secret_settings, spark_settings
-from fleet.sizes import size_text
-from fleet.variables import VARIABLE, VariableMissingError, expand, expand_all, expand_dsn, remember_secrets_of
-from storage.encryption.fleet_encryption import FleetEncryption
-from storage.encryption.key_source import KeySource
-from storage.errors import UsageError
-from storage.location import StoreLocation, with_environment
+from cutline.fleet.fleet_rules import check_dsn, check_global_id, check_spark_master, check_spark_settings, check_watch
+from cutline.fleet.record import Record
+from cutline.fleet.settings import flatten, remember_secret_settings, spark_settings
+from cutline.fleet.sizes import size_text
+from cutline.fleet.variables import VARIABLE, VariableMissingError, expand, expand_all, expand_dsn, remember_secrets_of
+from cutline.storage.encryption.fleet_encryption import FleetEncryption
+from cutline.storage.encryption.key_source import KeySource
+from cutline.storage.errors import UsageError
+from cutline.storage.location import StoreLocation, with_environment
 
 # One of a thousand nodes has 200 kB. A device, or the wrong file, may never end.
 FILE_BYTES_MAX = 16 << 20

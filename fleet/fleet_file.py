@@ -8,9 +8,9 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, DecodeError, Meta, UnsetType, ValidationError
 
-from fleet.durations import DAYS_MAX, Duration, Interval
-from fleet.record import END, Record
-from fleet.sizes import Size
+from cutline.fleet.durations import DAYS_MAX, Duration, Interval
+from cutline.fleet.record import END, Record
+from cutline.fleet.sizes import Size
 
 NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
 RETAINED_WAL_MAX = Size(16 * 1024**3)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fleet.fleet_file import WatchTable
+from cutline.fleet.fleet_file import WatchTable
 
 DEPLOY_MODE = "spark.submit.deployMode"
 REMOTE, API_MODE, CLASSIC = "spark.remote", "spark.api.mode", "classic"

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from storage.errors import UsageError
+from cutline.storage.errors import UsageError
 
 
 def real_path(path: Path) -> Path:

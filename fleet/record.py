@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from fleet.lsn import Lsn
+from cutline.fleet.lsn import Lsn
 
 T = TypeVar("T")
 _EXAMINING = threading.Lock()

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from storage.errors import remember_secret
+from cutline.storage.errors import remember_secret
 
 # Spark's default of spark.redaction.regex, which hides settings whose name or value matches, and what else is common.
 SECRETIVE = re.compile(

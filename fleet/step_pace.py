@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from fleet.progress import Reading
+from cutline.fleet.progress import Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from fleet.progress import Progress, Reading
+from cutline.fleet.progress import Progress, Reading
 
 # A check of all snapshots has a step for each. The shortest of more than these are recorded together.
 PHASES_MAX, OTHERS = 50, "others"

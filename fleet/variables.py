@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from storage.errors import remember_secret
+from cutline.storage.errors import remember_secret
 
 # What libpq itself hides wherever it shows parameters.
 SECRET_PARAMETERS = frozenset(

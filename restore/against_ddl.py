@@ -10,11 +10,11 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import GroupRules
-from fleet.tables.groups import Group, read_tables
-from fleet.tables.names import is_included, table_name
-from restore.rows.ledger import LoadError
-from snapshots.records.chain import Chain
+from cutline.fleet.config import GroupRules
+from cutline.fleet.tables.groups import Group, read_tables
+from cutline.fleet.tables.names import is_included, table_name
+from cutline.restore.rows.ledger import LoadError
+from cutline.snapshots.records.chain import Chain
 
 # Those of extensions are as the target's extension makes them.
 SEQUENCES_QUERY = """

@@ -13,13 +13,13 @@ from typing import Any
 import psycopg
 from psycopg.errors import Diagnostic
 
-from fleet.config import Node
-from fleet.nodes.connections import connect, raising_unreachable
-from fleet.nodes.encodings import RAW, raw_text
-from fleet.nodes.server_messages import shorten_message
-from fleet.nodes.watch import Watch
-from fleet.tables.groups import Group, qualify
-from restore.ddl.ddl import (
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect, raising_unreachable
+from cutline.fleet.nodes.encodings import RAW, raw_text
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.watch import Watch
+from cutline.fleet.tables.groups import Group, qualify
+from cutline.restore.ddl.ddl import (
     Ddl,
     DdlEntry,
     Refusal,
@@ -29,14 +29,14 @@ from restore.ddl.ddl import (
     set_sequences,
     show_name,
 )
-from restore.ddl.function_paths import NeededPath, run_with_paths
-from restore.ddl.moved_tables import move_statements
-from restore.ddl.running import DdlRun
-from restore.parts.scope import TableMove
-from restore.rows.ledger import check_counts, create_ledger, has_ledger
-from restore.rows.load_target import LoadTarget, find_load_paths
-from restore.rows.partition_roots import find_roots
-from snapshots.records.commit import Sequence
+from cutline.restore.ddl.function_paths import NeededPath, run_with_paths
+from cutline.restore.ddl.moved_tables import move_statements
+from cutline.restore.ddl.running import DdlRun
+from cutline.restore.parts.scope import TableMove
+from cutline.restore.rows.ledger import check_counts, create_ledger, has_ledger
+from cutline.restore.rows.load_target import LoadTarget, find_load_paths
+from cutline.restore.rows.partition_roots import find_roots
+from cutline.snapshots.records.commit import Sequence
 
 # The roots of partitioned tables: their partitions are analyzed with them.
 ANALYZED_QUERY = """

@@ -12,32 +12,32 @@ from typing import Any
 import psycopg
 from msgspec import structs
 
-from fleet.hints import SAME_TARGET
-from fleet.nodes.encodings import raw_text
-from fleet.nodes.privileges import read_role
-from fleet.tables.names import table_name
-from restore.copies.choice import explain_damage
-from restore.database_plan import PlannedDatabase, check_grantors, find_path
-from restore.ddl.archive import ArchiveDdl, read_archive
-from restore.ddl.beforehand import take_superusers_part, with_beforehand
-from restore.ddl.ddl import Ddl, Refusal, show_name
-from restore.ddl.extension_rows import lost_rows, with_extension_rows
-from restore.ddl.role_statements import ChangedRoles
-from restore.ddl.unprivileged import adapt_ddl
-from restore.memberships import check_memberships, read_our_name
-from restore.obstacles.obstacles import Obstacles
-from restore.obstacles.server import INSTALL, WITHOUT, check_compression, check_extensions, check_tablespaces
-from restore.parts.scope import TableMove
-from restore.plan import RestorePlan
-from restore.roles import check_mapped, find_role_changes, name_bytes
-from restore.targets.target import Target, TargetUnfitError
-from restore.topology.foreign_keys import keeps_foreign_key
-from snapshots.ddl.archive import EXTENSION, ArchiveEntry
-from snapshots.ddl.dump import read_stored_ddl
-from snapshots.globals.extension_rows import ExtensionsOfShard, read_extension_rows
-from snapshots.records.large_objects import count_by_node
-from storage.store import ObjectStore
-from wal.segments.damage import ObjectDamagedError
+from cutline.fleet.hints import SAME_TARGET
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.nodes.privileges import read_role
+from cutline.fleet.tables.names import table_name
+from cutline.restore.copies.choice import explain_damage
+from cutline.restore.database_plan import PlannedDatabase, check_grantors, find_path
+from cutline.restore.ddl.archive import ArchiveDdl, read_archive
+from cutline.restore.ddl.beforehand import take_superusers_part, with_beforehand
+from cutline.restore.ddl.ddl import Ddl, Refusal, show_name
+from cutline.restore.ddl.extension_rows import lost_rows, with_extension_rows
+from cutline.restore.ddl.role_statements import ChangedRoles
+from cutline.restore.ddl.unprivileged import adapt_ddl
+from cutline.restore.memberships import check_memberships, read_our_name
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.restore.obstacles.server import INSTALL, WITHOUT, check_compression, check_extensions, check_tablespaces
+from cutline.restore.parts.scope import TableMove
+from cutline.restore.plan import RestorePlan
+from cutline.restore.roles import check_mapped, find_role_changes, name_bytes
+from cutline.restore.targets.target import Target, TargetUnfitError
+from cutline.restore.topology.foreign_keys import keeps_foreign_key
+from cutline.snapshots.ddl.archive import EXTENSION, ArchiveEntry
+from cutline.snapshots.ddl.dump import read_stored_ddl
+from cutline.snapshots.globals.extension_rows import ExtensionsOfShard, read_extension_rows
+from cutline.snapshots.records.large_objects import count_by_node
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError
 
 # NAMEDATALEN - 1.
 NAME_BYTES_MAX = 63

@@ -10,17 +10,17 @@ from typing import Any
 
 import psycopg
 
-from fleet.nodes.encodings import raw_text
-from fleet.nodes.privileges import INHERIT_OPTION_VERSION, read_role
-from restore.ddl.database_ddl import DatabaseDdl, change_roles
-from restore.memberships import check_memberships
-from restore.parts.role_changes import RoleChanges
-from restore.plan import RestorePlan
-from restore.roles import find_reserved_settings, name_bytes
-from restore.targets.database_records import without_record
-from restore.targets.target import Target
-from snapshots.ddl.search_path import SEARCH_PATH
-from snapshots.records.database_facts import DatabaseProperties, DatabaseSetting
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.nodes.privileges import INHERIT_OPTION_VERSION, read_role
+from cutline.restore.ddl.database_ddl import DatabaseDdl, change_roles
+from cutline.restore.memberships import check_memberships
+from cutline.restore.parts.role_changes import RoleChanges
+from cutline.restore.plan import RestorePlan
+from cutline.restore.roles import find_reserved_settings, name_bytes
+from cutline.restore.targets.database_records import without_record
+from cutline.restore.targets.target import Target
+from cutline.snapshots.ddl.search_path import SEARCH_PATH
+from cutline.snapshots.records.database_facts import DatabaseProperties, DatabaseSetting
 
 NAMES_QUERY = "SELECT rolname FROM pg_roles"
 # From 16 on a membership says whether its member may act as the role.

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.config import Fleet
-from restore.existing_tables import remove_fillings
-from restore.report import NodeReport, RestoreReport
-from restore.routing.routes import parse_route
-from restore.targets.database_records import DatabaseRecord
-from restore.targets.databases import clear_records, end_chains
-from restore.targets.target import Connections, Target
-from restore.topology.topology import ShownRoute
-from restore.unfinished import UnfinishedRestore
-from snapshots.operations.operation import record_outcome
-from snapshots.records.operation_records import DONE, read_intent
-from storage.store import ObjectStore
+from cutline.fleet.config import Fleet
+from cutline.restore.existing_tables import remove_fillings
+from cutline.restore.report import NodeReport, RestoreReport
+from cutline.restore.routing.routes import parse_route
+from cutline.restore.targets.database_records import DatabaseRecord
+from cutline.restore.targets.databases import clear_records, end_chains
+from cutline.restore.targets.target import Connections, Target
+from cutline.restore.topology.topology import ShownRoute
+from cutline.restore.unfinished import UnfinishedRestore
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.records.operation_records import DONE, read_intent
+from cutline.storage.store import ObjectStore
 
 
 def end_published(

@@ -14,40 +14,40 @@ import psycopg
 from msgspec import structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fleet.config import Node
-from fleet.hints import SAME_TARGET
-from fleet.nodes.connections import (
+from cutline.fleet.config import Node
+from cutline.fleet.hints import SAME_TARGET
+from cutline.fleet.nodes.connections import (
     NodeUnreachableError,
     connect,
     raising_unreachable,
 )
-from fleet.nodes.encodings import raw_text
-from fleet.nodes.privileges import find_connect_problems
-from fleet.nodes.sessions import in_parallel
-from restore.build import analyze, count_rows
-from restore.crash_points import RestoreCrashPoint
-from restore.data_only.checker import TablesUnfitError, named
-from restore.data_only.checks import WantedRows, check_tables, find_views
-from restore.data_only.filled_tables import find_filled, oids_of
-from restore.data_only.filling import Filling
-from restore.data_only.held_tables import await_writers, hold_tables, in_use, refusing_waiting
-from restore.data_only.references import LOCK_SECONDS_MAX, find_empty_referenced, verify_references
-from restore.data_only.sequences import find_used
-from restore.ddl.ddl import SchemaLoadError, ending, find_settable, set_sequences
-from restore.obstacles.obstacles import Obstacles
-from restore.plan import RestorePlan
-from restore.roles import name_bytes
-from restore.rows.load_target import LoadTarget, find_load_paths
-from restore.rows.partition_roots import find_roots
-from restore.run import RestoreRun
-from restore.targets.database_records import Phase
-from restore.targets.target import Connections, Target, databases, suffix_of
-from restore.targets.target_checks import check_xml, find_xml_columns
-from snapshots.ddl.archive import SEQUENCE, read_contents
-from snapshots.ddl.dump import read_stored_ddl
-from snapshots.ddl.search_path import having_path, read_search_path
-from snapshots.records.commit import Sequence
-from wal.segments.damage import ObjectDamagedError
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.nodes.privileges import find_connect_problems
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.restore.build import analyze, count_rows
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.data_only.checker import TablesUnfitError, named
+from cutline.restore.data_only.checks import WantedRows, check_tables, find_views
+from cutline.restore.data_only.filled_tables import find_filled, oids_of
+from cutline.restore.data_only.filling import Filling
+from cutline.restore.data_only.held_tables import await_writers, hold_tables, in_use, refusing_waiting
+from cutline.restore.data_only.references import LOCK_SECONDS_MAX, find_empty_referenced, verify_references
+from cutline.restore.data_only.sequences import find_used
+from cutline.restore.ddl.ddl import SchemaLoadError, ending, find_settable, set_sequences
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.restore.plan import RestorePlan
+from cutline.restore.roles import name_bytes
+from cutline.restore.rows.load_target import LoadTarget, find_load_paths
+from cutline.restore.rows.partition_roots import find_roots
+from cutline.restore.run import RestoreRun
+from cutline.restore.targets.database_records import Phase
+from cutline.restore.targets.target import Connections, Target, databases, suffix_of
+from cutline.restore.targets.target_checks import check_xml, find_xml_columns
+from cutline.snapshots.ddl.archive import SEQUENCE, read_contents
+from cutline.snapshots.ddl.dump import read_stored_ddl
+from cutline.snapshots.ddl.search_path import having_path, read_search_path
+from cutline.snapshots.records.commit import Sequence
+from cutline.wal.segments.damage import ObjectDamagedError
 
 IN_RECOVERY = "SELECT pg_is_in_recovery()"
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fleet.hints import SAME_TARGET, restore_command
-from fleet.nodes.watch import REACHABLE, SilentNodeError
-from restore.publishing import open_databases
-from restore.refused import DdlRefusedError
-from restore.rows.ledger import TablesInUseError
-from restore.run import RestoreRun
-from restore.targets.database_records import Phase
-from restore.targets.target import naming_lost_nodes
-from snapshots.operations.leases import HeldLease
-from storage.errors import BusyError, IndeterminateError, SnapshotError, StoppedError, UnreachableError
+from cutline.fleet.hints import SAME_TARGET, restore_command
+from cutline.fleet.nodes.watch import REACHABLE, SilentNodeError
+from cutline.restore.publishing import open_databases
+from cutline.restore.refused import DdlRefusedError
+from cutline.restore.rows.ledger import TablesInUseError
+from cutline.restore.run import RestoreRun
+from cutline.restore.targets.database_records import Phase
+from cutline.restore.targets.target import naming_lost_nodes
+from cutline.snapshots.operations.leases import HeldLease
+from cutline.storage.errors import BusyError, IndeterminateError, SnapshotError, StoppedError, UnreachableError
 
 RESUMABLE = (UnreachableError, IndeterminateError, TablesInUseError, DdlRefusedError)
 ALL_RESTORED = "all databases are restored"

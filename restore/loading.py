@@ -12,37 +12,37 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fleet.nodes.encodings import raw_text
-from fleet.nodes.free_connections import task_sessions
-from fleet.nodes.sessions import in_parallel
-from restore.against_ddl import check_against_ddl
-from restore.build import FinishedDatabase, count_rows, create_tables, find_load_target, finish_database
-from restore.copies.choice import explain_damage
-from restore.copies.verifying import verify_copies
-from restore.crash_points import RestoreCrashPoint
-from restore.ddl.ddl import Ddl, Refusal
-from restore.ddl.running import DdlRun
-from restore.estimates.model import RestoreStep
-from restore.estimates.tally import indexes_tally, rows_tally, tallying
-from restore.existing_tables import keeping_held, open_tables, verify_keys, verify_rows
-from restore.memberships import check_memberships
-from restore.parts.role_changes import RoleChanges
-from restore.refused import REFUSED_KEPT_MAX, report_refused
-from restore.rehearsal import refuse, rehearse
-from restore.report import NodeReport
-from restore.roles import create_roles, name_bytes
-from restore.rows.ledger import READS_OTHERS, LoadError
-from restore.rows.load_target import LoadTarget
-from restore.run import RestoreRun
-from restore.targets.database_records import Phase
-from restore.targets.databases import create_database, drop_rehearsals
-from restore.targets.target import Target
-from restore.topology.feeds import find_feeds
-from snapshots.records.large_objects import count_by_node
-from snapshots.records.server_globals import ServerGlobals
-from snapshots.tasks.spark_jobs import SparkSource
-from storage.errors import SnapshotError
-from wal.segments.damage import ObjectDamagedError
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.nodes.free_connections import task_sessions
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.restore.against_ddl import check_against_ddl
+from cutline.restore.build import FinishedDatabase, count_rows, create_tables, find_load_target, finish_database
+from cutline.restore.copies.choice import explain_damage
+from cutline.restore.copies.verifying import verify_copies
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.ddl.ddl import Ddl, Refusal
+from cutline.restore.ddl.running import DdlRun
+from cutline.restore.estimates.model import RestoreStep
+from cutline.restore.estimates.tally import indexes_tally, rows_tally, tallying
+from cutline.restore.existing_tables import keeping_held, open_tables, verify_keys, verify_rows
+from cutline.restore.memberships import check_memberships
+from cutline.restore.parts.role_changes import RoleChanges
+from cutline.restore.refused import REFUSED_KEPT_MAX, report_refused
+from cutline.restore.rehearsal import refuse, rehearse
+from cutline.restore.report import NodeReport
+from cutline.restore.roles import create_roles, name_bytes
+from cutline.restore.rows.ledger import READS_OTHERS, LoadError
+from cutline.restore.rows.load_target import LoadTarget
+from cutline.restore.run import RestoreRun
+from cutline.restore.targets.database_records import Phase
+from cutline.restore.targets.databases import create_database, drop_rehearsals
+from cutline.restore.targets.target import Target
+from cutline.restore.topology.feeds import find_feeds
+from cutline.snapshots.records.large_objects import count_by_node
+from cutline.snapshots.records.server_globals import ServerGlobals
+from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.storage.errors import SnapshotError
+from cutline.wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,7 +145,7 @@ def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
     topology = run.plan.topology
     if topology is None or len(topology.sources) == 1 or run.records:
         return
-    from restore.topology.conflicts import check_conflicts
+    from cutline.restore.topology.conflicts import check_conflicts
 
     run.progress.step("start Spark")
     session = spark.session()
@@ -228,8 +228,8 @@ def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str
 def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[str, LoadTarget]) -> None:
     """Load the rows and, unless the restore is partial, the large objects."""
     # Imported once the checks have passed: a refusal must not wait for Arrow.
-    from restore.rows.jobs import count_parts, load_rows
-    from restore.rows.large_objects import load_large_objects
+    from cutline.restore.rows.jobs import count_parts, load_rows
+    from cutline.restore.rows.large_objects import load_large_objects
 
     plan, targets = run.plan, run.shards_in(Phase.LOADING)
     sessions = task_sessions({target.node: run.connections[target.shard] for target in targets})
@@ -263,7 +263,7 @@ def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[st
     shards = count_by_node(plan.chain.full).keys() & {shard for shard, one in runs.items() if one.ddl.is_adapted}
     if not plan.request.is_with_all_rows or plan.request.scope.no_owner or not shards:
         return
-    from restore.rows.large_objects import find_actors
+    from cutline.restore.rows.large_objects import find_actors
 
     actors = find_actors(session, plan.chain.full, shards, plan.store, run.progress)
     names = dict(plan.request.scope.role_map)

@@ -8,14 +8,14 @@ from typing import Any
 
 import psycopg
 
-from fleet.nodes.connections import connect, raising_unreachable
-from fleet.nodes.encodings import RAW, raw_bytes, raw_text
-from fleet.nodes.privileges import INHERIT_OPTION_VERSION, Role, quote, read_role
-from fleet.nodes.problems import comment
-from fleet.some_names import list_some
-from restore.ddl.ddl import show_name
-from restore.ddl.unprivileged import PUBLIC_OWNER
-from restore.targets.target import Target, TargetUnfitError
+from cutline.fleet.nodes.connections import connect, raising_unreachable
+from cutline.fleet.nodes.encodings import RAW, raw_bytes, raw_text
+from cutline.fleet.nodes.privileges import INHERIT_OPTION_VERSION, Role, quote, read_role
+from cutline.fleet.nodes.problems import comment
+from cutline.fleet.some_names import list_some
+from cutline.restore.ddl.ddl import show_name
+from cutline.restore.ddl.unprivileged import PUBLIC_OWNER
+from cutline.restore.targets.target import Target, TargetUnfitError
 
 SET_QUERY = "pg_has_role(oid, 'SET')"
 MEMBERS_QUERY = """

@@ -12,20 +12,20 @@ from typing import Any
 import psycopg
 from msgspec import structs
 
-from fleet.config import Fleet
-from fleet.hints import SAME_TARGET
-from fleet.nodes.free_connections import check_free_connections
-from fleet.nodes.sessions import in_parallel
-from fleet.nodes.watch import Watch, watch_nodes
-from fleet.progress import Progress
-from fleet.some_names import list_some
-from restore.checked_ddl import CheckedDdl, read_all_ddl
-from restore.database_plan import PlannedDatabase, plan_database
-from restore.ddl.ddl import Ddl, Refusal
-from restore.ddl.server_roles import find_differences
-from restore.estimates.measured import read_measured
-from restore.estimates.model import Estimate, estimate_restore
-from restore.estimates.volumes import (
+from cutline.fleet.config import Fleet
+from cutline.fleet.hints import SAME_TARGET
+from cutline.fleet.nodes.free_connections import check_free_connections
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.nodes.watch import Watch, watch_nodes
+from cutline.fleet.progress import Progress
+from cutline.fleet.some_names import list_some
+from cutline.restore.checked_ddl import CheckedDdl, read_all_ddl
+from cutline.restore.database_plan import PlannedDatabase, plan_database
+from cutline.restore.ddl.ddl import Ddl, Refusal
+from cutline.restore.ddl.server_roles import find_differences
+from cutline.restore.estimates.measured import read_measured
+from cutline.restore.estimates.model import Estimate, estimate_restore
+from cutline.restore.estimates.volumes import (
     BegunShard,
     ShardVolume,
     combine_volumes,
@@ -33,36 +33,36 @@ from restore.estimates.volumes import (
     without_large_objects,
     without_rows,
 )
-from restore.existing_tables import check_existing
-from restore.obstacles.disk_space import (
+from cutline.restore.existing_tables import check_existing
+from cutline.restore.obstacles.disk_space import (
     DatabaseSpace,
     DiskSpace,
     check_space,
     find_data_directory,
     is_data_directory_hidden,
 )
-from restore.obstacles.obstacles import Obstacles
-from restore.obstacles.server import check_locales
-from restore.plan import RestorePlan, plan_resumed, provisional_targets
-from restore.publishing import check_swappable, is_restored
-from restore.rehearsal import refuse, rehearse
-from restore.report import RefusedStatement, describe_refusals
-from restore.request import RestoreRequest
-from restore.roles import missing_roles
-from restore.run import RestoreRun, running
-from restore.targets.database_records import Phase, list_databases
-from restore.targets.databases import find_closed, find_slots, rehearsal_database
-from restore.targets.target import Target, lock_targets, server_of
-from restore.targets.target_checks import check_target, check_xml, find_xml_columns
-from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError
-from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
-from snapshots.ddl.archive import ArchiveEntry
-from snapshots.globals.server_globals_object import read_globals, read_stored_globals
-from snapshots.operations.slot_owners import read_slot_owners
-from snapshots.records.large_objects import count_by_node
-from snapshots.records.server_globals import ServerGlobals
-from storage.errors import SnapshotError
-from wal.segments.damage import ObjectDamagedError
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.restore.obstacles.server import check_locales
+from cutline.restore.plan import RestorePlan, plan_resumed, provisional_targets
+from cutline.restore.publishing import check_swappable, is_restored
+from cutline.restore.rehearsal import refuse, rehearse
+from cutline.restore.report import RefusedStatement, describe_refusals
+from cutline.restore.request import RestoreRequest
+from cutline.restore.roles import missing_roles
+from cutline.restore.run import RestoreRun, running
+from cutline.restore.targets.database_records import Phase, list_databases
+from cutline.restore.targets.databases import find_closed, find_slots, rehearsal_database
+from cutline.restore.targets.target import Target, lock_targets, server_of
+from cutline.restore.targets.target_checks import check_target, check_xml, find_xml_columns
+from cutline.restore.unfinished import UnfinishedRestore, UnfinishedRestoreError
+from cutline.restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
+from cutline.snapshots.ddl.archive import ArchiveEntry
+from cutline.snapshots.globals.server_globals_object import read_globals, read_stored_globals
+from cutline.snapshots.operations.slot_owners import read_slot_owners
+from cutline.snapshots.records.large_objects import count_by_node
+from cutline.snapshots.records.server_globals import ServerGlobals
+from cutline.storage.errors import SnapshotError
+from cutline.wal.segments.damage import ObjectDamagedError
 
 LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s"
 

@@ -11,20 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from fleet.nodes.encodings import raw_text
-from fleet.some_names import join_some
-from restore.build import FinishedDatabase
-from restore.checked_ddl import read_all_ddl
-from restore.database_plan import plan_database
-from restore.ddl.ddl import DATABASE, MATERIALIZED_VIEW, Ddl, DdlEntry, Refusal, show_name
-from restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath
-from restore.ddl.running import EARLIER
-from restore.obstacles.obstacles import Obstacles
-from restore.report import RefusedStatement, access_to, describe_refusals
-from restore.roles import name_bytes
-from restore.run import RestoreRun
-from restore.targets.target import Target, TargetUnfitError
-from storage.errors import SnapshotError
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.some_names import join_some
+from cutline.restore.build import FinishedDatabase
+from cutline.restore.checked_ddl import read_all_ddl
+from cutline.restore.database_plan import plan_database
+from cutline.restore.ddl.ddl import DATABASE, MATERIALIZED_VIEW, Ddl, DdlEntry, Refusal, show_name
+from cutline.restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath
+from cutline.restore.ddl.running import EARLIER
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.restore.report import RefusedStatement, access_to, describe_refusals
+from cutline.restore.roles import name_bytes
+from cutline.restore.run import RestoreRun
+from cutline.restore.targets.target import Target, TargetUnfitError
+from cutline.storage.errors import SnapshotError
 
 # Of each database; a record is a comment on it.
 REFUSED_KEPT_MAX = 100

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 
 import psycopg
 
-from fleet.nodes.privileges import read_role
-from fleet.nodes.watch import Watch
-from fleet.some_names import join_some
-from restore.ddl.ddl import DATABASE, ROWS, Ddl, Refusal, SchemaLoadError
-from restore.ddl.running import NOT_GRANTED, DdlRun
-from restore.obstacles.server import WITHOUT
-from restore.report import describe_refusals
-from restore.targets.target import Connections, Target, TargetUnfitError
-from snapshots.ddl.archive import EXTENSION, PRIVILEGES
+from cutline.fleet.nodes.privileges import read_role
+from cutline.fleet.nodes.watch import Watch
+from cutline.fleet.some_names import join_some
+from cutline.restore.ddl.ddl import DATABASE, ROWS, Ddl, Refusal, SchemaLoadError
+from cutline.restore.ddl.running import NOT_GRANTED, DdlRun
+from cutline.restore.obstacles.server import WITHOUT
+from cutline.restore.report import describe_refusals
+from cutline.restore.targets.target import Connections, Target, TargetUnfitError
+from cutline.snapshots.ddl.archive import EXTENSION, PRIVILEGES
 
 UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
 # pg_dump writes what its own version reads.

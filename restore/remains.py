@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.nodes.beside import FILLING, LOADING, is_beside
-from fleet.nodes.connections import raising_unreachable
-from restore.targets.database_records import list_databases
-from restore.targets.databases import open_session
-from restore.targets.target import Connections, Target, suffix_of
+from cutline.fleet.nodes.beside import FILLING, LOADING, is_beside
+from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.restore.targets.database_records import list_databases
+from cutline.restore.targets.databases import open_session
+from cutline.restore.targets.target import Connections, Target, suffix_of
 
 # Those of our role and of superusers are read, and may have come with a copy of another database.
 SCHEMAS_QUERY = f"""

@@ -9,19 +9,19 @@ from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fleet.record import Time
-from fleet.tables.left_out import LeftOut
-from fleet.variables import SECRET_PARAMETERS
-from restore.copies.stored import Damage
-from restore.ddl.ddl import Refusal, show_name, without_options
-from restore.ddl.running import AFTER_EXTENSION, session_settings
-from restore.parts.scope import WHOLE, RestoreScope
-from restore.targets.databases import OwnerChange
-from restore.targets.target import Target
-from restore.topology.topology import ShownRoute
-from snapshots.ddl.archive import EXTENSION, PRIVILEGES
-from snapshots.listing.in_doubt import InDoubtTransaction
-from snapshots.operations.open_operations import OpenOperation
+from cutline.fleet.record import Time
+from cutline.fleet.tables.left_out import LeftOut
+from cutline.fleet.variables import SECRET_PARAMETERS
+from cutline.restore.copies.stored import Damage
+from cutline.restore.ddl.ddl import Refusal, show_name, without_options
+from cutline.restore.ddl.running import AFTER_EXTENSION, session_settings
+from cutline.restore.parts.scope import WHOLE, RestoreScope
+from cutline.restore.targets.databases import OwnerChange
+from cutline.restore.targets.target import Target
+from cutline.restore.topology.topology import ShownRoute
+from cutline.snapshots.ddl.archive import EXTENSION, PRIVILEGES
+from cutline.snapshots.listing.in_doubt import InDoubtTransaction
+from cutline.snapshots.operations.open_operations import OpenOperation
 
 
 @dataclass(slots=True)

@@ -8,12 +8,12 @@ from datetime import datetime
 
 from msgspec import structs
 
-from fleet.config import Fleet
-from fleet.tables.groups import Group
-from fleet.tables.names import is_matching, quote_identifier
-from restore.copies.choice import Wanted
-from restore.parts.scope import WHOLE, RestoreScope
-from storage.errors import UsageError
+from cutline.fleet.config import Fleet
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.names import is_matching, quote_identifier
+from cutline.restore.copies.choice import Wanted
+from cutline.restore.parts.scope import WHOLE, RestoreScope
+from cutline.storage.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

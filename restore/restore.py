@@ -12,35 +12,42 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from msgspec import structs
 
-from fleet.config import Fleet
-from fleet.hints import restore_command
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.nodes.sessions import in_parallel, let_end
-from fleet.nodes.watch import watch_nodes
-from fleet.progress import Progress
-from restore.crash_points import RestoreCrashPoint
-from restore.ending import end_published
-from restore.estimates.model import RestoreStep
-from restore.estimates.pace import RestorePace
-from restore.existing_tables import publish_rows
-from restore.left_open import RestoreAbandonedError, say_open, saying_published, undoing
-from restore.loading import choose_verified_copies, load_all, naming_lost_rows, naming_steps
-from restore.plan import RestorePlan, plan_resumed, provisional_targets
-from restore.preview import RestorePreview, check_all_swappable, check_restore, find_replaced, left_rows, with_replaced
-from restore.publishing import close_databases, publish_database
-from restore.refused import DdlRefusedError
-from restore.report import RestoreReport, WalPhase
-from restore.request import RestoreRequest
-from restore.run import RestoreRun, running
-from restore.targets.database_records import Phase
-from restore.targets.databases import clear_records, end_chains, find_owner_changes
-from restore.targets.target import Target, ending_on_silence, lock_targets, naming_lost_nodes
-from restore.unfinished import settle_recorded
-from restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
-from snapshots.operations.leases import HeldLease, hold_lease
-from snapshots.operations.restore_decisions import PUBLISH, decide_restore
-from snapshots.tasks.spark_jobs import SparkSource
-from storage.errors import SnapshotError
+from cutline.fleet.config import Fleet
+from cutline.fleet.hints import restore_command
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.nodes.sessions import in_parallel, let_end
+from cutline.fleet.nodes.watch import watch_nodes
+from cutline.fleet.progress import Progress
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.ending import end_published
+from cutline.restore.estimates.model import RestoreStep
+from cutline.restore.estimates.pace import RestorePace
+from cutline.restore.existing_tables import publish_rows
+from cutline.restore.left_open import RestoreAbandonedError, say_open, saying_published, undoing
+from cutline.restore.loading import choose_verified_copies, load_all, naming_lost_rows, naming_steps
+from cutline.restore.plan import RestorePlan, plan_resumed, provisional_targets
+from cutline.restore.preview import (
+    RestorePreview,
+    check_all_swappable,
+    check_restore,
+    find_replaced,
+    left_rows,
+    with_replaced,
+)
+from cutline.restore.publishing import close_databases, publish_database
+from cutline.restore.refused import DdlRefusedError
+from cutline.restore.report import RestoreReport, WalPhase
+from cutline.restore.request import RestoreRequest
+from cutline.restore.run import RestoreRun, running
+from cutline.restore.targets.database_records import Phase
+from cutline.restore.targets.databases import clear_records, end_chains, find_owner_changes
+from cutline.restore.targets.target import Target, ending_on_silence, lock_targets, naming_lost_nodes
+from cutline.restore.unfinished import settle_recorded
+from cutline.restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
+from cutline.snapshots.operations.leases import HeldLease, hold_lease
+from cutline.snapshots.operations.restore_decisions import PUBLISH, decide_restore
+from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.storage.errors import SnapshotError
 
 Confirm = Callable[[list[str]], None]
 

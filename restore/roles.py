@@ -11,13 +11,13 @@ from typing import Any
 
 import psycopg
 
-from fleet.nodes.connections import connect, disrupted_error, node_of, raising_unreachable
-from fleet.nodes.disruptions import remedy_of
-from fleet.nodes.encodings import RAW, raw_text
-from fleet.nodes.privileges import quote, read_role
-from fleet.nodes.server_messages import shorten_message
-from restore.ddl.database_ddl import PRELOADED
-from restore.ddl.server_roles import (
+from cutline.fleet.nodes.connections import connect, disrupted_error, node_of, raising_unreachable
+from cutline.fleet.nodes.disruptions import remedy_of
+from cutline.fleet.nodes.encodings import RAW, raw_text
+from cutline.fleet.nodes.privileges import quote, read_role
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.restore.ddl.database_ddl import PRELOADED
+from cutline.restore.ddl.server_roles import (
     RoleStatement,
     attributes_statement,
     comment_statement,
@@ -30,13 +30,13 @@ from restore.ddl.server_roles import (
     role_settings,
     withheld_attributes,
 )
-from restore.memberships import read_our_name
-from restore.parts.role_changes import RoleChanges
-from restore.plan import RestorePlan
-from restore.targets.superusers import MARK, Superusers, find_marked, mark_role
-from restore.targets.target import Target, TargetUnfitError
-from snapshots.records.server_globals import ParameterPrivilege, ServerGlobals
-from storage.errors import UsageError
+from cutline.restore.memberships import read_our_name
+from cutline.restore.parts.role_changes import RoleChanges
+from cutline.restore.plan import RestorePlan
+from cutline.restore.targets.superusers import MARK, Superusers, find_marked, mark_role
+from cutline.restore.targets.target import Target, TargetUnfitError
+from cutline.snapshots.records.server_globals import ParameterPrivilege, ServerGlobals
+from cutline.storage.errors import UsageError
 
 # The stored bytes: a raw session converts nothing.
 KNOWN_QUERY = "SELECT namesend(rolname) FROM pg_roles"

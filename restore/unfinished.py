@@ -9,23 +9,23 @@ from typing import Any
 
 import psycopg
 
-from fleet.nodes.beside import LOADING, is_beside
-from fleet.nodes.connections import raising_unreachable
-from fleet.progress import Progress
-from fleet.some_names import list_some
-from restore.data_only.filling import find_fillings
-from restore.parts.scope import WHOLE, RestoreScope
-from restore.remains import find_remains
-from restore.targets.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, parse_record
-from restore.targets.databases import is_shut, open_session
-from restore.targets.target import Target, place_of, server_of, start_of, suffix_of
-from snapshots.operations.open_operations import RESTORE
-from snapshots.operations.operation import record_outcome
-from snapshots.operations.recorded import read_open_intents
-from snapshots.operations.restore_decisions import PUBLISH
-from snapshots.records.operation_records import DONE, FAILED, Intent, read_decision, read_outcome
-from storage.errors import IndeterminateError, RefusedError, UnreachableError
-from storage.store import ObjectStore
+from cutline.fleet.nodes.beside import LOADING, is_beside
+from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.fleet.progress import Progress
+from cutline.fleet.some_names import list_some
+from cutline.restore.data_only.filling import find_fillings
+from cutline.restore.parts.scope import WHOLE, RestoreScope
+from cutline.restore.remains import find_remains
+from cutline.restore.targets.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, parse_record
+from cutline.restore.targets.databases import is_shut, open_session
+from cutline.restore.targets.target import Target, place_of, server_of, start_of, suffix_of
+from cutline.snapshots.operations.open_operations import RESTORE
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.operations.restore_decisions import PUBLISH
+from cutline.snapshots.records.operation_records import DONE, FAILED, Intent, read_decision, read_outcome
+from cutline.storage.errors import IndeterminateError, RefusedError, UnreachableError
+from cutline.storage.store import ObjectStore
 
 OTHERS_MAX = 5
 

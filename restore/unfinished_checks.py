@@ -10,18 +10,18 @@ from typing import Any
 
 import psycopg
 
-from fleet.hints import SAME_TARGET, restore_command
-from fleet.nodes.privileges import quote
-from fleet.progress import Progress
-from restore.targets.database_records import list_databases
-from restore.targets.databases import clear_records, find_closed, is_empty, is_shut
-from restore.targets.target import Connections, Target, suffix_of
-from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished, settle_recorded
-from snapshots.operations.recorded import read_open_intents
-from snapshots.operations.restore_decisions import PUBLISH, list_decided
-from snapshots.records.operation_records import operation_key, read_decision, read_intent, read_outcome
-from storage.errors import SnapshotError, UsageError
-from storage.store import ObjectStore
+from cutline.fleet.hints import SAME_TARGET, restore_command
+from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.progress import Progress
+from cutline.restore.targets.database_records import list_databases
+from cutline.restore.targets.databases import clear_records, find_closed, is_empty, is_shut
+from cutline.restore.targets.target import Connections, Target, suffix_of
+from cutline.restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished, settle_recorded
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.operations.restore_decisions import PUBLISH, list_decided
+from cutline.snapshots.records.operation_records import operation_key, read_decision, read_intent, read_outcome
+from cutline.storage.errors import SnapshotError, UsageError
+from cutline.storage.store import ObjectStore
 
 NONE_UNFINISHED = "no restore into these databases is unfinished"
 WHERE_UNFINISHED = "see: snapshot list   If one had --to FILE, give the same; what has ended needs no end"

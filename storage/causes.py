@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 
-from storage.errors import SnapshotError
+from cutline.storage.errors import SnapshotError
 
 # A server's message begins with its severity: the server lacks it.
 OF_SERVER = re.compile(r"\b[A-Z]{3,}:  ")

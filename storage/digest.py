@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from storage.store import ObjectStore
+    from cutline.storage.store import ObjectStore
 
 PIECE_BYTES = 8 * 2**20
 

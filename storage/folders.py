@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from storage.store import is_key
+from cutline.storage.store import is_key
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

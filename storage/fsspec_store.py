@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from storage.clock import utc_now
-from storage.digest import digest_of, read_pieces
-from storage.errors import SnapshotError
-from storage.store import (
+from cutline.storage.clock import utc_now
+from cutline.storage.digest import digest_of, read_pieces
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import (
     AnswerLostError,
     CredentialsExpiredError,
     DeletionRefusedError,

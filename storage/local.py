@@ -19,8 +19,8 @@ from pathlib import Path
 from threading import Event
 from typing import BinaryIO
 
-from storage.digest import digest_of, read_pieces
-from storage.folders import (
+from cutline.storage.digest import digest_of, read_pieces
+from cutline.storage.folders import (
     LinkedFolderError,
     drop_empty,
     entries,
@@ -33,8 +33,8 @@ from storage.folders import (
     walk,
     write_durably,
 )
-from storage.open_files import HINT, is_used_up
-from storage.store import (
+from cutline.storage.open_files import HINT, is_used_up
+from cutline.storage.store import (
     AnswerLostError,
     DeletionRefusedError,
     Inventory,

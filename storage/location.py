@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from storage.open import STORES_KEPT_MAX, HashableOptions, from_hashable, open_store, redact_url, to_hashable
-from storage.store import ObjectStore
+from cutline.storage.open import STORES_KEPT_MAX, HashableOptions, from_hashable, open_store, redact_url, to_hashable
+from cutline.storage.store import ObjectStore
 
 
 class StoreEncryption(Hashable, Protocol):

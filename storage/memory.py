@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from threading import Lock
 
-from storage.clock import utc_now
-from storage.digest import digest
-from storage.store import (
+from cutline.storage.clock import utc_now
+from cutline.storage.digest import digest
+from cutline.storage.store import (
     Inventory,
     Keys,
     Leftovers,

@@ -13,10 +13,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from storage.errors import SnapshotError, UsageError
-from storage.local import LocalStore
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore, StoreUnreachableError, check_key
+from cutline.storage.errors import SnapshotError, UsageError
+from cutline.storage.local import LocalStore
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore, StoreUnreachableError, check_key
 
 STORES_KEPT_MAX = 64
 GCS_PROTOCOLS = ("gs", "gcs")
@@ -107,11 +107,11 @@ def _open_memory(name: str) -> InMemoryStore:
 
 
 def _open_fsspec(url: str, protocol: str, options: dict[str, object]) -> ObjectStore:
-    from storage.fsspec_store import FsspecStore, PlainDialect
+    from cutline.storage.fsspec_store import FsspecStore, PlainDialect
 
     if protocol in ("s3", "s3a"):
-        from storage.s3 import S3Dialect
-        from storage.s3_session import s3_filesystem
+        from cutline.storage.s3 import S3Dialect
+        from cutline.storage.s3_session import s3_filesystem
 
         root = _s3_root(url)
         return FsspecStore(redact_url(url), root, s3_filesystem(options, redact_url(url)), S3Dialect())

@@ -12,8 +12,8 @@ import resource
 from collections.abc import Mapping
 from contextlib import suppress
 
-from storage.causes import OF_SERVER, is_behind
-from storage.errors import UnreachableError
+from cutline.storage.causes import OF_SERVER, is_behind
+from cutline.storage.errors import UnreachableError
 
 USED_UP = {errno.EMFILE, errno.ENFILE}
 # Libraries pass it on as text, and so do executors.

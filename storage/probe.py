@@ -12,11 +12,11 @@ from contextlib import suppress
 from threading import Barrier
 from typing import TypeAlias
 
-from storage.clock import utc_now
-from storage.digest import digest
-from storage.errors import SnapshotError
-from storage.ids import new_operation_id
-from storage.store import (
+from cutline.storage.clock import utc_now
+from cutline.storage.digest import digest
+from cutline.storage.errors import SnapshotError
+from cutline.storage.ids import new_operation_id
+from cutline.storage.store import (
     AnswerLostError,
     CreatesInParts,
     DeletionRefusedError,

@@ -6,8 +6,8 @@ import errno
 import os
 import re
 
-from storage.causes import is_behind
-from storage.errors import UnreachableError
+from cutline.storage.causes import is_behind
+from cutline.storage.errors import UnreachableError
 
 HINT = (
     "give the command more memory and threads and repeat it; it may have a limit: MemoryMax= or TasksMax= of a systemd"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from storage.fsspec_store import Fault, FsspecStore
-from storage.s3_failures import fault_of
-from storage.s3_multipart import MULTIPART_BYTES_MIN, Upload, abort_upload, create_in_parts, unfinished
-from storage.s3_put import Creation
-from storage.s3_session import wait_for
-from storage.s3_versions import delete_versions
-from storage.store import DeletionRefusedError, Leftovers, Unfinished
+from cutline.storage.fsspec_store import Fault, FsspecStore
+from cutline.storage.s3_failures import fault_of
+from cutline.storage.s3_multipart import MULTIPART_BYTES_MIN, Upload, abort_upload, create_in_parts, unfinished
+from cutline.storage.s3_put import Creation
+from cutline.storage.s3_session import wait_for
+from cutline.storage.s3_versions import delete_versions
+from cutline.storage.store import DeletionRefusedError, Leftovers, Unfinished
 
 
 @dataclass(frozen=True, slots=True)

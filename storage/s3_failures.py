@@ -33,8 +33,8 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from s3fs.errors import translate_boto_error  # type: ignore[import-untyped]
 
-from storage.clock import machine_now, utc_now
-from storage.fsspec_store import Fault, hint_of_status
+from cutline.storage.clock import machine_now, utc_now
+from cutline.storage.fsspec_store import Fault, hint_of_status
 
 NO_CONNECTION = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 NO_CREDENTIALS = (

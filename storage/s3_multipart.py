@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from storage.errors import SnapshotError
-from storage.s3_failures import S3Failure, code_and_status, failure_of
-from storage.s3_put import PUT_ID, Creation
-from storage.s3_session import CLEAN_UP_SECONDS_MAX, PatientS3, wait_for
-from storage.store import Leftovers, Unfinished
+from cutline.storage.errors import SnapshotError
+from cutline.storage.s3_failures import S3Failure, code_and_status, failure_of
+from cutline.storage.s3_put import PUT_ID, Creation
+from cutline.storage.s3_session import CLEAN_UP_SECONDS_MAX, PatientS3, wait_for
+from cutline.storage.store import Leftovers, Unfinished
 
 MULTIPART_BYTES_MIN = 64 * 2**20  # half a second at 1 Gbit/s: sending less again costs no more than parts do
 PART_BYTES = 16 * 2**20

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from storage.errors import SnapshotError
-from storage.s3_failures import S3Failure, failure_of, fault_of, reason_of
-from storage.s3_session import PatientS3
-from storage.store import (
+from cutline.storage.errors import SnapshotError
+from cutline.storage.s3_failures import S3Failure, failure_of, fault_of, reason_of
+from cutline.storage.s3_session import PatientS3
+from cutline.storage.store import (
     AnswerLostError,
     EncryptionIgnoredError,
     ObjectExistsError,

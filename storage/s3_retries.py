@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from storage.s3_failures import (
+from cutline.storage.s3_failures import (
     is_answer,
     is_hardly_passing,
     is_passing,
@@ -30,7 +30,7 @@ from storage.s3_failures import (
     reason_of,
     retry_after_seconds,
 )
-from storage.waits import HURRY_SECONDS, hurried_seconds, tell
+from cutline.storage.waits import HURRY_SECONDS, hurried_seconds, tell
 
 RETRY_SECONDS_MAX = 600.0
 BYTES_PER_SECOND_MIN = 256 * 2**10  # a slower transfer is given up

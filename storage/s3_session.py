@@ -31,9 +31,9 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from fsspec.asyn import sync_wrapper  # type: ignore[import-untyped]
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
-from storage.errors import UsageError
-from storage.process_memory import TooLittleMemoryError
-from storage.s3_failures import (
+from cutline.storage.errors import UsageError
+from cutline.storage.process_memory import TooLittleMemoryError
+from cutline.storage.s3_failures import (
     EXPIRED,
     UNKNOWN_CREDENTIALS,
     CredentialsExpired,
@@ -42,9 +42,9 @@ from storage.s3_failures import (
     is_wordless,
     remove_text,
 )
-from storage.s3_retries import BYTES_PER_SECOND_MIN, Pace, Retries, Tries, retries_of
-from storage.store import check_not_stopped
-from storage.thread_starts import BEGIN_SECONDS_MAX
+from cutline.storage.s3_retries import BYTES_PER_SECOND_MIN, Pace, Retries, Tries, retries_of
+from cutline.storage.store import check_not_stopped
+from cutline.storage.thread_starts import BEGIN_SECONDS_MAX
 
 CONNECT_SECONDS_MAX = 5
 ANSWER_SECONDS_MAX = 30

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from storage.clock import utc_now
-from storage.fsspec_store import FsspecStore
-from storage.s3_failures import code_and_status
-from storage.store import DeletionRefusedError
+from cutline.storage.clock import utc_now
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.s3_failures import code_and_status
+from cutline.storage.store import DeletionRefusedError
 
 # The version id of an object that was stored without versioning.
 NULL = "null"

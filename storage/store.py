@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError
+from cutline.storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError
 
 # `ObjectStore.list` shadows the builtin inside the class, so its methods use these names.
 Keys: TypeAlias = list[str]

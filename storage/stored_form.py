@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from storage.errors import RefusedError
-from storage.store import ObjectStore
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectStore
 
 # The last bytes of every encrypted object. No JSON document and no Parquet file ends like that.
 ENCRYPTED_END = b"cutline\x01"

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from storage.digest import digest
-from storage.errors import UnreachableError
-from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore
-from storage.stored_form import stored_form
+from cutline.storage.digest import digest
+from cutline.storage.errors import UnreachableError
+from cutline.storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore
+from cutline.storage.stored_form import stored_form
 
 READ_BACK_PAUSES_SECONDS = (0.2, 1.0, 3.0)
 # The errors of a lookup that leave it open whether a put was stored.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from storage.errors import RefusedError, SnapshotError, UnreachableError
-from storage.open_files import OpenFilesError, is_used_up
-from storage.process_memory import TooLittleMemoryError, lacks_memory
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
+from cutline.storage.open_files import OpenFilesError, is_used_up
+from cutline.storage.process_memory import TooLittleMemoryError, lacks_memory
 
 
 def find_used_up(error: BaseException) -> UnreachableError | None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.test_tidy import MODULES, PACKAGES
 
 ROOT = Path(__file__).parent.parent
+INSTALLED = os.environ.get("CUTLINE_PROGRAM", "")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCKED = dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+) \\$", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
 # py4j comes with pyspark, which uses it to reach the JVM.
@@ -36,7 +40,7 @@ def imported_by_the_product() -> Iterator[str]:
 
 
 def test_every_imported_package_is_declared() -> None:
-    foreign = {name for name in imported_by_the_product() if name not in {*sys.stdlib_module_names, *PACKAGES}}
+    foreign = {name for name in imported_by_the_product() if name not in {*sys.stdlib_module_names, "cutline"}}
     distributions = packages_distributions()
     # What sends spans is imported only if they are asked for.
     declared = names([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["otel"]])
@@ -46,6 +50,23 @@ def test_every_imported_package_is_declared() -> None:
         if not {canonicalize_name(one) for one in distributions[PART_OF.get(name, name)]} & declared
     }
     assert undeclared == set()
+
+
+@pytest.mark.skipif(not INSTALLED, reason="make wheel runs it with the program that the wheel installs")
+def test_the_wheel_installs_one_package_and_one_program() -> None:
+    ask = "import importlib.metadata as m; print(*m.files('cutline'), sep='\\n')"
+    # Without the working directory, which has the metadata of the tree.
+    command = [Path(INSTALLED).with_name("python"), "-I", "-c", ask]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    tops = {name.partition("/")[0] for name in listed if not name.startswith("..")}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"cutline"}
+    assert [Path(name).name for name in listed if name.startswith("..")] == ["snapshot"]
+    assert {f"cutline/{path.relative_to(ROOT)}" for path in MODULES} <= set(listed)
+
+
+def test_every_folder_at_the_top_is_linked_into_the_package() -> None:
+    links = {path.name: path.readlink() for path in (ROOT / "cutline").iterdir() if path.is_symlink()}
+    assert links == {name: Path("..") / name for name in PACKAGES}
 
 
 def test_every_declared_package_is_locked() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import COMMANDS
+from cutline.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 # Of the processor time that the help of an application without commands takes, on whatever machine.
@@ -19,7 +19,7 @@ HELP_ATTEMPTS = 5
 
 
 def test_help_imports_neither_spark_nor_a_command() -> None:
-    loaded = modules_after("import contextlib\nfrom cli.main import run\nrun(['--help'])")
+    loaded = modules_after("import contextlib\nfrom cutline.cli.main import run\nrun(['--help'])")
     assert not loaded & {"pyspark", "pandas", "pyarrow", "numpy", "psycopg", "fsspec"}
     assert not loaded & {entry.module for entry in COMMANDS.values()}
 
@@ -56,7 +56,7 @@ app()
 """
 
 
-OWN_APPLICATION = "from cli.entry import main; main()"
+OWN_APPLICATION = "from cutline.cli.entry import main; main()"
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.output.exit_codes import MEANINGS
-from storage.errors import SnapshotError
+from cutline.cli.output.exit_codes import MEANINGS
+from cutline.storage.errors import SnapshotError
 
 ROOT = Path(__file__).parent.parent
 # The folders from the bottom up. A module imports modules of its own folder and of lower floors, never of a neighbour.
@@ -93,7 +93,7 @@ def folder_of(path: Path) -> str:
 
 
 def name_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(("cutline", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
 
 
 PATH_OF = {name_of(path): path for path in MODULES}
@@ -111,7 +111,9 @@ def imported_modules(path: Path) -> Iterator[tuple[str, int]]:
         else:
             continue
         yield from (
-            (name, node.lineno) for name in names if name.partition(".")[0] in {*PACKAGES, "tests", "benchmarks"}
+            (name, node.lineno)
+            for name in names
+            if name.startswith("cutline.") or name.partition(".")[0] in {*PACKAGES, "tests", "benchmarks"}
         )
 
 
@@ -235,10 +237,9 @@ def test_every_module_says_what_it_is_responsible_for(path: Path) -> None:
 def test_every_error_has_an_exit_code_of_the_table_and_its_own_slug() -> None:
     codes: dict[str, int] = {}
     for path in MODULES:
-        for module in [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")]:
-            __import__(module.removesuffix(".__init__"))
+        __import__(name_of(path))
     for error in errors_below(SnapshotError):
-        if error.__module__.partition(".")[0] not in PACKAGES:
+        if error.__module__.partition(".")[0] != "cutline":
             continue
         assert error.exit_code in MEANINGS, f"{error.__name__} exits with {error.exit_code}"
         slug = error.slug.fget(error.__new__(error))  # type: ignore[attr-defined]

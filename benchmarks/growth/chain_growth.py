@@ -21,7 +21,7 @@ import psycopg
 
 from benchmarks.cutline import Cutline, warm_session
 from benchmarks.memory import cpu_seconds
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 
 SIZES = (1, 10, 100, 1000)
 NAME, BUCKET, ROWS = "chain", "growth", 1000
@@ -101,7 +101,7 @@ def measure_growth(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, object]]:
 def _measure(
     cutline: Cutline, servers: EmbeddedFleet, server: CountingServer, sizes: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    from snapshots.listing.listing import list_store
+    from cutline.snapshots.listing.listing import list_store
 
     target = cutline.fleet.path.with_name("target.toml")
     target.write_text(cutline.fleet.path.read_text().replace("/bank", "/back"))

@@ -19,24 +19,24 @@ from typing import Any
 from msgspec import structs
 
 from benchmarks.memory import peak_bytes
-from fleet.config import GroupRules
-from fleet.lsn import Lsn
-from fleet.nodes.baseline import NodeIdentity
-from fleet.tables.groups import Column, Group
-from fleet.tables.table_state import TableState
-from snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
-from snapshots.records.chain import Chain, first_summarized
-from snapshots.records.chains import read_newest_part, read_summaries
-from snapshots.records.commit import ChainHistory, CommitSummary, CutRecord, FullSnapshot, Increment, Previous
-from snapshots.records.commits import VOID_BYTES_MAX, commit_key, read_commit
-from snapshots.records.documents import seal
-from snapshots.records.keys import base_prefix, ddl_prefix, list_prefix
-from snapshots.records.part_rules import count_listed
-from snapshots.records.stored_object import BASE, DDL, ObjectList, StoredObject
-from storage.digest import digest
-from storage.memory import InMemoryStore
-from wal.cut.cut_values import NodeCut
-from wal.segments.archive import Segment, archive_prefix, segment_key
+from cutline.fleet.config import GroupRules
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.fleet.tables.groups import Column, Group
+from cutline.fleet.tables.table_state import TableState
+from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
+from cutline.snapshots.records.chain import Chain, first_summarized
+from cutline.snapshots.records.chains import read_newest_part, read_summaries
+from cutline.snapshots.records.commit import ChainHistory, CommitSummary, CutRecord, FullSnapshot, Increment, Previous
+from cutline.snapshots.records.commits import VOID_BYTES_MAX, commit_key, read_commit
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.keys import base_prefix, ddl_prefix, list_prefix
+from cutline.snapshots.records.part_rules import count_listed
+from cutline.snapshots.records.stored_object import BASE, DDL, ObjectList, StoredObject
+from cutline.storage.digest import digest
+from cutline.storage.memory import InMemoryStore
+from cutline.wal.cut.cut_values import NodeCut
+from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
 
 SIZES = (10, 100, 1000)
 NAME, OPERATION, TABLES, COLUMNS = "daily", "20261123T000000Z-0123456789", 20, 10

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import numpy.typing as npt
 
-from embedded.bank_workload import BankWorkload
+from cutline.embedded.bank_workload import BankWorkload
 
 START_SECONDS_MAX = 60
 END_SECONDS_MAX = 120

@@ -18,10 +18,10 @@ import psycopg
 
 from benchmarks.cutline import warm_session
 from benchmarks.writers.bank import Clients, Seconds, clients_at_work
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from fleet.config import load_fleet
-from fleet.nodes.connections import connect
-from wal.cut.markers import Marker, write_markers
+from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.fleet.config import load_fleet
+from cutline.fleet.nodes.connections import connect
+from cutline.wal.cut.markers import Marker, write_markers
 
 SHARDS = 3
 CLIENTS = 4

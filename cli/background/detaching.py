@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TextIO
 
-from cli.background.announcing import TERMINAL, VARIABLE
-from cli.background.program import PROGRAM
-from cli.folders.private_folder import private_folder
-from cli.folders.session_folder import lasting_folder
-from storage.errors import RefusedError
+from cutline.cli.background.announcing import TERMINAL, VARIABLE
+from cutline.cli.background.program import PROGRAM
+from cutline.cli.folders.private_folder import private_folder
+from cutline.cli.folders.session_folder import lasting_folder
+from cutline.storage.errors import RefusedError
 
 KEPT_DAYS = 30
 POLL_SECONDS = 0.1

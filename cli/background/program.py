@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 # -P: the folder in which a command is typed is no place for its modules.
-PROGRAM = ("-P", "-c", "from cli.entry import main; main()")
+PROGRAM = ("-P", "-c", "from cutline.cli.entry import main; main()")

@@ -10,12 +10,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from cli.background.announcing import is_in_background
-from cli.output.context import command_context
-from cli.output.exit_codes import DONE
-from cli.output.format import name_fleet
-from cli.output.results import emit
-from storage.errors import UsageError
+from cutline.cli.background.announcing import is_in_background
+from cutline.cli.output.context import command_context
+from cutline.cli.output.exit_codes import DONE
+from cutline.cli.output.format import name_fleet
+from cutline.cli.output.results import emit
+from cutline.storage.errors import UsageError
 
 SCHEMA = "cutline/background/1"
 Background = Annotated[
@@ -41,7 +41,7 @@ def or_in_background(command: Callable[..., None]) -> Callable[..., None]:
 
 def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
     """Run the command line of this process in the background, and exit when it has an operation, or as it does."""
-    from cli.background.detaching import EndedEarly, detach_command
+    from cutline.cli.background.detaching import EndedEarly, detach_command
 
     if is_dry:
         raise UsageError("--background and --dry-run exclude each other", hint="leave out one of them")

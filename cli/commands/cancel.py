@@ -7,17 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.output.arguments import SECONDS_MAX
-from cli.output.context import command_context
-from cli.output.exit_codes import BUSY, DONE, REFUSED, UNREACHABLE
-from cli.output.operations import check_operation, check_snapshot, what_text
-from cli.output.results import emit, progress
-from snapshots.activity.cancelling import Cancelled, CancelResult, cancel_operations
-from snapshots.activity.ended_operations import read_ended
-from snapshots.activity.under_way import UnderWay, read_under_way
-from snapshots.records.store_identity import open_own_store
-from storage.errors import RefusedError, UsageError
-from storage.store import ObjectStore
+from cutline.cli.output.arguments import SECONDS_MAX
+from cutline.cli.output.context import command_context
+from cutline.cli.output.exit_codes import BUSY, DONE, REFUSED, UNREACHABLE
+from cutline.cli.output.operations import check_operation, check_snapshot, what_text
+from cutline.cli.output.results import emit, progress
+from cutline.snapshots.activity.cancelling import Cancelled, CancelResult, cancel_operations
+from cutline.snapshots.activity.ended_operations import read_ended
+from cutline.snapshots.activity.under_way import UnderWay, read_under_way
+from cutline.snapshots.records.store_identity import open_own_store
+from cutline.storage.errors import RefusedError, UsageError
+from cutline.storage.store import ObjectStore
 
 SCHEMA = "cutline/cancel/1"
 CODES = {

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cli.output.format import size_text
-from cli.output.results import emit, progress
+from cutline.cli.output.format import size_text
+from cutline.cli.output.results import emit, progress
 
 SCHEMA = "cutline/cluster-pack/1"
 
@@ -29,8 +29,8 @@ def pack(
 
     FILE is replaced if it is there.
     """
-    from snapshots.executors.packing import ENDS, pack_to
-    from storage.errors import UsageError
+    from cutline.snapshots.executors.packing import ENDS, pack_to
+    from cutline.storage.errors import UsageError
 
     if not file.name.endswith(ENDS):
         raise UsageError(f"the archive is a {ENDS}, and {file.name} is not", hint=f"name a file that ends with {ENDS}")

@@ -9,29 +9,29 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.background import or_in_background
-from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
-from cli.output.activity import activity
-from cli.output.arguments import SECONDS_MAX, DryRun, Groups, check_text
-from cli.output.context import command_context
-from cli.output.format import causes_lines, quantity_text, seconds_text, size_text, time_text
-from cli.output.left_out import left_out_lines, left_out_since
-from cli.output.results import emit, progress
-from cli.spark.on_demand import SparkOnDemand
-from fleet.config import Fleet
-from fleet.progress import Noting
-from fleet.record import to_builtins
-from fleet.tables.left_out import LeftOut
-from snapshots.create.full import create_full
-from snapshots.create.full_plan import FullPlan, preview_full
-from snapshots.create.increment import create_increment, preview_increment
-from snapshots.create.request import CreateRequest
-from snapshots.listing.name_templates import new_name, newest_name
-from snapshots.records.commit import Commit
-from snapshots.records.commits import read_commit
-from snapshots.records.cut_times import cut_time, safe_time
-from snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
-from storage.errors import IndeterminateError, SnapshotError, UsageError
+from cutline.cli.commands.background import or_in_background
+from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
+from cutline.cli.output.activity import activity
+from cutline.cli.output.arguments import SECONDS_MAX, DryRun, Groups, check_text
+from cutline.cli.output.context import command_context
+from cutline.cli.output.format import causes_lines, quantity_text, seconds_text, size_text, time_text
+from cutline.cli.output.left_out import left_out_lines, left_out_since
+from cutline.cli.output.results import emit, progress
+from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Noting
+from cutline.fleet.record import to_builtins
+from cutline.fleet.tables.left_out import LeftOut
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.full_plan import FullPlan, preview_full
+from cutline.snapshots.create.increment import create_increment, preview_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.listing.name_templates import new_name, newest_name
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commits import read_commit
+from cutline.snapshots.records.cut_times import cut_time, safe_time
+from cutline.snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
+from cutline.storage.errors import IndeterminateError, SnapshotError, UsageError
 
 NewName = Annotated[
     str,

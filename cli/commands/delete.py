@@ -7,20 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.background import or_in_background
-from cli.output.activity import activity
-from cli.output.arguments import DryRun
-from cli.output.context import command_context
-from cli.output.exit_codes import DONE, REFUSED, UNREACHABLE
-from cli.output.format import quantity_text, size_text
-from cli.output.results import emit, show_preview
-from fleet.label import read_label
-from fleet.record import to_builtins
-from snapshots.records.commits import check_name
-from snapshots.records.tombstones import Mark
-from snapshots.removal.deletion import DeletionResult, delete_snapshot, preview_deletion
-from snapshots.removal.deletion_plan import DeletionPlan
-from snapshots.removal.removal import RemovalResult
+from cutline.cli.commands.background import or_in_background
+from cutline.cli.output.activity import activity
+from cutline.cli.output.arguments import DryRun
+from cutline.cli.output.context import command_context
+from cutline.cli.output.exit_codes import DONE, REFUSED, UNREACHABLE
+from cutline.cli.output.format import quantity_text, size_text
+from cutline.cli.output.results import emit, show_preview
+from cutline.fleet.label import read_label
+from cutline.fleet.record import to_builtins
+from cutline.snapshots.records.commits import check_name
+from cutline.snapshots.records.tombstones import Mark
+from cutline.snapshots.removal.deletion import DeletionResult, delete_snapshot, preview_deletion
+from cutline.snapshots.removal.deletion_plan import DeletionPlan
+from cutline.snapshots.removal.removal import RemovalResult
 
 SCHEMA = "cutline/delete/1"
 NEXT_INIT = "the next full snapshot needs the publications again: snapshot init   then: snapshot create NAME"

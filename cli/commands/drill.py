@@ -9,19 +9,19 @@ from typing import Any, NoReturn
 
 import typer
 
-from cli.output.activity import activity
-from cli.output.drill import drill_document, drill_lines
-from cli.output.exit_codes import DONE, UNWRITTEN
-from cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
-from cli.output.restore_report import announce_plan
-from cli.output.results import emit
-from cli.spark.on_demand import SparkOnDemand
-from fleet.config import Fleet
-from fleet.progress import Noting
-from restore.drill.drill import EXIT_CODES, run_drill
-from restore.parts.scope import RestoreScope
-from restore.request import RestoreRequest
-from storage.errors import UsageError
+from cutline.cli.output.activity import activity
+from cutline.cli.output.drill import drill_document, drill_lines
+from cutline.cli.output.exit_codes import DONE, UNWRITTEN
+from cutline.cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
+from cutline.cli.output.restore_report import announce_plan
+from cutline.cli.output.results import emit
+from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Noting
+from cutline.restore.drill.drill import EXIT_CODES, run_drill
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.request import RestoreRequest
+from cutline.storage.errors import UsageError
 
 OPTIONS = "--increment, --at, --use-backup-copies, --allow-refused-ddl, --junit, --metrics, --background and --to"
 OPTIONS_TO = "--create-roles, --no-owner and --role-map"

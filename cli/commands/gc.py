@@ -7,20 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.background import or_in_background
-from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
-from cli.output.activity import recorded_activity
-from cli.output.context import command_context
-from cli.output.exit_codes import DONE, REFUSED
-from cli.output.format import quantity_text, seconds_text, size_text
-from cli.output.results import emit, progress
-from fleet.durations import Duration
-from fleet.some_names import list_some
-from snapshots.removal.garbage import GarbageReason
-from snapshots.removal.gc import collect_garbage, preview_garbage
-from snapshots.removal.gc_report import Garbage, GcReport
-from snapshots.removal.size_total import SizeTotal
-from storage.errors import UsageError
+from cutline.cli.commands.background import or_in_background
+from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
+from cutline.cli.output.activity import recorded_activity
+from cutline.cli.output.context import command_context
+from cutline.cli.output.exit_codes import DONE, REFUSED
+from cutline.cli.output.format import quantity_text, seconds_text, size_text
+from cutline.cli.output.results import emit, progress
+from cutline.fleet.durations import Duration
+from cutline.fleet.some_names import list_some
+from cutline.snapshots.removal.garbage import GarbageReason
+from cutline.snapshots.removal.gc import collect_garbage, preview_garbage
+from cutline.snapshots.removal.gc_report import Garbage, GcReport
+from cutline.snapshots.removal.size_total import SizeTotal
+from cutline.storage.errors import UsageError
 
 SCHEMA = "cutline/gc/1"
 NAMES_SHOWN_MAX = 10

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from cli.output.context import command_context
-from cli.output.format import quantity_is
-from cli.output.results import emit, progress
-from cli.spark.protection import check_protection
-from fleet.nodes.problems import actions_of, grants_of, optional_lines
-from fleet.record import to_builtins
-from snapshots.create.initialise import InitReport, initialise
+from cutline.cli.output.context import command_context
+from cutline.cli.output.format import quantity_is
+from cutline.cli.output.results import emit, progress
+from cutline.cli.spark.protection import check_protection
+from cutline.fleet.nodes.problems import actions_of, grants_of, optional_lines
+from cutline.fleet.record import to_builtins
+from cutline.snapshots.create.initialise import InitReport, initialise
 
 SCHEMA = "cutline/init/1"
 OWN_SLOTS_DROP = (

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.output.context import command_context
-from cli.output.results import emit
-from fleet.config import Fleet
-from storage.encryption.fleet_encryption import FleetEncryption
-from storage.encryption.key_source import KEY_BYTES, EncryptionKeyError, KeySource, key_text
-from storage.errors import RefusedError, UsageError
-from storage.folders import sync_folder
+from cutline.cli.output.context import command_context
+from cutline.cli.output.results import emit
+from cutline.fleet.config import Fleet
+from cutline.storage.encryption.fleet_encryption import FleetEncryption
+from cutline.storage.encryption.key_source import KEY_BYTES, EncryptionKeyError, KeySource, key_text
+from cutline.storage.errors import RefusedError, UsageError
+from cutline.storage.folders import sync_folder
 
 SCHEMA = "cutline/key-command/1"
 NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file to make.")]
@@ -67,7 +67,7 @@ def new(context: typer.Context, file: NewFile) -> None:
 def list_keys(context: typer.Context) -> None:
     """List the keys that open the store."""
     fleet, encryption = _encrypted_fleet(context)
-    from storage.encryption.key_documents import find_data_key, stored_keys
+    from cutline.storage.encryption.key_documents import find_data_key, stored_keys
 
     raw, key = fleet.store.open_raw(), encryption.read_key()
     data_key = find_data_key(raw, key)
@@ -107,7 +107,7 @@ def add(
     if sum(bool(one) for one in (key_file, key_variable, command)) != 1:
         raise UsageError("name the new key by one of --key-file, --key-variable and --key-command")
     fleet, encryption = _encrypted_fleet(context)
-    from storage.encryption.key_documents import add_key
+    from cutline.storage.encryption.key_documents import add_key
 
     source = KeySource(key_file, key_variable or None, command or None)
     ours, added = encryption.read_key(), FleetEncryption(source, fleet.name).read_key()
@@ -122,7 +122,7 @@ def add(
 def remove(context: typer.Context, key: KeyId) -> None:
     """Let a key no longer open the store. The key that fleet.toml names can't be removed."""
     fleet, encryption = _encrypted_fleet(context)
-    from storage.encryption.key_documents import remove_key
+    from cutline.storage.encryption.key_documents import remove_key
 
     places = remove_key(fleet.store.open_raw(), encryption.read_key(), key)
     document: dict[str, Any] = {"schema": SCHEMA, "key": key, "removed": places}

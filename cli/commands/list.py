@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output.context import command_context
-from cli.output.format import age_text, count_text, minute_text, moment_text, size_text, time_text
-from cli.output.left_out import warnings_of_several
-from cli.output.results import emit, emit_csv, emit_items
-from cli.output.tables import Cell, FittingTable, Shorter
-from cli.views.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
-from cli.views.sparkline import sparkline, stdout_levels
-from fleet.record import to_builtins
-from fleet.tables.left_out import select_warnings
-from snapshots.activity.checks import EndedCheck, NewestChecks
-from snapshots.listing.entry import Entry
-from snapshots.listing.listing import Listing, list_store
-from snapshots.records.chain import Chain, summary_of
-from snapshots.records.commit import CommitSummary
-from snapshots.records.cut_times import cut_time, safe_time
-from snapshots.records.documents import shortened
-from snapshots.records.operation_records import VALID
-from storage.clock import utc_now
-from storage.errors import UsageError
+from cutline.cli.output.context import command_context
+from cutline.cli.output.format import age_text, count_text, minute_text, moment_text, size_text, time_text
+from cutline.cli.output.left_out import warnings_of_several
+from cutline.cli.output.results import emit, emit_csv, emit_items
+from cutline.cli.output.tables import Cell, FittingTable, Shorter
+from cutline.cli.views.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
+from cutline.cli.views.sparkline import sparkline, stdout_levels
+from cutline.fleet.record import to_builtins
+from cutline.fleet.tables.left_out import select_warnings
+from cutline.snapshots.activity.checks import EndedCheck, NewestChecks
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.listing.listing import Listing, list_store
+from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.commit import CommitSummary
+from cutline.snapshots.records.cut_times import cut_time, safe_time
+from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.operation_records import VALID
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.background import or_in_background
-from cli.commands.delete import (
+from cutline.cli.commands.background import or_in_background
+from cutline.cli.commands.delete import (
     code_of,
     mark_document,
     point_lines,
@@ -19,19 +19,19 @@ from cli.commands.delete import (
     requester_text,
     slot_lines,
 )
-from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
-from cli.output.activity import recorded_activity
-from cli.output.arguments import DryRun
-from cli.output.context import command_context
-from cli.output.exit_codes import DONE, UNREACHABLE
-from cli.output.format import quantity_text, size_text
-from cli.output.results import emit, show_preview
-from fleet.config import Retention
-from fleet.durations import DAYS_MAX
-from fleet.some_names import list_some
-from snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
-from snapshots.removal.removal import DELETE, RemovalResult
-from snapshots.removal.retention import RetentionFate, RetentionVerdict
+from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
+from cutline.cli.output.activity import recorded_activity
+from cutline.cli.output.arguments import DryRun
+from cutline.cli.output.context import command_context
+from cutline.cli.output.exit_codes import DONE, UNREACHABLE
+from cutline.cli.output.format import quantity_text, size_text
+from cutline.cli.output.results import emit, show_preview
+from cutline.fleet.config import Retention
+from cutline.fleet.durations import DAYS_MAX
+from cutline.fleet.some_names import list_some
+from cutline.snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
+from cutline.snapshots.removal.removal import DELETE, RemovalResult
+from cutline.snapshots.removal.retention import RetentionFate, RetentionVerdict
 
 SCHEMA = "cutline/prune/1"
 NAMES_SHOWN_MAX = 10

@@ -9,10 +9,10 @@ from typing import Any
 
 import typer
 
-from cli.background.announcing import is_user_present
-from cli.commands.background import or_in_background
-from cli.commands.drill import run_drill_command
-from cli.commands.restore_ends import (
+from cutline.cli.background.announcing import is_user_present
+from cutline.cli.commands.background import or_in_background
+from cutline.cli.commands.drill import run_drill_command
+from cutline.cli.commands.restore_ends import (
     ABANDON,
     DISCARD_OLD,
     ENDS,
@@ -25,9 +25,9 @@ from cli.commands.restore_ends import (
     show_undo,
     undo_restore,
 )
-from cli.monitoring.metrics_file import MetricsFile, leaving_metrics
-from cli.output.activity import activity
-from cli.output.arguments import (
+from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
+from cutline.cli.output.activity import activity
+from cutline.cli.output.arguments import (
     Abandon,
     AllowRefusedDdl,
     Analyze,
@@ -55,25 +55,25 @@ from cli.output.arguments import (
     Yes,
     parse_at,
 )
-from cli.output.context import command_context
-from cli.output.exit_codes import DDL_REFUSED
-from cli.output.refused_statements import write_refused
-from cli.output.restore_report import announce_plan, document_of, dry_run_lines, lines_of, preview_document
-from cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
-from cli.output.results import emit, progress
-from cli.spark.on_demand import SparkOnDemand
-from cli.spark.protection import check_protection
-from cli.views.recovery import WARNING, write_transactions
-from fleet.config import Fleet, load_fleet
-from fleet.progress import Noting, Progress
-from restore.parts.scope import RestoreScope
-from restore.plan import RestorePlan, plan_restore
-from restore.preview import preview_restore, preview_resumed
-from restore.refused import DdlRefusedError
-from restore.report import RestoreReport
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet, resume_restore
-from snapshots.listing.name_templates import newest_name
+from cutline.cli.output.context import command_context
+from cutline.cli.output.exit_codes import DDL_REFUSED
+from cutline.cli.output.refused_statements import write_refused
+from cutline.cli.output.restore_report import announce_plan, document_of, dry_run_lines, lines_of, preview_document
+from cutline.cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
+from cutline.cli.output.results import emit, progress
+from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.cli.spark.protection import check_protection
+from cutline.cli.views.recovery import WARNING, write_transactions
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.progress import Noting, Progress
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import RestorePlan, plan_restore
+from cutline.restore.preview import preview_restore, preview_resumed
+from cutline.restore.refused import DdlRefusedError
+from cutline.restore.report import RestoreReport
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.snapshots.listing.name_templates import newest_name
 
 NO_TARGET_HINT = "--to names the file that describes the target; docs/fleet-file.md lists every key"
 

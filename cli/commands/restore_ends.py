@@ -11,17 +11,17 @@ from pathlib import Path
 
 import typer
 
-from cli.output.format import size_text
-from cli.output.results import emit, progress
-from fleet.config import Fleet
-from fleet.hints import SAME_TARGET
-from fleet.nodes.beside import OldDatabase
-from fleet.record import to_builtins
-from restore.parts.scope import RestoreScope
-from restore.request import RestoreRequest
-from restore.undoing.abandoning import AbandonReport, abandon_restore, preview_abandon
-from restore.undoing.old_databases import discard_old, find_old
-from storage.errors import RefusedError, SnapshotError, UsageError
+from cutline.cli.output.format import size_text
+from cutline.cli.output.results import emit, progress
+from cutline.fleet.config import Fleet
+from cutline.fleet.hints import SAME_TARGET
+from cutline.fleet.nodes.beside import OldDatabase
+from cutline.fleet.record import to_builtins
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.request import RestoreRequest
+from cutline.restore.undoing.abandoning import AbandonReport, abandon_restore, preview_abandon
+from cutline.restore.undoing.old_databases import discard_old, find_old
+from cutline.storage.errors import RefusedError, SnapshotError, UsageError
 
 RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
 # A command that names its target itself.

@@ -6,11 +6,11 @@ from typing import Any
 
 import typer
 
-from cli.output.context import command_context
-from cli.output.results import emit, progress
-from fleet.nodes.other_sessions import sessions_text
-from fleet.read_only.frozen import ThawResult
-from fleet.read_only.resume import ResumeReport, resume_fleet
+from cutline.cli.output.context import command_context
+from cutline.cli.output.results import emit, progress
+from cutline.fleet.nodes.other_sessions import sessions_text
+from cutline.fleet.read_only.frozen import ThawResult
+from cutline.fleet.read_only.resume import ResumeReport, resume_fleet
 
 SCHEMA = "cutline/resume/1"
 

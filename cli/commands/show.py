@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cli.commands.list import chain_bytes, entry_document
-from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Statements, Timeline, Transactions, Verifiers
-from cli.output.context import command_context
-from cli.output.format import (
+from cutline.cli.commands.list import chain_bytes, entry_document
+from cutline.cli.output.arguments import (
+    Increment,
+    RecoveryPlan,
+    SnapshotName,
+    Statements,
+    Timeline,
+    Transactions,
+    Verifiers,
+)
+from cutline.cli.output.context import command_context
+from cutline.cli.output.format import (
     causes_lines,
     count_text,
     minute_text,
@@ -21,36 +29,36 @@ from cli.output.format import (
     seconds_text,
     size_text,
 )
-from cli.output.left_out import left_out_lines
-from cli.output.results import emit
-from cli.output.tables import FittingTable, Shorter
-from cli.report.document import figures_document
-from cli.report.terminal import timeline_levels, timeline_of
-from cli.views.recovery import plan_lines, transaction_lines
-from fleet.config import Fleet
-from fleet.nodes.baseline import NodeIdentity
-from fleet.nodes.encodings import UTF8
-from fleet.record import to_builtins
-from fleet.tables.names import table_name
-from restore.ddl.database_ddl import database_statements
-from restore.ddl.extension_rows import set_statement
-from restore.ddl.server_roles import server_statements
-from restore.targets.database_records import without_record
-from snapshots.globals.extension_rows import ConfigurationRows, read_extension_rows
-from snapshots.globals.server_globals_object import read_stored_globals
-from snapshots.listing.entry import Entry
-from snapshots.listing.figures import read_figures_of
-from snapshots.listing.in_doubt import in_doubt_transactions
-from snapshots.listing.listing import show_snapshot
-from snapshots.listing.name_templates import newest_name
-from snapshots.listing.recovery_plan import plan_recovery
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit
-from snapshots.records.cut_times import cut_time
-from snapshots.records.documents import shortened
-from storage.clock import utc_now
-from storage.errors import UsageError
-from storage.store import ObjectStore
+from cutline.cli.output.left_out import left_out_lines
+from cutline.cli.output.results import emit
+from cutline.cli.output.tables import FittingTable, Shorter
+from cutline.cli.report.document import figures_document
+from cutline.cli.report.terminal import timeline_levels, timeline_of
+from cutline.cli.views.recovery import plan_lines, transaction_lines
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.fleet.nodes.encodings import UTF8
+from cutline.fleet.record import to_builtins
+from cutline.fleet.tables.names import table_name
+from cutline.restore.ddl.database_ddl import database_statements
+from cutline.restore.ddl.extension_rows import set_statement
+from cutline.restore.ddl.server_roles import server_statements
+from cutline.restore.targets.database_records import without_record
+from cutline.snapshots.globals.extension_rows import ConfigurationRows, read_extension_rows
+from cutline.snapshots.globals.server_globals_object import read_stored_globals
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.listing.figures import read_figures_of
+from cutline.snapshots.listing.in_doubt import in_doubt_transactions
+from cutline.snapshots.listing.listing import show_snapshot
+from cutline.snapshots.listing.name_templates import newest_name
+from cutline.snapshots.listing.recovery_plan import plan_recovery
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.documents import shortened
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import UsageError
+from cutline.storage.store import ObjectStore
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

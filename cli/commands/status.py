@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from cli.output.context import command_context
-from cli.output.format import age_text, count_text, moment_text, name_fleet, quantity_text, seconds_text
-from cli.output.operations import what_text
-from cli.output.results import drawn_live, emit
-from cli.output.stopping import owner_text
-from cli.output.tables import FittingTable
-from cli.views.node_status import NodeStatus, read_nodes
-from fleet.config import Fleet
-from fleet.progress import Reading
-from snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
-from snapshots.records.documents import shortened
-from snapshots.records.store_identity import open_own_store
-from storage.clock import utc_now
-from storage.errors import UnreachableError, UsageError
+from cutline.cli.output.context import command_context
+from cutline.cli.output.format import age_text, count_text, moment_text, name_fleet, quantity_text, seconds_text
+from cutline.cli.output.operations import what_text
+from cutline.cli.output.results import drawn_live, emit
+from cutline.cli.output.stopping import owner_text
+from cutline.cli.output.tables import FittingTable
+from cutline.cli.views.node_status import NodeStatus, read_nodes
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Reading
+from cutline.snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
+from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.store_identity import open_own_store
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

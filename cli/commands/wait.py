@@ -8,23 +8,23 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.history import SCHEMA
-from cli.output.arguments import SECONDS_MAX
-from cli.output.context import command_context
-from cli.output.exit_codes import DONE, REFUSED
-from cli.output.format import seconds_text
-from cli.output.operations import check_operation, result_text, volumes_text, what_text
-from cli.output.results import emit, progress
-from fleet.config import Fleet
-from fleet.progress import Progress, Reading
-from snapshots.activity.ended_operations import Ended, read_ended
-from snapshots.activity.under_way import ActivityState, UnderWay, read_one
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import Failure, read_failure
-from snapshots.records.store_identity import open_own_store
-from storage.clock import utc_now
-from storage.errors import BusyError, RefusedError, SnapshotError
-from storage.store import ObjectStore
+from cutline.cli.commands.history import SCHEMA
+from cutline.cli.output.arguments import SECONDS_MAX
+from cutline.cli.output.context import command_context
+from cutline.cli.output.exit_codes import DONE, REFUSED
+from cutline.cli.output.format import seconds_text
+from cutline.cli.output.operations import check_operation, result_text, volumes_text, what_text
+from cutline.cli.output.results import emit, progress
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Progress, Reading
+from cutline.snapshots.activity.ended_operations import Ended, read_ended
+from cutline.snapshots.activity.under_way import ActivityState, UnderWay, read_one
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import Failure, read_failure
+from cutline.snapshots.records.store_identity import open_own_store
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError, RefusedError, SnapshotError
+from cutline.storage.store import ObjectStore
 
 POLL_SECONDS = 1.0
 

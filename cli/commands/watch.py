@@ -10,29 +10,29 @@ from typing import NoReturn
 
 import typer
 
-from cli.output.context import command_context
-from cli.output.results import emit
-from cli.output.stopping import cancel_request, stop_process
-from cli.watch.dead_watches import DeadWatches
-from cli.watch.fleet_source import FleetSource
-from cli.watch.log import log
-from cli.watch.notices import Notices
-from cli.watch.running_command import stop_commands
-from cli.watch.silent_watch import SilentWatch
-from cli.watch.turn import take_turn
-from cli.watch.watch_metrics import metrics_of
-from cli.watch.watcher import Watcher
-from fleet.label import own_label
-from fleet.progress import Silent
-from snapshots.activity.activity import Activity
-from snapshots.activity.command import Command
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.activity.under_way import read_under_way, working_watch
-from snapshots.operations.operation import code_of, reason_of
-from storage.clock import utc_now
-from storage.errors import BusyError, SnapshotError, UnreachableError, find_behind
-from storage.ids import new_operation_id
-from storage.waits import listening
+from cutline.cli.output.context import command_context
+from cutline.cli.output.results import emit
+from cutline.cli.output.stopping import cancel_request, stop_process
+from cutline.cli.watch.dead_watches import DeadWatches
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.cli.watch.log import log
+from cutline.cli.watch.notices import Notices
+from cutline.cli.watch.running_command import stop_commands
+from cutline.cli.watch.silent_watch import SilentWatch
+from cutline.cli.watch.turn import take_turn
+from cutline.cli.watch.watch_metrics import metrics_of
+from cutline.cli.watch.watcher import Watcher
+from cutline.fleet.label import own_label
+from cutline.fleet.progress import Silent
+from cutline.snapshots.activity.activity import Activity
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.activity.under_way import read_under_way, working_watch
+from cutline.snapshots.operations.operation import code_of, reason_of
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError, SnapshotError, UnreachableError, find_behind
+from cutline.storage.ids import new_operation_id
+from cutline.storage.waits import listening
 
 SCHEMA = "cutline/watch/1"
 STAND_BY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0

@@ -6,16 +6,16 @@ import shlex
 
 import typer
 
-from cli.demo.fleet import PostgreSQL, down, load, up
-from cli.demo.screen import Screen
-from cli.demo.story import tell_story
-from cli.demo.view import document_of, lines_of
-from cli.folders.session_folder import begin_session
-from cli.output.context import command_context
-from cli.output.exit_codes import DONE
-from cli.output.results import emit
-from fleet.programs.wheel import check_programs_folder
-from storage.errors import UsageError
+from cutline.cli.demo.fleet import PostgreSQL, down, load, up
+from cutline.cli.demo.screen import Screen
+from cutline.cli.demo.story import tell_story
+from cutline.cli.demo.view import document_of, lines_of
+from cutline.cli.folders.session_folder import begin_session
+from cutline.cli.output.context import command_context
+from cutline.cli.output.exit_codes import DONE
+from cutline.cli.output.results import emit
+from cutline.fleet.programs.wheel import check_programs_folder
+from cutline.storage.errors import UsageError
 
 demo_app = typer.Typer(
     help="Run the whole story on an embedded fleet, or manage an embedded fleet to try the commands on."

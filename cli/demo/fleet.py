@@ -9,18 +9,18 @@ from typing import Annotated
 
 import typer
 
-from cli.output.arguments import SECONDS_MAX
-from cli.output.context import command_context
-from cli.output.exit_codes import CONFLICTS
-from cli.output.format import count_text, name_fleet, seconds_text
-from cli.output.results import emit, progress
-from embedded.bank import BankInvariants, read_invariants
-from embedded.bank_workload import BankWorkload
-from embedded.fleet import EmbeddedFleet, is_fleet, open_fleet, programs_of, start_fleet, stop_fleet
-from embedded.folder import FolderTakenError
-from fleet.programs.wheel import check_programs_folder
-from fleet.progress import Progress
-from wal.segments.own_store import FLEET_KEY
+from cutline.cli.output.arguments import SECONDS_MAX
+from cutline.cli.output.context import command_context
+from cutline.cli.output.exit_codes import CONFLICTS
+from cutline.cli.output.format import count_text, name_fleet, seconds_text
+from cutline.cli.output.results import emit, progress
+from cutline.embedded.bank import BankInvariants, read_invariants
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.embedded.fleet import EmbeddedFleet, is_fleet, open_fleet, programs_of, start_fleet, stop_fleet
+from cutline.embedded.folder import FolderTakenError
+from cutline.fleet.programs.wheel import check_programs_folder
+from cutline.fleet.progress import Progress
+from cutline.wal.segments.own_store import FLEET_KEY
 
 NEW_FLEET_SHARDS = 3
 NEW_FLEET_BACKUPS = 1

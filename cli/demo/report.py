@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
-from check.report import CheckReport
-from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
-from embedded.bank import BankInvariants
-from embedded.bank_latency import LatencyLog, Window
-from embedded.bank_workload import Committed
-from fleet.progress import Progress, Reading
-from restore.report import RestoreReport
-from snapshots.records.commit import Commit
-from snapshots.records.operation_records import INCONCLUSIVE as RESULT_INCONCLUSIVE
-from snapshots.records.operation_records import VALID
+from cutline.check.report import CheckReport
+from cutline.cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
+from cutline.embedded.bank import BankInvariants
+from cutline.embedded.bank_latency import LatencyLog, Window
+from cutline.embedded.bank_workload import Committed
+from cutline.fleet.progress import Progress, Reading
+from cutline.restore.report import RestoreReport
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.operation_records import INCONCLUSIVE as RESULT_INCONCLUSIVE
+from cutline.snapshots.records.operation_records import VALID
 
 CUT_STEP = "cut"
 

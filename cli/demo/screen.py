@@ -21,11 +21,11 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from cli.demo.figures import sparkline
-from cli.output.bars import StepProgress
-from cli.output.format import count_text, quantity_text, seconds_text
-from embedded.bank_workload import BankWorkload
-from fleet.progress import Reading
+from cutline.cli.demo.figures import sparkline
+from cutline.cli.output.bars import StepProgress
+from cutline.cli.output.format import count_text, quantity_text, seconds_text
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.fleet.progress import Reading
 
 REFRESHES_PER_SECOND = 4
 PULSE_SECONDS = 0.5

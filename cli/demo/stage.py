@@ -16,10 +16,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
-from cli.spark.start import SparkStart, start_spark_at
-from embedded.bank_workload import BankWorkload
-from embedded.fleet import EmbeddedFleet, programs_of, start_fleet, stop_fleet
-from embedded.folder import read_state
+from cutline.cli.spark.start import SparkStart, start_spark_at
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.embedded.fleet import EmbeddedFleet, programs_of, start_fleet, stop_fleet
+from cutline.embedded.folder import read_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

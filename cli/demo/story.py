@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from check.verify import CheckRequest, check_snapshots
-from cli.demo.report import (
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.cli.demo.report import (
     BankFigures,
     Chapter,
     ChapterName,
@@ -20,21 +20,21 @@ from cli.demo.report import (
     longest_gap,
     longest_within,
 )
-from cli.demo.screen import Screen
-from cli.demo.stage import CLIENTS, SHARDS, Stage
-from cli.output.format import count_text, seconds_text, size_text
-from embedded.bank import ACCOUNTS_PER_SHARD, INITIAL_BALANCE, read_invariants
-from embedded.bank_workload import BankWorkload
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.initialise import initialise
-from snapshots.create.request import CreateRequest
-from snapshots.records.operation_records import VALID
+from cutline.cli.demo.screen import Screen
+from cutline.cli.demo.stage import CLIENTS, SHARDS, Stage
+from cutline.cli.output.format import count_text, seconds_text, size_text
+from cutline.embedded.bank import ACCOUNTS_PER_SHARD, INITIAL_BALANCE, read_invariants
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.records.operation_records import VALID
 
 SNAPSHOT = "demo"
 INCREMENTS = 3

@@ -9,14 +9,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.demo.figures import marks, rates, sparkline
-from cli.demo.fleet import invariants_document
-from cli.demo.report import BankFigures, ChapterName, StoryReport, TakenCut
-from cli.demo.stage import BACKUPS, SHARDS
-from cli.output.exit_codes import INCONCLUSIVE
-from cli.output.format import count_text, seconds_text, size_text
-from cli.output.restore_report import document_of as restore_document
-from embedded.bank import ACCOUNTS_PER_SHARD
+from cutline.cli.demo.figures import marks, rates, sparkline
+from cutline.cli.demo.fleet import invariants_document
+from cutline.cli.demo.report import BankFigures, ChapterName, StoryReport, TakenCut
+from cutline.cli.demo.stage import BACKUPS, SHARDS
+from cutline.cli.output.exit_codes import INCONCLUSIVE
+from cutline.cli.output.format import count_text, seconds_text, size_text
+from cutline.cli.output.restore_report import document_of as restore_document
+from cutline.embedded.bank import ACCOUNTS_PER_SHARD
 
 SCHEMA = "cutline/demo/1"
 TIMELINE_COLUMNS = 60

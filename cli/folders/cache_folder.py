@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cli.folders.private_folder import private_folder
+from cutline.cli.folders.private_folder import private_folder
 
 
 def cache_folder() -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fleet.ownership import is_own_alone, is_replaceable
+from cutline.fleet.ownership import is_own_alone, is_replaceable
 
 NAME = "cutline"
 

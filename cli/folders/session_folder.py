@@ -26,9 +26,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from cli.folders.cache_folder import cache_folder
-from fleet.ownership import is_replaceable
-from storage.errors import RefusedError, SnapshotError
+from cutline.cli.folders.cache_folder import cache_folder
+from cutline.fleet.ownership import is_replaceable
+from cutline.storage.errors import RefusedError, SnapshotError
 
 PREFIX = "snapshot-session-"
 NAME_LETTERS = 5
@@ -221,6 +221,6 @@ def _awaits_jvm(folder: Path) -> bool:
 def _delete_fleets(folder: Path) -> None:
     """End the servers of a demo that was killed."""
     for state in folder.glob(f"*/*/{FLEET}"):
-        from embedded.fleet import stop_fleet
+        from cutline.embedded.fleet import stop_fleet
 
         stop_fleet(state.parent, delete=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fleet.real_path import real_path
-from storage.errors import UsageError
+from cutline.fleet.real_path import real_path
+from cutline.storage.errors import UsageError
 
 
 @contextmanager

@@ -14,16 +14,16 @@ from typing import Annotated
 
 import typer
 
-from cli.folders.whole_file import replaced_file
-from cli.output.context import command_context
-from cli.output.exit_codes import DONE
-from fleet.config import Fleet
-from snapshots.metrics import catalog
-from snapshots.metrics.exposition import render
-from snapshots.metrics.gathering import GATHERING_SECONDS_MAX, gather_once
-from snapshots.operations.operation import code_of
-from storage.clock import utc_now
-from storage.errors import UsageError, find_behind
+from cutline.cli.folders.whole_file import replaced_file
+from cutline.cli.output.context import command_context
+from cutline.cli.output.exit_codes import DONE
+from cutline.fleet.config import Fleet
+from cutline.snapshots.metrics import catalog
+from cutline.snapshots.metrics.exposition import render
+from cutline.snapshots.metrics.gathering import GATHERING_SECONDS_MAX, gather_once
+from cutline.snapshots.operations.operation import code_of
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import UsageError, find_behind
 
 MetricsFile = Annotated[
     Path | None,

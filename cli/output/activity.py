@@ -9,22 +9,22 @@ from functools import partial
 
 import typer
 
-from cli.background.announcing import announce, is_in_background
-from cli.output.results import progress
-from cli.output.stopping import stop_process
-from fleet.config import Fleet
-from fleet.label import own_label
-from fleet.step_times import StepTimes
-from snapshots.activity.activity import Activity
-from snapshots.activity.command import Command
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.metrics.spans import traced
-from snapshots.operations.operation import code_of, reason_of
-from snapshots.records.operation_records import CheckedPoint
-from snapshots.records.store_identity import open_own_store
-from storage.clock import utc_now
-from storage.errors import SnapshotError
-from storage.ids import new_operation_id
+from cutline.cli.background.announcing import announce, is_in_background
+from cutline.cli.output.results import progress
+from cutline.cli.output.stopping import stop_process
+from cutline.fleet.config import Fleet
+from cutline.fleet.label import own_label
+from cutline.fleet.step_times import StepTimes
+from cutline.snapshots.activity.activity import Activity
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.metrics.spans import traced
+from cutline.snapshots.operations.operation import code_of, reason_of
+from cutline.snapshots.records.operation_records import CheckedPoint
+from cutline.snapshots.records.store_identity import open_own_store
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import SnapshotError
+from cutline.storage.ids import new_operation_id
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from storage.errors import UsageError
+from cutline.storage.errors import UsageError
 
 SECONDS_MAX = 365 * 86400
 # rich reads help texts as markup and drops words in brackets: an opening bracket needs a backslash.

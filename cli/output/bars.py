@@ -19,8 +19,8 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from cli.output.format import printable, quantity_text, seconds_text
-from fleet.progress import COUNTED_DOWN, Reading
+from cutline.cli.output.format import printable, quantity_text, seconds_text
+from cutline.fleet.progress import COUNTED_DOWN, Reading
 
 # More bars than this nobody reads, and drawing them takes time; `status` has the least advanced nodes.
 NODES_MAX = 20

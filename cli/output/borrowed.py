@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleet.record import to_builtins
-from restore.report import RestoreReport
+from cutline.fleet.record import to_builtins
+from cutline.restore.report import RestoreReport
 
 NAMED_MAX = 20
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.output.format import printable
+from cutline.cli.output.format import printable
 
 if TYPE_CHECKING:
     import typer
 
-    from fleet.config import Fleet
+    from cutline.fleet.config import Fleet
 
 PROGRESS_SCHEMA = "cutline/progress/1"
 FLEET_VARIABLE = "SNAPSHOT_FLEET"
@@ -49,7 +49,7 @@ class CommandContext:
 
         Raises FleetFileError naming the file and the wrong key, and UsageError for another user's that nobody named.
         """
-        from fleet.config import load_fleet
+        from cutline.fleet.config import load_fleet
 
         if self.given_fleet is None and not os.environ.get(FLEET_VARIABLE):
             _check_found(self.fleet_path)
@@ -68,7 +68,7 @@ class CommandContext:
 
 def _check_found(path: Path) -> None:
     """Raise UsageError for another user's file in the working directory: it names programs, and gets variables."""
-    from storage.errors import UsageError
+    from cutline.storage.errors import UsageError
 
     try:
         owner = path.stat().st_uid

@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec import UNSET
 
-from cli.output.borrowed import borrowed_document, borrowed_lines
-from cli.output.format import quantity_text, seconds_text, size_text
-from cli.output.junit import NO_ASSERTIONS
-from cli.output.restore_report import refused_lines
-from fleet.record import to_builtins
-from restore.drill.assertions import AssertionResult, rows_text
-from restore.drill.drill import DrillReport
+from cutline.cli.output.borrowed import borrowed_document, borrowed_lines
+from cutline.cli.output.format import quantity_text, seconds_text, size_text
+from cutline.cli.output.junit import NO_ASSERTIONS
+from cutline.cli.output.restore_report import refused_lines
+from cutline.fleet.record import to_builtins
+from cutline.restore.drill.assertions import AssertionResult, rows_text
+from cutline.restore.drill.drill import DrillReport
 
 SCHEMA = "cutline/drill/1"
 SQL_SHOWN_MAX = 100

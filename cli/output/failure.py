@@ -18,15 +18,15 @@ from typing import Any
 
 import typer
 
-from cli.folders.session_folder import lasting_folder
-from cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
-from cli.output.format import name_fleet, printable
-from cli.output.results import write_document
-from cli.output.stopping import cancel_request, owner_text
-from cli.output.streams import unwritten
-from storage.errors import SnapshotError, StoppedError, find_behind, redact
-from storage.open_files import HINT, is_used_up
-from storage.used_up import find_used_up
+from cutline.cli.folders.session_folder import lasting_folder
+from cutline.cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
+from cutline.cli.output.format import name_fleet, printable
+from cutline.cli.output.results import write_document
+from cutline.cli.output.stopping import cancel_request, owner_text
+from cutline.cli.output.streams import unwritten
+from cutline.storage.errors import SnapshotError, StoppedError, find_behind, redact
+from cutline.storage.open_files import HINT, is_used_up
+from cutline.storage.used_up import find_used_up
 
 ERROR_SCHEMA = "cutline/error/1"
 

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from fleet.sizes import size_text as size_text
+from cutline.fleet.sizes import size_text as size_text
 
 # Characters that a terminal shows as nothing, beside those of the category Cf: fillers and selectors of variants
 # (Unicode's property Default_Ignorable_Code_Point).

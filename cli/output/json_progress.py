@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from cli.output.context import PROGRESS_SCHEMA
-from cli.output.format import time_text
-from fleet.progress import Reading
-from fleet.step_pace import StepPace
-from storage.clock import utc_now
+from cutline.cli.output.context import PROGRESS_SCHEMA
+from cutline.cli.output.format import time_text
+from cutline.fleet.progress import Reading
+from cutline.fleet.step_pace import StepPace
+from cutline.storage.clock import utc_now
 
 LINE_SECONDS = 1.0
 

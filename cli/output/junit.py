@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from check.report import CheckReport, SnapshotReport
-from cli.folders.whole_file import replaced_file
-from cli.output.format import printable
-from restore.drill.drill import DrillReport
-from storage.errors import SnapshotError, UsageError
+from cutline.check.report import CheckReport, SnapshotReport
+from cutline.cli.folders.whole_file import replaced_file
+from cutline.cli.output.format import printable
+from cutline.restore.drill.drill import DrillReport
+from cutline.storage.errors import SnapshotError, UsageError
 
 CHECK, DRILL = "snapshot check", "snapshot drill"
 NO_ASSERTIONS = "fleet.toml has no [[drill.assertion]]: nothing was asked"

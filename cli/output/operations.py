@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cli.output.format import quantity_text
-from cli.output.tables import Shorter
-from snapshots.activity.ended_operations import Ended
-from snapshots.activity.under_way import UnderWay
-from snapshots.records.commits import check_name
-from storage.errors import UsageError
-from storage.ids import OPERATION_ID
+from cutline.cli.output.format import quantity_text
+from cutline.cli.output.tables import Shorter
+from cutline.snapshots.activity.ended_operations import Ended
+from cutline.snapshots.activity.under_way import UnderWay
+from cutline.snapshots.records.commits import check_name
+from cutline.storage.errors import UsageError
+from cutline.storage.ids import OPERATION_ID
 
 # What says nothing of how much work it was.
 UNSHOWN = ("groups",)

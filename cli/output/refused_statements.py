@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from cli.folders.whole_file import replaced_file
-from fleet.nodes.encodings import RAW
-from restore.ddl.statements import is_statements_alone, statements_of
-from restore.report import RefusedStatement
-from storage.errors import UsageError
+from cutline.cli.folders.whole_file import replaced_file
+from cutline.fleet.nodes.encodings import RAW
+from cutline.restore.ddl.statements import is_statements_alone, statements_of
+from cutline.restore.report import RefusedStatement
+from cutline.storage.errors import UsageError
 
 # The options of a user mapping may be a password.
 FILE_MODE = 0o600

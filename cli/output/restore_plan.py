@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli.output.format import age_text, count_text, quantity_text, seconds_text, size_text, time_text
-from restore.estimates.volumes import BegunShard
-from restore.obstacles.disk_space import DiskSpace
-from restore.plan import RestorePlan
-from restore.preview import RestorePreview
-from restore.targets.database_records import Phase
-from snapshots.records.cut_times import cut_time
-from storage.clock import utc_now
+from cutline.cli.output.format import age_text, count_text, quantity_text, seconds_text, size_text, time_text
+from cutline.restore.estimates.volumes import BegunShard
+from cutline.restore.obstacles.disk_space import DiskSpace
+from cutline.restore.plan import RestorePlan
+from cutline.restore.preview import RestorePreview
+from cutline.restore.targets.database_records import Phase
+from cutline.snapshots.records.cut_times import cut_time
+from cutline.storage.clock import utc_now
 
 
 def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:

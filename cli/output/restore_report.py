@@ -10,17 +10,17 @@ from typing import Any
 
 import typer
 
-from cli.output.borrowed import borrowed_document, borrowed_lines
-from cli.output.context import command_context
-from cli.output.format import quantity_text, seconds_text, size_text, time_text
-from cli.output.left_out import left_out_lines
-from cli.output.restore_plan import plan_document, plan_lines
-from cli.output.results import show_preview, write_document
-from fleet.hints import NEW_CHAIN
-from fleet.record import to_builtins
-from restore.plan import RestorePlan
-from restore.preview import RestorePreview
-from restore.report import RefusedStatement, RestoreReport
+from cutline.cli.output.borrowed import borrowed_document, borrowed_lines
+from cutline.cli.output.context import command_context
+from cutline.cli.output.format import quantity_text, seconds_text, size_text, time_text
+from cutline.cli.output.left_out import left_out_lines
+from cutline.cli.output.restore_plan import plan_document, plan_lines
+from cutline.cli.output.results import show_preview, write_document
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.record import to_builtins
+from cutline.restore.plan import RestorePlan
+from cutline.restore.preview import RestorePreview
+from cutline.restore.report import RefusedStatement, RestoreReport
 
 SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
 DIFFERENCES_SHOWN_MAX = 10

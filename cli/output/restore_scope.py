@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from cli.output.arguments import check_text
-from fleet.tables.names import unquote_identifier
-from restore.parts.scope import TableMove
-from restore.request import RestoreRequest
-from storage.errors import UsageError
+from cutline.cli.output.arguments import check_text
+from cutline.fleet.tables.names import unquote_identifier
+from cutline.restore.parts.scope import TableMove
+from cutline.restore.request import RestoreRequest
+from cutline.storage.errors import UsageError
 
 QUOTED = r'"(?:[^"]|"")+"'
 ROLE_PAIR = re.compile(rf"(?P<before>{QUOTED}|[^\"=][^=]*)=(?P<after>{QUOTED}|[^\"=][^=]*)", re.DOTALL)

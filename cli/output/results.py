@@ -16,12 +16,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cli.output.context import CommandContext, command_context
-from cli.output.format import name_fleet, printable, time_text
-from cli.output.json_progress import JsonProgress
-from cli.output.tables import Enumeration, FittingTable
-from fleet.progress import Progress, Silent
-from storage.waits import listening
+from cutline.cli.output.context import CommandContext, command_context
+from cutline.cli.output.format import name_fleet, printable, time_text
+from cutline.cli.output.json_progress import JsonProgress
+from cutline.cli.output.tables import Enumeration, FittingTable
+from cutline.fleet.progress import Progress, Silent
+from cutline.storage.waits import listening
 
 if TYPE_CHECKING:
     import typer
@@ -109,7 +109,7 @@ def _progress(context: typer.Context) -> AbstractContextManager[Progress]:
         return nullcontext(_Notes(options))
     if options.json:
         return JsonProgress(sys.stderr, context.info_name or "", verbose=options.verbose)
-    from cli.output.bars import BarProgress, LineProgress
+    from cutline.cli.output.bars import BarProgress, LineProgress
 
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         return BarProgress(verbose=options.verbose)

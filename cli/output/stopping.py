@@ -6,10 +6,10 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from storage.waits import hurry, stop_hurrying
+from cutline.storage.waits import hurry, stop_hurrying
 
 if TYPE_CHECKING:
-    from snapshots.records.operation_records import CancelRequest
+    from cutline.snapshots.records.operation_records import CancelRequest
 
 
 class _Flag:
@@ -85,7 +85,7 @@ def forget_requests(*, kept: str) -> None:
 def owner_text(label: str) -> str:
     """`user@host` of a label."""
     # Imported here: `snapshot --help` imports this module.
-    from fleet.label import read_label
+    from cutline.fleet.label import read_label
 
     owner = read_label(label)
     return f"{owner.user}@{owner.host}" if owner else "an unknown user"

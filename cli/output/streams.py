@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from cli.output.characters import RULE
+from cutline.cli.output.characters import RULE
 
 STANDARD = (0, 1, 2)
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from cli.output.characters import writable
-from cli.output.format import printable
+from cutline.cli.output.characters import writable
+from cutline.cli.output.format import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

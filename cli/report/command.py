@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from cli.folders.whole_file import replaced_file
-from cli.output.context import command_context
-from cli.output.results import emit
-from cli.report.document import figures_document
-from cli.report.sections import counts_text
-from snapshots.listing.figures import read_figures
-from snapshots.listing.name_templates import newest_name
-from storage.clock import utc_now
-from storage.errors import UsageError
+from cutline.cli.folders.whole_file import replaced_file
+from cutline.cli.output.context import command_context
+from cutline.cli.output.results import emit
+from cutline.cli.report.document import figures_document
+from cutline.cli.report.sections import counts_text
+from cutline.snapshots.listing.figures import read_figures
+from cutline.snapshots.listing.name_templates import newest_name
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import UsageError
 
 SCHEMA = "cutline/report/1"
 
@@ -45,7 +45,7 @@ def report(
     with replaced_file(html) if html else nullcontext() as write:
         figures = read_figures(fleet, newest_name(fleet, name) if name is not None else None, utc_now())
         if write is not None:
-            from cli.report.page import page_of
+            from cutline.cli.report.page import page_of
 
             write(page_of(figures))
     document = {"schema": SCHEMA, **figures_document(figures), "file": html}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from cli.output.format import time_text
-from fleet.record import to_builtins
-from snapshots.activity.checks import EndedCheck
-from snapshots.listing.figures import PointFigures, SnapshotFigures, StoreFigures
-from snapshots.listing.gaps import Gap, RestorePlace
-from snapshots.records.operation_records import CheckFigures
+from cutline.cli.output.format import time_text
+from cutline.fleet.record import to_builtins
+from cutline.snapshots.activity.checks import EndedCheck
+from cutline.snapshots.listing.figures import PointFigures, SnapshotFigures, StoreFigures
+from cutline.snapshots.listing.gaps import Gap, RestorePlace
+from cutline.snapshots.records.operation_records import CheckFigures
 
 
 def figures_document(figures: StoreFigures) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from typing import TypeAlias
 
-from cli.output.format import printable
+from cutline.cli.output.format import printable
 
 Element: TypeAlias = ElementTree.Element
 DOCTYPE = "<!DOCTYPE html>\n"

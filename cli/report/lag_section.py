@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from statistics import median
 
-from cli.output.format import count_text, moment_text, quantity_text
-from cli.report.drawing import DataTable, Section, TimeMark, TimeRow
-from cli.report.point_sections import ROWS_MAX, newest_rows, width_text
-from snapshots.listing.figures import PointFigures, StoreFigures
+from cutline.cli.output.format import count_text, moment_text, quantity_text
+from cutline.cli.report.drawing import DataTable, Section, TimeMark, TimeRow
+from cutline.cli.report.point_sections import ROWS_MAX, newest_rows, width_text
+from cutline.snapshots.listing.figures import PointFigures, StoreFigures
 
 
 @dataclass(frozen=True, slots=True)

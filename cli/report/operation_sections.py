@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cli.output.format import count_text, moment_text, size_text
-from cli.report.drawing import Bar, BarPart, DataTable, PartKind, Section
-from cli.report.point_sections import ROWS_MAX, newest_rows, width_text
-from snapshots.activity.checks import EndedCheck, newest_covering
-from snapshots.listing.figures import SnapshotFigures, StoreFigures
-from snapshots.listing.operation_figures import OperationFigures, PhaseFigures
-from snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckFigures
+from cutline.cli.output.format import count_text, moment_text, size_text
+from cutline.cli.report.drawing import Bar, BarPart, DataTable, PartKind, Section
+from cutline.cli.report.point_sections import ROWS_MAX, newest_rows, width_text
+from cutline.snapshots.activity.checks import EndedCheck, newest_covering
+from cutline.snapshots.listing.figures import SnapshotFigures, StoreFigures
+from cutline.snapshots.listing.operation_figures import OperationFigures, PhaseFigures
+from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckFigures
 
 BARS_MAX = 40
 COMPARED = ("objects", "bytes", "rows", "changes", "partitions", "transactions")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cli.output.format import moment_text, quantity_text
-from cli.report.drawing import DataTable, Extent, Section
-from cli.report.elements import Element, element, html_of
-from cli.report.pictures import axis, bar_picture, time_picture
-from cli.report.sections import counts_text, extent_of_points, sections_of
-from cli.report.style import STYLE, content_policy
-from snapshots.listing.figures import StoreFigures
+from cutline.cli.output.format import moment_text, quantity_text
+from cutline.cli.report.drawing import DataTable, Extent, Section
+from cutline.cli.report.elements import Element, element, html_of
+from cutline.cli.report.pictures import axis, bar_picture, time_picture
+from cutline.cli.report.sections import counts_text, extent_of_points, sections_of
+from cutline.cli.report.style import STYLE, content_policy
+from cutline.snapshots.listing.figures import StoreFigures
 
 # Longer texts are wrapped.
 LONG_CHARACTERS = 48

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from cli.output.format import moment_text
-from cli.report.drawing import Bar, Extent, TimeRow, columns_of, heights_of, shaded_columns
-from cli.report.elements import Element, element
+from cutline.cli.output.format import moment_text
+from cutline.cli.report.drawing import Bar, Extent, TimeRow, columns_of, heights_of, shaded_columns
+from cutline.cli.report.elements import Element, element
 
 COLUMNS = 240
 HEIGHT = 100

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from cli.output.format import count_text, moment_text, quantity_text, seconds_text, size_text
-from cli.report.drawing import DataTable, Section, Shade, TimeMark, TimeRow
-from snapshots.listing.figures import PointFigures, SnapshotFigures, StoreFigures
-from snapshots.listing.gaps import GAP_FACTOR, Gap, RestorePlace
-from snapshots.records.documents import shortened
+from cutline.cli.output.format import count_text, moment_text, quantity_text, seconds_text, size_text
+from cutline.cli.report.drawing import DataTable, Section, Shade, TimeMark, TimeRow
+from cutline.snapshots.listing.figures import PointFigures, SnapshotFigures, StoreFigures
+from cutline.snapshots.listing.gaps import GAP_FACTOR, Gap, RestorePlace
+from cutline.snapshots.records.documents import shortened
 
 # A picture has so many rows, a table so many: what is left out is said.
 ROWS_MAX, TABLE_ROWS_MAX = 12, 1000

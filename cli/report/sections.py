@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cli.output.format import quantity_text
-from cli.report.drawing import Extent, Section, extent_of
-from cli.report.lag_section import lag_section
-from cli.report.operation_sections import operation_sections
-from cli.report.point_sections import point_sections
-from snapshots.listing.figures import StoreFigures
+from cutline.cli.output.format import quantity_text
+from cutline.cli.report.drawing import Extent, Section, extent_of
+from cutline.cli.report.lag_section import lag_section
+from cutline.cli.report.operation_sections import operation_sections
+from cutline.cli.report.point_sections import point_sections
+from cutline.snapshots.listing.figures import StoreFigures
 
 
 def sections_of(figures: StoreFigures) -> list[Section]:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cli.output.characters import FORMS, writable
-from cli.output.format import minute_text, moment_text, printable
-from cli.output.tables import FittingTable, cells_of
-from cli.report.drawing import (
+from cutline.cli.output.characters import FORMS, writable
+from cutline.cli.output.format import minute_text, moment_text, printable
+from cutline.cli.output.tables import FittingTable, cells_of
+from cutline.cli.report.drawing import (
     Bar,
     DataTable,
     Extent,
@@ -20,9 +20,9 @@ from cli.report.drawing import (
     heights_of,
     shaded_columns,
 )
-from cli.report.sections import extent_of_points, sections_of
-from cli.views.sparkline import stdout_levels
-from snapshots.listing.figures import StoreFigures
+from cutline.cli.report.sections import extent_of_points, sections_of
+from cutline.cli.views.sparkline import stdout_levels
+from cutline.snapshots.listing.figures import StoreFigures
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

@@ -1,4 +1,4 @@
-"""`python -m cli.spark.executor`: Spark's executor, in a pod of Kubernetes that runs the image of the command.
+"""`python -m cutline.cli.spark.executor`: Spark's executor, in a pod of Kubernetes that runs the image of the command.
 
 Spark puts what an executor needs to know into the pod's environment, and leaves it to the image to start the JVM. Its
 own images do that in a shell script; theirs have no Python that Cutline runs on. This process becomes the JVM, so that
@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from cli.spark.java import find_java
-from cli.spark.settings import files_options, is_unnamed_user
-from storage.errors import SnapshotError, UsageError
+from cutline.cli.spark.java import find_java
+from cutline.cli.spark.settings import files_options, is_unnamed_user
+from cutline.storage.errors import SnapshotError, UsageError
 
 BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 # The options of BACKEND, and the variables that have their values.

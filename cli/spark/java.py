@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from fleet.ownership import is_own_alone
-from storage.errors import RefusedError
+from cutline.fleet.ownership import is_own_alone
+from cutline.storage.errors import RefusedError
 
 MAJOR_MIN = 17  # Spark 4 runs on 17 and newer
 VERSION_SECONDS_MAX = 20

@@ -6,16 +6,16 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from cli.spark.protection import check_protection
-from fleet.config import Fleet, check_spark_variables
-from fleet.progress import Progress
-from fleet.spark_masters import has_executors
+from cutline.cli.spark.protection import check_protection
+from cutline.fleet.config import Fleet, check_spark_variables
+from cutline.fleet.progress import Progress
+from cutline.fleet.spark_masters import has_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cli.spark.start import SparkStart
-    from snapshots.executors.needs import ExecutorNeeds
+    from cutline.cli.spark.start import SparkStart
+    from cutline.snapshots.executors.needs import ExecutorNeeds
 
 
 class SparkOnDemand:
@@ -37,10 +37,10 @@ class SparkOnDemand:
         start = self._begin()
         if self._is_checked or not has_executors(self._fleet.spark_master):
             return
-        from columns.python_workers import set_first_work
-        from snapshots.executors.build import build_digest
-        from snapshots.executors.late import check_worker
-        from snapshots.executors.preflight import check_executors
+        from cutline.columns.python_workers import set_first_work
+        from cutline.snapshots.executors.build import build_digest
+        from cutline.snapshots.executors.late import check_worker
+        from cutline.snapshots.executors.preflight import check_executors
 
         progress.step("start Spark")
         complete = check_executors(start.session(), needs, progress)
@@ -53,7 +53,7 @@ class SparkOnDemand:
 
     def _begin(self) -> SparkStart:
         if self._start is None:
-            from cli.spark.start import start_spark
+            from cutline.cli.spark.start import start_spark
 
             self._start = start_spark(self._fleet, self._name)
         return self._start
@@ -65,7 +65,7 @@ class SparkOnDemand:
         self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if self._is_checked:
-            from columns.python_workers import set_first_work
+            from cutline.columns.python_workers import set_first_work
 
             set_first_work(None)
         if self._start is not None:

@@ -12,9 +12,9 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleet.settings import JAVA_OPTIONS, secrets_in_options
-from fleet.spark_masters import has_executors
-from storage.errors import UsageError, remember_secret
+from cutline.fleet.settings import JAVA_OPTIONS, secrets_in_options
+from cutline.fleet.spark_masters import has_executors
+from cutline.storage.errors import UsageError, remember_secret
 
 AUTHENTICATE = "spark.authenticate"
 SECRET = "spark.authenticate.secret"

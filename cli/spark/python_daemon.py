@@ -25,28 +25,28 @@ import pandas
 import pyspark.worker
 from pyspark.daemon import manager
 
-import check.partitions
-import check.streams
-import check.transactions
-import restore.rows.jobs
-import restore.rows.large_objects
-import snapshots.base_copy.copy_tables
-import wal.drain.drain_task
-from columns.python_workers import freeze_modules
-from storage.thread_starts import limit_thread_starts
+import cutline.check.partitions
+import cutline.check.streams
+import cutline.check.transactions
+import cutline.restore.rows.jobs
+import cutline.restore.rows.large_objects
+import cutline.snapshots.base_copy.copy_tables
+import cutline.wal.drain.drain_task
+from cutline.columns.python_workers import freeze_modules
+from cutline.storage.thread_starts import limit_thread_starts
 
 # What the forked workers find imported.
 IMPORTED = (
     adbc_driver_postgresql,
     pandas,
     pyspark.worker,
-    check.partitions,
-    check.streams,
-    check.transactions,
-    restore.rows.large_objects,
-    restore.rows.jobs,
-    snapshots.base_copy.copy_tables,
-    wal.drain.drain_task,
+    cutline.check.partitions,
+    cutline.check.streams,
+    cutline.check.transactions,
+    cutline.restore.rows.large_objects,
+    cutline.restore.rows.jobs,
+    cutline.snapshots.base_copy.copy_tables,
+    cutline.wal.drain.drain_task,
 )
 
 PR_SET_PDEATHSIG = 1

@@ -1,4 +1,4 @@
-"""`python -m cli.spark.record_archive`: make the class archive ahead of time; `make install` runs it."""
+"""`python -m cutline.cli.spark.record_archive`: make the class archive ahead of time; `make install` runs it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.folders.session_folder import session_folder
-from cli.spark.class_archive import DUMP_SECONDS_MAX
-from cli.spark.start import start_spark_at
-from storage.errors import SnapshotError
+from cutline.cli.folders.session_folder import session_folder
+from cutline.cli.spark.class_archive import DUMP_SECONDS_MAX
+from cutline.cli.spark.start import start_spark_at
+from cutline.storage.errors import SnapshotError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,8 +17,8 @@ from pathlib import Path
 from socketserver import TCPServer
 from typing import IO, Any
 
-from snapshots.executors import archive_daemon
-from storage.errors import RefusedError
+from cutline.snapshots.executors import archive_daemon
+from cutline.storage.errors import RefusedError
 
 ARCHIVE, PORT = "spark.cutline.archive", "spark.cutline.archive.port"
 HOST, BIND_ADDRESS = "spark.driver.host", "spark.driver.bindAddress"

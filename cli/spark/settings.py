@@ -14,12 +14,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from cli.spark.java import Java
-from cli.spark.protection import protection_settings
-from columns import allocator
-from fleet.spark_masters import has_executors, runs_on_this_machine
+import cutline
+from cutline.cli.spark.java import Java
+from cutline.cli.spark.protection import protection_settings
+from cutline.columns import allocator
+from cutline.fleet.spark_masters import has_executors, runs_on_this_machine
 
-DAEMON_MODULE = "cli.spark.python_daemon"
+DAEMON_MODULE = "cutline.cli.spark.python_daemon"
 LOOPBACK = "127.0.0.1"
 ROWS_PER_ARROW_BATCH_MAX = 100_000
 BYTES_PER_ARROW_BATCH_MAX = 64 * 1024**2
@@ -193,8 +194,8 @@ def _places_on_this_machine(temporary: Path) -> dict[str, str]:
         "spark.local.dir": str(temporary / "local"),
         EXECUTOR_OPTIONS: " ".join(files_options(temporary)),
         # Executors import the same packages as this process, installed or not.
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-        # Otherwise a folder `cli` in the working directory would come first.
+        "spark.executorEnv.PYTHONPATH": str(Path(cutline.__file__).resolve().parents[1]),
+        # Otherwise a folder `cutline` in the working directory would come first.
         "spark.executorEnv.PYTHONSAFEPATH": "1",
     }
 

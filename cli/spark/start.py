@@ -24,14 +24,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from cli.folders.cache_folder import cache_folder
-from cli.folders.session_folder import lasting_folder
-from cli.spark.class_archive import archive_options, is_recording
-from cli.spark.java import find_java
-from cli.spark.private_settings import in_private_file, with_private_options
-from cli.spark.protection import check_protection
-from cli.spark.served_archive import ARCHIVE, HOST, ServedArchive
-from cli.spark.settings import (
+from cutline.cli.folders.cache_folder import cache_folder
+from cutline.cli.folders.session_folder import lasting_folder
+from cutline.cli.spark.class_archive import archive_options, is_recording
+from cutline.cli.spark.java import find_java
+from cutline.cli.spark.private_settings import in_private_file, with_private_options
+from cutline.cli.spark.protection import check_protection
+from cutline.cli.spark.served_archive import ARCHIVE, HOST, ServedArchive
+from cutline.cli.spark.settings import (
     LOOPBACK,
     drop_foreign_variables,
     is_unnamed_user,
@@ -39,16 +39,16 @@ from cli.spark.settings import (
     session_settings,
     set_environment,
 )
-from fleet.spark_masters import has_executors, runs_on_this_machine
-from storage import waits
-from storage.errors import RefusedError, SnapshotError, UsageError, redact
-from storage.open_files import says_used_up
-from storage.process_memory import HINT, TooLittleMemoryError, says_no_memory
+from cutline.fleet.spark_masters import has_executors, runs_on_this_machine
+from cutline.storage import waits
+from cutline.storage.errors import RefusedError, SnapshotError, UsageError, redact
+from cutline.storage.open_files import says_used_up
+from cutline.storage.process_memory import HINT, TooLittleMemoryError, says_no_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleet.config import Fleet
+    from cutline.fleet.config import Fleet
 
 LAUNCH_SECONDS_MAX = 10
 END_SECONDS_MAX = 10

@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
-from cli.output.format import (
+from cutline.cli.output.format import (
     age_text,
     count_text,
     minute_text,
@@ -20,15 +20,15 @@ from cli.output.format import (
     size_text,
     time_text,
 )
-from cli.output.tables import Cell, FittingTable, Shorter
-from snapshots.activity.checks import EndedCheck, newest_covering
-from snapshots.listing.entry import Entry
-from snapshots.listing.listing import Listing
-from snapshots.records.chain import Chain, summary_of
-from snapshots.records.commit import Commit, FullSnapshot
-from snapshots.records.cut_times import cut_time, safe_time
-from snapshots.records.documents import shortened
-from snapshots.records.operation_records import CONFLICTS, VALID
+from cutline.cli.output.tables import Cell, FittingTable, Shorter
+from cutline.snapshots.activity.checks import EndedCheck, newest_covering
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.listing.listing import Listing
+from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.commit import Commit, FullSnapshot
+from cutline.snapshots.records.cut_times import cut_time, safe_time
+from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.operation_records import CONFLICTS, VALID
 
 FULL, INCREMENTAL, ONLY_CUT = "full", "incremental", "only-cut"
 COLUMNS = (

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.folders.whole_file import replaced_file
-from cli.output.tables import FittingTable
-from snapshots.listing.in_doubt import InDoubtTransaction, state_of
-from snapshots.listing.recovery_plan import NodeRecovery
-from snapshots.records.commit import Commit
-from snapshots.records.commits import increment_label
-from storage.errors import UsageError
+from cutline.cli.folders.whole_file import replaced_file
+from cutline.cli.output.tables import FittingTable
+from cutline.snapshots.listing.in_doubt import InDoubtTransaction, state_of
+from cutline.snapshots.listing.recovery_plan import NodeRecovery
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commits import increment_label
+from cutline.storage.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from snapshots.listing.name_templates import read_template
-from snapshots.records.chains import read_newest_part
-from snapshots.records.commit import FullSnapshot
-from snapshots.records.commits import SnapshotMissingError, read_full, snapshot_names
-from snapshots.records.cut_times import cut_time
-from snapshots.records.documents import ManifestError, StoreEncryptedError
-from snapshots.records.lost_chains import is_lost
-from snapshots.records.tombstones import SnapshotDeletedError, is_only_full
-from storage.store import ObjectStore
+from cutline.snapshots.listing.name_templates import read_template
+from cutline.snapshots.records.chains import read_newest_part
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.commits import SnapshotMissingError, read_full, snapshot_names
+from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.documents import ManifestError, StoreEncryptedError
+from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_only_full
+from cutline.storage.store import ObjectStore
 
 # So many of the newest are looked at: whenever one is followed, those that it has replaced are ended.
 READ_MAX, OTHERS_MAX = 5, 20

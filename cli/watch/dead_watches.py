@@ -7,12 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cli.watch.fleet_source import FleetSource
-from fleet.progress import Silent
-from snapshots.activity.cancelling import forget
-from snapshots.activity.under_way import WATCH, ActivityState, read_under_way
-from storage.clock import utc_now
-from storage.errors import SnapshotError
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.fleet.progress import Silent
+from cutline.snapshots.activity.cancelling import forget
+from cutline.snapshots.activity.under_way import WATCH, ActivityState, read_under_way
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import SnapshotError
 
 # One that was killed when this one took over counts as dead by then.
 FORGET_SECONDS = 180.0

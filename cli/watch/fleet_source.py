@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.watch.schedule import TaskKind
-from fleet.config import Fleet, check_drill, load_fleet
-from fleet.fleet_file import WatchTable
-from snapshots.listing.name_templates import NUMBER, TIME, read_template
-from snapshots.records.store_identity import StoreNotInitialisedError, read_identity
-from storage.errors import SnapshotError, UsageError
-from storage.store import ObjectStore
-from wal.segments.own_store import store_gone_error
+from cutline.cli.watch.schedule import TaskKind
+from cutline.fleet.config import Fleet, check_drill, load_fleet
+from cutline.fleet.fleet_file import WatchTable
+from cutline.snapshots.listing.name_templates import NUMBER, TIME, read_template
+from cutline.snapshots.records.store_identity import StoreNotInitialisedError, read_identity
+from cutline.storage.errors import SnapshotError, UsageError
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.own_store import store_gone_error
 
 # Between increments that are further apart; and without a key of its own, pruning.
 ARCHIVE_SECONDS, PRUNE_SECONDS = 60.0, 86400.0

@@ -9,17 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from cli.watch.chain import WatchedChain, find_chain, find_others, matching_names
-from cli.watch.fleet_source import FleetSource
-from cli.watch.notices import Notices
-from cli.watch.schedule import OF_CHAIN, OF_SNAPSHOT, FullPauses, Task, TaskKind
-from fleet.progress import Silent
-from snapshots.between_cuts.supersede import supersede
-from snapshots.records.documents import NEWER_HINT, ManifestError, StoreEncryptedError
-from snapshots.records.store_identity import FLEET_KEY
-from snapshots.records.tombstones import SnapshotDeletedError
-from storage.clock import utc_now
-from storage.errors import ChainEnd, SnapshotError
+from cutline.cli.watch.chain import WatchedChain, find_chain, find_others, matching_names
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.cli.watch.notices import Notices
+from cutline.cli.watch.schedule import OF_CHAIN, OF_SNAPSHOT, FullPauses, Task, TaskKind
+from cutline.fleet.progress import Silent
+from cutline.snapshots.between_cuts.supersede import supersede
+from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, StoreEncryptedError
+from cutline.snapshots.records.store_identity import FLEET_KEY
+from cutline.snapshots.records.tombstones import SnapshotDeletedError
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import ChainEnd, SnapshotError
 
 LOOK_SECONDS = 30.0
 FINAL_FAILURES = 5

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from check.report import EXIT_CODES
-from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
-from cli.output.failure import CommandFailure
-from cli.watch.schedule import Task, TaskKind, clock_text
-from cli.watch.tasks import TaskResult, accepting, finding_of, with_finding
-from fleet.config import Fleet
-from restore.drill import drill
-from snapshots.activity.checks import read_checks
-from snapshots.activity.ended_operations import EndedReader
-from snapshots.metrics.store_samples import read_facts
-from snapshots.operations.recorded import document_names
-from snapshots.records.store_identity import open_own_store
+from cutline.check.report import EXIT_CODES
+from cutline.cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
+from cutline.cli.output.failure import CommandFailure
+from cutline.cli.watch.schedule import Task, TaskKind, clock_text
+from cutline.cli.watch.tasks import TaskResult, accepting, finding_of, with_finding
+from cutline.fleet.config import Fleet
+from cutline.restore.drill import drill
+from cutline.snapshots.activity.checks import read_checks
+from cutline.snapshots.activity.ended_operations import EndedReader
+from cutline.snapshots.metrics.store_samples import read_facts
+from cutline.snapshots.operations.recorded import document_names
+from cutline.snapshots.records.store_identity import open_own_store
 
 # Of operations with an intent that have committed nothing, drills among them, the newest.
 READ_MAX = 100

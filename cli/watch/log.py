@@ -6,9 +6,9 @@ import json
 import sys
 from contextlib import suppress
 
-from cli.output.format import name_fleet, printable
-from fleet.record import Time
-from storage.clock import utc_now
+from cutline.cli.output.format import name_fleet, printable
+from cutline.fleet.record import Time
+from cutline.storage.clock import utc_now
 
 EVENT_SCHEMA = "cutline/watch-event/1"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from cli.output.failure import CommandFailure
-from cli.watch.fleet_source import FleetSource
-from cli.watch.notify import notify
-from cli.watch.schedule import Task, TaskKind
-from fleet.record import Time
-from storage.clock import utc_now
-from storage.errors import SnapshotError
+from cutline.cli.output.failure import CommandFailure
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.cli.watch.notify import notify
+from cutline.cli.watch.schedule import Task, TaskKind
+from cutline.fleet.record import Time
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import SnapshotError
 
 
 @dataclass(slots=True)

@@ -6,11 +6,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cli.watch.fleet_source import FleetSource
-from fleet.label import Label, end_sessions_statement
-from snapshots.activity.under_way import hanging_watch, read_under_way
-from storage.clock import utc_now
-from storage.errors import BusyError, SnapshotError
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.fleet.label import Label, end_sessions_statement
+from cutline.snapshots.activity.under_way import hanging_watch, read_under_way
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError, SnapshotError
 
 LOOK_SECONDS = 30.0
 

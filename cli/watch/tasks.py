@@ -10,28 +10,28 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from cli.output.exit_codes import CONFLICTS, INCONCLUSIVE
-from cli.output.failure import CommandFailure
-from cli.output.format import quantity_text, seconds_text, size_text
-from cli.output.stopping import stop_process
-from cli.spark.on_demand import SparkOnDemand
-from cli.watch.fleet_source import FleetSource
-from cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
-from cli.watch.schedule import Task, TaskKind
-from fleet.config import Fleet
-from fleet.progress import Noting, Silent
-from snapshots.activity.activity import Activity
-from snapshots.activity.command import Command
-from snapshots.activity.under_way import ActivityState, read_under_way
-from snapshots.between_cuts.archive_ahead import archive_ahead
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.listing.name_templates import new_name
-from snapshots.metrics.spans import traced
-from snapshots.records.commit import Commit
-from snapshots.records.store_identity import open_own_store
-from storage.clock import utc_now
-from storage.errors import BusyError, RefusedError, SnapshotError
+from cutline.cli.output.exit_codes import CONFLICTS, INCONCLUSIVE
+from cutline.cli.output.failure import CommandFailure
+from cutline.cli.output.format import quantity_text, seconds_text, size_text
+from cutline.cli.output.stopping import stop_process
+from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
+from cutline.cli.watch.schedule import Task, TaskKind
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Noting, Silent
+from cutline.snapshots.activity.activity import Activity
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.under_way import ActivityState, read_under_way
+from cutline.snapshots.between_cuts.archive_ahead import archive_ahead
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.listing.name_templates import new_name
+from cutline.snapshots.metrics.spans import traced
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.store_identity import open_own_store
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError, RefusedError, SnapshotError
 
 # The exit codes of checks and drills that have found something. That is no failure, and no reason to repeat them soon.
 VERDICTS = (CONFLICTS, INCONCLUSIVE)

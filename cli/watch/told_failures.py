@@ -11,14 +11,14 @@ from datetime import datetime
 
 from msgspec import UnsetType
 
-from cli.watch.schedule import Task, TaskKind
-from fleet.record import Time
-from snapshots.activity.ended_operations import list_ended, read_batches
-from snapshots.activity.under_way import WATCH, ActivityState, UnderWay, read_under_way
-from snapshots.operations.recorded import document_names
-from snapshots.records.operation_records import FailingTask, Outcome, WatchState
-from storage.clock import utc_now
-from storage.store import ObjectStore
+from cutline.cli.watch.schedule import Task, TaskKind
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.ended_operations import list_ended, read_batches
+from cutline.snapshots.activity.under_way import WATCH, ActivityState, UnderWay, read_under_way
+from cutline.snapshots.operations.recorded import document_names
+from cutline.snapshots.records.operation_records import FailingTask, Outcome, WatchState
+from cutline.storage.clock import utc_now
+from cutline.storage.store import ObjectStore
 
 # Of operations without an intent. They are in the order in which they began, and a watch may work for months.
 READ_MAX = 5000

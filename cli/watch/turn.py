@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
 
-from fleet.config import Fleet
-from fleet.label import own_label
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.nodes.lock import FleetLock, FleetLockLostError, lock_fleet, watch_lock
-from fleet.nodes.sessions import open_sessions
-from fleet.nodes.watch import SilentNodeError
-from storage.errors import SnapshotError
+from cutline.fleet.config import Fleet
+from cutline.fleet.label import own_label
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.nodes.lock import FleetLock, FleetLockLostError, lock_fleet, watch_lock
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.nodes.watch import SilentNodeError
+from cutline.storage.errors import SnapshotError
 
 RENEW_SECONDS, ANSWER_SECONDS = 30.0, 1.0
 LOST_HINT = "see the server's log for what ended the session; a connection pooler must keep sessions"

@@ -12,16 +12,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from cli.monitoring.metrics_file import replace_metrics
-from cli.watch.schedule import TaskKind
-from cli.watch.watcher import Watcher
-from fleet.config import Fleet, ListenAddress
-from snapshots.metrics import catalog
-from snapshots.metrics.catalog import Sample
-from snapshots.metrics.endpoint import MetricsEndpoint
-from snapshots.metrics.exposition import render
-from snapshots.metrics.gathering import MetricsGatherer
-from storage.clock import utc_now
+from cutline.cli.monitoring.metrics_file import replace_metrics
+from cutline.cli.watch.schedule import TaskKind
+from cutline.cli.watch.watcher import Watcher
+from cutline.fleet.config import Fleet, ListenAddress
+from cutline.snapshots.metrics import catalog
+from cutline.snapshots.metrics.catalog import Sample
+from cutline.snapshots.metrics.endpoint import MetricsEndpoint
+from cutline.snapshots.metrics.exposition import render
+from cutline.snapshots.metrics.gathering import MetricsGatherer
+from cutline.storage.clock import utc_now
 
 GATHER_SECONDS = 30.0
 FRESH_SECONDS = 4 * GATHER_SECONDS

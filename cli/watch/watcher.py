@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from cli.output.exit_codes import CANCELLED
-from cli.output.failure import CommandFailure, failure_of
-from cli.output.stopping import cancel_request, forget_requests, is_asked_to_stop, is_signalled
-from cli.watch import tasks as work
-from cli.watch.chain import WatchedChain
-from cli.watch.fleet_source import FleetSource, intervals_of
-from cli.watch.following import Following, chain_end_of
-from cli.watch.last_verdicts import adopt, newer_verdict
-from cli.watch.notices import Notices
-from cli.watch.schedule import (
+from cutline.cli.output.exit_codes import CANCELLED
+from cutline.cli.output.failure import CommandFailure, failure_of
+from cutline.cli.output.stopping import cancel_request, forget_requests, is_asked_to_stop, is_signalled
+from cutline.cli.watch import tasks as work
+from cutline.cli.watch.chain import WatchedChain
+from cutline.cli.watch.fleet_source import FleetSource, intervals_of
+from cutline.cli.watch.following import Following, chain_end_of
+from cutline.cli.watch.last_verdicts import adopt, newer_verdict
+from cutline.cli.watch.notices import Notices
+from cutline.cli.watch.schedule import (
     BESIDE,
     OF_CHAIN,
     Task,
@@ -32,13 +32,13 @@ from cli.watch.schedule import (
     retry_now,
     trouble_texts,
 )
-from cli.watch.tasks import Beside, TaskResult, with_finding
-from cli.watch.told_failures import adopt_failures, not_needed, state_of, told_failures
-from snapshots.activity.activity import Activity
-from snapshots.records.cut_times import cut_time
-from snapshots.records.operation_records import WatchState
-from storage.clock import utc_now
-from storage.errors import BusyError, ChainEnd, find_behind
+from cutline.cli.watch.tasks import Beside, TaskResult, with_finding
+from cutline.cli.watch.told_failures import adopt_failures, not_needed, state_of, told_failures
+from cutline.snapshots.activity.activity import Activity
+from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.operation_records import WatchState
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError, ChainEnd, find_behind
 
 TICK_SECONDS = 1.0
 # Another operation holds the fleet.

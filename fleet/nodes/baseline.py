@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fleet.config import Fleet, Node
-from fleet.hints import NEW_CHAIN
-from fleet.nodes.clocks import ClockReading, time_of_epoch
-from fleet.record import Count, Record, fields_of
-from storage.clock import machine_now
-from storage.errors import ChainEnd, RefusedError
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.nodes.clocks import ClockReading, time_of_epoch
+from cutline.fleet.record import Count, Record, fields_of
+from cutline.storage.clock import machine_now
+from cutline.storage.errors import ChainEnd, RefusedError
 
 if TYPE_CHECKING:
     import psycopg

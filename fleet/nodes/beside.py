@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import database_name
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import database_name
 
 NAME_BYTES_MAX = 63
 LOADING, REHEARSING, ASIDE = "_restoring_", "_rehearsing_", "_before_"

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from fleet.hints import NEW_CHAIN
-from fleet.progress import Progress
-from fleet.some_names import list_some
-from storage.clock import follow_machine, machine_now, set_time, steady_seconds, utc_now
-from storage.errors import ChainEnd, RefusedError
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.progress import Progress
+from cutline.fleet.some_names import list_some
+from cutline.storage.clock import follow_machine, machine_now, set_time, steady_seconds, utc_now
+from cutline.storage.errors import ChainEnd, RefusedError
 
 if TYPE_CHECKING:
     import psycopg

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.privileges import quote
-from fleet.nodes.sessions import Sessions, in_parallel
-from fleet.progress import Progress
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.progress import Progress
 
 # A collation has no versions in some libraries (musl), and some have none in any (C).
 NONE = "none"

@@ -17,12 +17,12 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fleet.config import Node
-from fleet.hints import UNFINISHED_RESTORE
-from fleet.libpq_environment import missing_files
-from fleet.nodes.disruptions import remedy_of
-from fleet.nodes.encodings import ADAPTERS, UTF8
-from fleet.nodes.pinned import (
+from cutline.fleet.config import Node
+from cutline.fleet.hints import UNFINISHED_RESTORE
+from cutline.fleet.libpq_environment import missing_files
+from cutline.fleet.nodes.disruptions import remedy_of
+from cutline.fleet.nodes.encodings import ADAPTERS, UTF8
+from cutline.fleet.nodes.pinned import (
     LATER_SETTINGS,
     SessionState,
     option,
@@ -32,7 +32,7 @@ from fleet.nodes.pinned import (
     state_query,
     wanted_settings,
 )
-from fleet.nodes.poolers import (
+from cutline.fleet.nodes.poolers import (
     DIRECT,
     Open,
     SessionUnfitError,
@@ -41,12 +41,12 @@ from fleet.nodes.poolers import (
     refuses_replication,
     unfit_error,
 )
-from fleet.nodes.server_messages import called_functions, explain, shorten_message
-from fleet.nodes.shut_down import remember_open
-from fleet.variables import SECRET_PARAMETERS, remember_secrets_of
-from storage.errors import RefusedError, SnapshotError, UnreachableError, UsageError
-from storage.open_files import HINT as OPEN_FILES
-from storage.open_files import are_few_left, is_used_up
+from cutline.fleet.nodes.server_messages import called_functions, explain, shorten_message
+from cutline.fleet.nodes.shut_down import remember_open
+from cutline.fleet.variables import SECRET_PARAMETERS, remember_secrets_of
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError, UsageError
+from cutline.storage.open_files import HINT as OPEN_FILES
+from cutline.storage.open_files import are_few_left, is_used_up
 
 # A database that every server has; others are created and renamed from there.
 MAINTENANCE_DATABASE = "postgres"

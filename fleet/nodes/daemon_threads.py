@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from storage.process_memory import TooLittleMemoryError
+from cutline.storage.process_memory import TooLittleMemoryError
 
 Item = TypeVar("Item")
 # A fleet may have a thousand nodes. What is asked of each takes milliseconds, or waits for what all of them wait for.

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.config import Node
-from fleet.fleet_file import CONNECTIONS_MIN
-from fleet.nodes.connections import raising_unreachable
-from fleet.nodes.sessions import in_parallel
-from fleet.some_names import list_some
-from storage.errors import RefusedError
+from cutline.fleet.config import Node
+from cutline.fleet.fleet_file import CONNECTIONS_MIN
+from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.some_names import list_some
+from cutline.storage.errors import RefusedError
 
 # What the command itself needs beside its tasks, at most. A create: its own session, that of the watch, pg_dump's, and
 # one that sees what pg_dump waits for. A restore: its own, that of the watch, and one that asks how far it is; those

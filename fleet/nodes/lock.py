@@ -21,12 +21,12 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Fleet, Node
-from fleet.label import read_label
-from fleet.nodes.connections import raising_unreachable
-from fleet.nodes.sessions import Sessions, in_parallel
-from fleet.nodes.shut_down import shut_down_after, shut_down_sessions
-from storage.errors import BusyError, UnreachableError
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.label import read_label
+from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.nodes.shut_down import shut_down_after, shut_down_sessions
+from cutline.storage.errors import BusyError, UnreachableError
 
 UNLOCK_SECONDS_MAX, INTERRUPTED_SECONDS_MAX = 5.0, 2.0
 # How long our former session, which the server has not noticed is gone, may take to end.

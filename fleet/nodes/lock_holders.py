@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Fleet, Node
-from fleet.nodes.lock import Holder, find_holder, watch_lock
-from fleet.nodes.nodes_query import NodesQuery
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.lock import Holder, find_holder, watch_lock
+from cutline.fleet.nodes.nodes_query import NodesQuery
 
 ASKING_SECONDS_MAX = 5.0
 

@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import connect, unreachable_error
-from fleet.nodes.daemon_threads import start_daemons
-from fleet.nodes.shut_down import shut_down_after
-from storage.errors import SnapshotError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect, unreachable_error
+from cutline.fleet.nodes.daemon_threads import start_daemons
+from cutline.fleet.nodes.shut_down import shut_down_after
+from cutline.storage.errors import SnapshotError
 
 T = TypeVar("T")
 

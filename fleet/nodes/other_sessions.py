@@ -13,11 +13,11 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.encodings import readable
-from fleet.progress import Progress
-from fleet.some_names import join_some
-from storage.errors import RefusedError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.encodings import readable
+from cutline.fleet.progress import Progress
+from cutline.fleet.some_names import join_some
+from cutline.storage.errors import RefusedError
 
 POLL_SECONDS = 0.05
 NOTE_SECONDS = 2.0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from psycopg.conninfo import conninfo_to_dict
 
-from fleet.config import KnownServer
+from cutline.fleet.config import KnownServer
 
 # Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"), each as the server shows
 # it. search_path is one: regclass and similar types print a schema only if it is not in the path. With

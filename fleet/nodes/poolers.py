@@ -18,9 +18,9 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fleet.config import Node
-from fleet.nodes.shut_down import shut_down_after
-from storage.errors import RefusedError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.shut_down import shut_down_after
+from cutline.storage.errors import RefusedError
 
 # Bare sessions of the pooler, in which nothing is set.
 Open = Callable[[], psycopg.Connection[Any]]

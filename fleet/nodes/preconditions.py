@@ -7,11 +7,11 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.beside import FILLING, SUFFIX_LENGTH
-from fleet.nodes.connections import is_pooled
-from fleet.nodes.encodings import RAW, UTF8, encoding_of, find_inconvertible
-from fleet.nodes.privileges import (
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.beside import FILLING, SUFFIX_LENGTH
+from cutline.fleet.nodes.connections import is_pooled
+from cutline.fleet.nodes.encodings import RAW, UTF8, encoding_of, find_inconvertible
+from cutline.fleet.nodes.privileges import (
     STANDBY_FUNCTIONS,
     STANDBY_SNAPSHOT_VERSION,
     find_decoding_problems,
@@ -19,10 +19,10 @@ from fleet.nodes.privileges import (
     find_role_problems,
     read_role,
 )
-from fleet.nodes.problems import NodeProblem, refuse_unfit
-from fleet.nodes.session_kinds import find_session_problems
-from fleet.nodes.sessions import Sessions
-from fleet.some_names import list_some
+from cutline.fleet.nodes.problems import NodeProblem, refuse_unfit
+from cutline.fleet.nodes.session_kinds import find_session_problems
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.some_names import list_some
 
 SETTINGS_QUERY = """
 SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),

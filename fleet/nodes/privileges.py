@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.config import Node
-from fleet.nodes.connections import MAINTENANCE_DATABASE, connect, database_name, with_database
-from fleet.nodes.problems import NodeProblem, Place, Purpose
-from storage.errors import SnapshotError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import MAINTENANCE_DATABASE, connect, database_name, with_database
+from cutline.fleet.nodes.problems import NodeProblem, Place, Purpose
+from cutline.storage.errors import SnapshotError
 
 # A grant to a role that does not inherit has no effect unless it says so, which it can since this version.
 INHERIT_OPTION_VERSION = 160000

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import psycopg
 
-from fleet.nodes.server_messages import shorten_message
-from storage.errors import RefusedError
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.storage.errors import RefusedError
 
 # What to do if a server refuses what our role may not do; init can't name what only the server knows to be missing.
 GRANT = "grant the role what the message asks for: docs/roles.md"

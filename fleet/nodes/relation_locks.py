@@ -14,10 +14,10 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import connect
-from fleet.nodes.encodings import readable
-from storage.errors import RefusedError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.encodings import readable
+from cutline.storage.errors import RefusedError
 
 LOCK_SECONDS_MAX = 60.0
 POLL_SECONDS = 1.0

@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import (
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import (
     ONE_SERVER,
     NodeUnreachableError,
     connect,
@@ -20,12 +20,12 @@ from fleet.nodes.connections import (
     has_answered,
     lacking_at_start,
 )
-from fleet.nodes.encodings import RAW
-from fleet.nodes.pinned import DUMP_SETTINGS
-from fleet.nodes.poolers import DIRECT, SessionUnfitError, name_pooler
-from fleet.nodes.privileges import read_role
-from fleet.nodes.problems import NodeProblem, refuse_unfit
-from fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.nodes.encodings import RAW
+from cutline.fleet.nodes.pinned import DUMP_SETTINGS
+from cutline.fleet.nodes.poolers import DIRECT, SessionUnfitError, name_pooler
+from cutline.fleet.nodes.privileges import read_role
+from cutline.fleet.nodes.problems import NodeProblem, refuse_unfit
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
 
 # What opens a session of one more kind on a node.
 Kind = Callable[[Node], AbstractContextManager[Any]]

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from fleet.config import Fleet, KnownServer, Node
-from fleet.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
-from fleet.nodes.clocks import ClockReading, use_clocks
-from fleet.nodes.connections import (
+from cutline.fleet.config import Fleet, KnownServer, Node
+from cutline.fleet.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
+from cutline.fleet.nodes.clocks import ClockReading, use_clocks
+from cutline.fleet.nodes.connections import (
     WITHOUT_STANDBYS,
     NodeUnreachableError,
     connect,
@@ -22,11 +22,11 @@ from fleet.nodes.connections import (
     refuses_database,
     unreachable_error,
 )
-from fleet.nodes.daemon_threads import THREADS_MAX, await_futures, start_daemons
-from fleet.nodes.privileges import find_connect_problems
-from fleet.nodes.problems import RUN_INIT, NodeProblem, raising_unfit, refuse_unfit
-from fleet.nodes.shut_down import cancel_statements
-from fleet.nodes.watch import Watch, watch_nodes
+from cutline.fleet.nodes.daemon_threads import THREADS_MAX, await_futures, start_daemons
+from cutline.fleet.nodes.privileges import find_connect_problems
+from cutline.fleet.nodes.problems import RUN_INIT, NodeProblem, raising_unfit, refuse_unfit
+from cutline.fleet.nodes.shut_down import cancel_statements
+from cutline.fleet.nodes.watch import Watch, watch_nodes
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

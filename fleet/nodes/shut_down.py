@@ -15,7 +15,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
-from fleet.config import Node
+from cutline.fleet.config import Node
 
 # The numbers of this process's open files, on Linux and elsewhere.
 DESCRIPTORS = Path("/dev/fd")

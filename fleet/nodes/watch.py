@@ -19,11 +19,11 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from fleet.config import Node
-from fleet.nodes.connections import NodeUnreachableError, probe_conninfo
-from fleet.nodes.shut_down import shut_down, shut_down_sessions
-from storage.errors import IndeterminateError
-from storage.open_files import is_used_up
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import NodeUnreachableError, probe_conninfo
+from cutline.fleet.nodes.shut_down import shut_down, shut_down_sessions
+from cutline.storage.errors import IndeterminateError
+from cutline.storage.open_files import is_used_up
 
 PROBE_SECONDS = 5.0
 # After this the watch gives up its session and opens another.

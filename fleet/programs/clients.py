@@ -18,11 +18,11 @@ from pathlib import Path
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import program_connection
-from fleet.nodes.sessions import Sessions
-from fleet.programs.wheel import wheel_bin_directory
-from storage.errors import RefusedError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import program_connection
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.programs.wheel import wheel_bin_directory
+from cutline.storage.errors import RefusedError
 
 # Where packages install each version's programs: Debian's, PGDG's for Red Hat, and others by PATH.
 PACKAGED = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin")

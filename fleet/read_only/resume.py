@@ -13,17 +13,17 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Fleet, Node
-from fleet.label import own_label
-from fleet.nodes.connections import connect, raising_unreachable
-from fleet.nodes.lock import take_lock
-from fleet.nodes.problems import NodeUnfitError
-from fleet.nodes.sessions import Sessions, in_parallel, let_end
-from fleet.nodes.shut_down import shut_down_after
-from fleet.progress import Progress
-from fleet.read_only.freezable import check_freezable
-from fleet.read_only.frozen import FreezeRecordError, Frozen, ThawResult, read_frozen, thaw
-from storage.errors import RefusedError, SnapshotError, UnreachableError
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.label import own_label
+from cutline.fleet.nodes.connections import connect, raising_unreachable
+from cutline.fleet.nodes.lock import take_lock
+from cutline.fleet.nodes.problems import NodeUnfitError
+from cutline.fleet.nodes.sessions import Sessions, in_parallel, let_end
+from cutline.fleet.nodes.shut_down import shut_down_after
+from cutline.fleet.progress import Progress
+from cutline.fleet.read_only.freezable import check_freezable
+from cutline.fleet.read_only.frozen import FreezeRecordError, Frozen, ThawResult, read_frozen, thaw
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 THAW_SECONDS_MAX = 30.0
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fleet.hints import NEW_CHAIN
-from fleet.record import Count, Record
-from fleet.tables.left_out import WHY, LeftOut, LeftOutKind
-from storage.errors import ChainEnd, RefusedError
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.record import Count, Record
+from cutline.fleet.tables.left_out import WHY, LeftOut, LeftOutKind
+from cutline.storage.errors import ChainEnd, RefusedError
 
 if TYPE_CHECKING:
     import psycopg

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 
-from fleet.nodes.connections import node_of
-from fleet.nodes.privileges import quote
-from fleet.nodes.server_messages import shorten_message
-from storage.errors import RefusedError
+from cutline.fleet.nodes.connections import node_of
+from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.storage.errors import RefusedError
 
 # PostgreSQL's default, without "$user": nobody keeps objects there for our role.
 DEFAULT_PATH = "public"

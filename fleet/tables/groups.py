@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from fleet.config import GroupRules
-from fleet.nodes.encodings import raw_text
-from fleet.record import Count, Integer, Record, fields_of
-from fleet.tables.column_types import NO_SPECIAL_COLUMNS, SpecialColumns, read_special_columns
-from fleet.tables.names import is_included, is_matching, quote_identifier, table_name
-from storage.errors import RefusedError
+from cutline.fleet.config import GroupRules
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.record import Count, Integer, Record, fields_of
+from cutline.fleet.tables.column_types import NO_SPECIAL_COLUMNS, SpecialColumns, read_special_columns
+from cutline.fleet.tables.names import is_included, is_matching, quote_identifier, table_name
+from cutline.storage.errors import RefusedError
 
 if TYPE_CHECKING:
     import psycopg

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fleet.some_names import list_some
-from storage.errors import RefusedError
+from cutline.fleet.some_names import list_some
+from cutline.storage.errors import RefusedError
 
 if TYPE_CHECKING:
     import psycopg

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from fleet.config import GroupRules, Node
-from fleet.nodes.encodings import fetch_texts
-from fleet.record import Count, Record
-from fleet.tables.groups import Group
-from fleet.tables.names import TABLE_NAME, is_included, is_matching
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.nodes.encodings import fetch_texts
+from cutline.fleet.record import Count, Record
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.names import TABLE_NAME, is_included, is_matching
 
 if TYPE_CHECKING:
     import psycopg
 
-    from fleet.nodes.baseline import NodeIdentity
+    from cutline.fleet.nodes.baseline import NodeIdentity
 
 
 class LeftOutKind(StrEnum):

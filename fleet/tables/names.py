@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Iterable
 
-from fleet.config import GroupRules
+from cutline.fleet.config import GroupRules
 
 # SQL for the text that `table_name` returns for n.nspname and c.relname.
 TABLE_NAME = """

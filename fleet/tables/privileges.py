@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.config import GroupRules, Node
-from fleet.nodes.privileges import LARGE_OBJECT_FUNCTIONS, Role, find_function_problems, quote, read_role
-from fleet.nodes.problems import NodeProblem, Purpose
-from fleet.nodes.sessions import Sessions
-from fleet.some_names import list_some
-from fleet.tables.groups import ORDINARY_TABLE
-from fleet.tables.names import TABLE_NAME, is_included
-from fleet.tables.publications import publication_names
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.nodes.privileges import LARGE_OBJECT_FUNCTIONS, Role, find_function_problems, quote, read_role
+from cutline.fleet.nodes.problems import NodeProblem, Purpose
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.some_names import list_some
+from cutline.fleet.tables.groups import ORDINARY_TABLE
+from cutline.fleet.tables.names import TABLE_NAME, is_included
+from cutline.fleet.tables.publications import publication_names
 
 # What Cutline or pg_dump reads, be it by COPY or by the lock that pg_dump takes on every table, excluded ones too.
 UNREADABLE_QUERY = f"""

@@ -14,12 +14,12 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.config import GroupRules
-from fleet.hints import NEW_CHAIN
-from fleet.tables.event_triggers import run_ddl
-from fleet.tables.groups import Group, Table, qualify, read_tables
-from fleet.tables.names import TABLE_NAME
-from storage.errors import ChainEnd, RefusedError
+from cutline.fleet.config import GroupRules
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.tables.event_triggers import run_ddl
+from cutline.fleet.tables.groups import Group, Table, qualify, read_tables
+from cutline.fleet.tables.names import TABLE_NAME
+from cutline.storage.errors import ChainEnd, RefusedError
 
 # The stamps change whenever these rows change, and only then.
 MEMBERS_QUERY = f"""

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from fleet.nodes.encodings import readable
-from fleet.record import Count, Record
-from fleet.tables.append_only import Counters, read_counters
-from fleet.tables.column_types import WITHIN
-from fleet.tables.groups import Table
-from fleet.tables.publications import NOWHERE, check_published
+from cutline.fleet.nodes.encodings import readable
+from cutline.fleet.record import Count, Record
+from cutline.fleet.tables.append_only import Counters, read_counters
+from cutline.fleet.tables.column_types import WITHIN
+from cutline.fleet.tables.groups import Table
+from cutline.fleet.tables.publications import NOWHERE, check_published
 
 if TYPE_CHECKING:
     import psycopg

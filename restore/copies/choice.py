@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from fleet.hints import SAME_TARGET
-from fleet.some_names import list_some
-from fleet.tables.groups import Group
-from restore.copies.stored import (
+from cutline.fleet.hints import SAME_TARGET
+from cutline.fleet.some_names import list_some
+from cutline.fleet.tables.groups import Group
+from cutline.restore.copies.stored import (
     ChainObject,
     CopyNeeds,
     Damage,
@@ -19,14 +19,14 @@ from restore.copies.stored import (
     lost_lists,
     needs_other,
 )
-from snapshots.operations.object_lists import lost_list_error, read_chain_lists
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import increment_label
-from snapshots.records.tombstones import SnapshotDeletedError
-from storage.errors import SnapshotError
-from storage.store import ObjectStore
-from wal.segments.damage import ObjectDamagedError
+from cutline.snapshots.operations.object_lists import lost_list_error, read_chain_lists
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import increment_label
+from cutline.snapshots.records.tombstones import SnapshotDeletedError
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError
 
 NAMED_MAX = 20
 

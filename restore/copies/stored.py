@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
-from snapshots.operations.stored_objects import listed_sizes, sizes_of
-from snapshots.records.chain import Chain
-from snapshots.records.stored_object import (
+from cutline.snapshots.operations.stored_objects import listed_sizes, sizes_of
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.stored_object import (
     BASE,
     DDL,
     LARGE_OBJECTS,
@@ -20,8 +20,8 @@ from snapshots.records.stored_object import (
     StoredObject,
     listed_objects,
 )
-from storage.store import ObjectStore
-from wal.segments.archive import Segment
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fleet.progress import Progress
-from restore.copies.choice import CopyChoice, Wanted, choose_copies, settle_copies
-from restore.copies.stored import ChainObject, CopyNeeds, Damage, find_listed_damage, list_entries, needs_other
-from snapshots.records.chain import Chain
-from snapshots.tasks.dealing import Dealing
-from snapshots.tasks.spark_jobs import raise_first, run_many
-from storage.errors import ErrorReport, SnapshotError, report_of
-from storage.location import StoreLocation
-from wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.fleet.progress import Progress
+from cutline.restore.copies.choice import CopyChoice, Wanted, choose_copies, settle_copies
+from cutline.restore.copies.stored import ChainObject, CopyNeeds, Damage, find_listed_damage, list_entries, needs_other
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.tasks.dealing import Dealing
+from cutline.snapshots.tasks.spark_jobs import raise_first, run_many
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fleet.config import Node
-from fleet.nodes.connections import database_name
-from restore.obstacles.obstacles import Obstacles
-from storage.errors import RefusedError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import database_name
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.storage.errors import RefusedError
 
 NAMED_MAX = 10
 

@@ -11,24 +11,24 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import GroupRules, Node
-from fleet.nodes.privileges import quote, read_role
-from fleet.tables.groups import Group, Table, qualify, read_tables
-from fleet.tables.names import quote_identifier, table_name
-from restore.data_only.checker import Checker, named
-from restore.data_only.filled_tables import find_acting, find_filled, find_oids
-from restore.data_only.filling import DELETED, REPLICA
-from restore.data_only.references import (
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.nodes.privileges import quote, read_role
+from cutline.fleet.tables.groups import Group, Table, qualify, read_tables
+from cutline.fleet.tables.names import quote_identifier, table_name
+from cutline.restore.data_only.checker import Checker, named
+from cutline.restore.data_only.filled_tables import find_acting, find_filled, find_oids
+from cutline.restore.data_only.filling import DELETED, REPLICA
+from cutline.restore.data_only.references import (
     find_code_of_others,
     find_referring,
     find_temporal,
     find_unreadable,
     find_untrusted,
 )
-from restore.data_only.sequences import check_sequences
-from restore.obstacles.obstacles import Obstacles
-from restore.rows.partition_roots import find_roots
-from snapshots.records.commit import Sequence as StoredSequence
+from cutline.restore.data_only.sequences import check_sequences
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.restore.rows.partition_roots import find_roots
+from cutline.snapshots.records.commit import Sequence as StoredSequence
 
 SET_PARAMETER_VERSION = 150000
 DATABASE_QUERY = """

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.tables.groups import Group, qualify
-from snapshots.ddl.search_path import having_path, read_search_path
+from cutline.fleet.tables.groups import Group, qualify
+from cutline.snapshots.ddl.search_path import having_path, read_search_path
 
 # The tables with these oids, and the partitioned tables that they are in.
 OWN = """own AS (

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import psycopg
 
-from fleet.nodes.beside import FILLING
-from fleet.nodes.connections import refuse_views
-from fleet.tables.event_triggers import naming_event_triggers
-from fleet.tables.groups import Group, qualify
-from restore.data_only.filled_tables import find_acting
-from restore.data_only.references import LOCK_SECONDS_MAX, find_orphan
-from restore.rows.ledger import TablesInUseError, create_ledger
-from storage.errors import RefusedError
+from cutline.fleet.nodes.beside import FILLING
+from cutline.fleet.nodes.connections import refuse_views
+from cutline.fleet.tables.event_triggers import naming_event_triggers
+from cutline.fleet.tables.groups import Group, qualify
+from cutline.restore.data_only.filled_tables import find_acting
+from cutline.restore.data_only.references import LOCK_SECONDS_MAX, find_orphan
+from cutline.restore.rows.ledger import TablesInUseError, create_ledger
+from cutline.storage.errors import RefusedError
 
 # Which database the session is in: a copy of a database has a copy of what a restore kept in it.
 PLACE = """

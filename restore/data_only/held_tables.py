@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import connect
-from fleet.tables.groups import Group, qualify
-from restore.data_only.checker import TablesUnfitError
-from restore.data_only.filled_tables import oids_of
-from restore.data_only.references import LOCK_SECONDS_MAX, find_connected
-from restore.rows.ledger import TablesInUseError
-from restore.rows.partition_roots import find_roots
-from storage.errors import SnapshotError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.tables.groups import Group, qualify
+from cutline.restore.data_only.checker import TablesUnfitError
+from cutline.restore.data_only.filled_tables import oids_of
+from cutline.restore.data_only.references import LOCK_SECONDS_MAX, find_connected
+from cutline.restore.rows.ledger import TablesInUseError
+from cutline.restore.rows.partition_roots import find_roots
+from cutline.storage.errors import SnapshotError
 
 WRITERS_SECONDS_MAX = 60
 # A session that waits for a lock, such as that of a migration with a lock_timeout, may give up by itself.

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.nodes.connections import connect, raising_unreachable, refuse_views
-from fleet.nodes.watch import Watch
-from restore.data_only.filled_tables import OWN, oids_of
-from restore.ddl.ddl import ending
-from restore.rows.load_target import LoadTarget
-from snapshots.ddl.search_path import having_path, read_search_path
-from storage.errors import RefusedError
+from cutline.fleet.nodes.connections import connect, raising_unreachable, refuse_views
+from cutline.fleet.nodes.watch import Watch
+from cutline.restore.data_only.filled_tables import OWN, oids_of
+from cutline.restore.ddl.ddl import ending
+from cutline.restore.rows.load_target import LoadTarget
+from cutline.snapshots.ddl.search_path import having_path, read_search_path
+from cutline.storage.errors import RefusedError
 
 # The keys of the tables and of their partitioned tables, and into them; one of a partitioned table is looked at as a
 # whole. A referenced value has to be equal by the operator of the constraint (pg_constraint, conpfeqop).

@@ -7,12 +7,12 @@ from typing import Any
 
 import psycopg
 
-from fleet.nodes.privileges import quote
-from fleet.tables.groups import Group
-from fleet.tables.names import table_name
-from restore.data_only.checker import Checker, named
-from restore.data_only.filled_tables import OWN, oids_of
-from snapshots.records.commit import Sequence as StoredSequence
+from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.names import table_name
+from cutline.restore.data_only.checker import Checker, named
+from cutline.restore.data_only.filled_tables import OWN, oids_of
+from cutline.snapshots.records.commit import Sequence as StoredSequence
 
 SEQUENCES_QUERY = """
 SELECT s.space, s.name, c.oid IS NOT NULL, coalesce(s.value BETWEEN q.seqmin AND q.seqmax, true),

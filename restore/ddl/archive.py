@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleet.config import Node
-from fleet.programs.clients import archive_reader
-from fleet.tables.names import quote_identifier
-from restore.ddl.ddl import EVENT_TRIGGERS, POST_DATA, PRE_DATA, Ddl, DdlEntry, show_name
-from restore.ddl.moved_tables import check_moves
-from restore.ddl.pg_restore import REMARKS, is_of_event_trigger, write_statements
-from restore.ddl.role_statements import DEFAULT_PRIVILEGES, ChangedRoles, RoleStatements
-from restore.ddl.role_statements import KINDS as ROLE_KINDS
-from restore.ddl.side_by_side import find_side_by_side, table_of
-from restore.parts.role_changes import RoleChanges
-from restore.parts.scope import TableMove
-from snapshots.ddl.archive import (
+from cutline.fleet.config import Node
+from cutline.fleet.programs.clients import archive_reader
+from cutline.fleet.tables.names import quote_identifier
+from cutline.restore.ddl.ddl import EVENT_TRIGGERS, POST_DATA, PRE_DATA, Ddl, DdlEntry, show_name
+from cutline.restore.ddl.moved_tables import check_moves
+from cutline.restore.ddl.pg_restore import REMARKS, is_of_event_trigger, write_statements
+from cutline.restore.ddl.role_statements import DEFAULT_PRIVILEGES, ChangedRoles, RoleStatements
+from cutline.restore.ddl.role_statements import KINDS as ROLE_KINDS
+from cutline.restore.ddl.side_by_side import find_side_by_side, table_of
+from cutline.restore.parts.role_changes import RoleChanges
+from cutline.restore.parts.scope import TableMove
+from cutline.snapshots.ddl.archive import (
     AFTER_ROWS,
     BEFORE_ROWS,
     FOREIGN_KEY,
@@ -34,8 +34,8 @@ from snapshots.ddl.archive import (
     statements_of_entry,
     with_dependents,
 )
-from snapshots.ddl.dump import PATH_ENTRY
-from snapshots.ddl.fingerprint import OWN_PUBLICATION
+from cutline.snapshots.ddl.dump import PATH_ENTRY
+from cutline.snapshots.ddl.fingerprint import OWN_PUBLICATION
 
 VIEW_ROWS = "MATERIALIZED VIEW DATA"
 # Without these no rows can be loaded. A table does not always depend on its domains: pg_dump breaks loops there.

@@ -12,14 +12,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fleet.tables.names import quote_identifier
-from restore.ddl.archive import ArchiveDdl
-from restore.ddl.ddl import Ddl, DdlEntry, SchemaLoadError, show_name
-from restore.ddl.pg_restore import REMARKS, is_of_event_trigger
-from restore.ddl.statements import statements_of
-from restore.ddl.unprivileged import NAME, unquote
-from snapshots.ddl.archive import EXTENSION, PRIVILEGES, ArchiveEntry, statements_of_entry
-from snapshots.ddl.dump import DROP
+from cutline.fleet.tables.names import quote_identifier
+from cutline.restore.ddl.archive import ArchiveDdl
+from cutline.restore.ddl.ddl import Ddl, DdlEntry, SchemaLoadError, show_name
+from cutline.restore.ddl.pg_restore import REMARKS, is_of_event_trigger
+from cutline.restore.ddl.statements import statements_of
+from cutline.restore.ddl.unprivileged import NAME, unquote
+from cutline.snapshots.ddl.archive import EXTENSION, PRIVILEGES, ArchiveEntry, statements_of_entry
+from cutline.snapshots.ddl.dump import DROP
 
 EVENT_TRIGGER, SCHEMA, PUBLICATION = "EVENT TRIGGER", "SCHEMA", "PUBLICATION"
 SCHEMA_PUBLICATION = "PUBLICATION TABLES IN SCHEMA"

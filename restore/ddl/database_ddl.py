@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from fleet.nodes.privileges import quote
-from restore.ddl.statements import literal
-from restore.parts.role_changes import RoleChanges
-from snapshots.ddl.archive import PRIVILEGES
-from snapshots.ddl.search_path import list_elements
-from snapshots.records.database_facts import NO_LIMIT, DatabasePrivilege, DatabaseProperties, DatabaseSetting
+from cutline.fleet.nodes.privileges import quote
+from cutline.restore.ddl.statements import literal
+from cutline.restore.parts.role_changes import RoleChanges
+from cutline.snapshots.ddl.archive import PRIVILEGES
+from cutline.snapshots.ddl.search_path import list_elements
+from cutline.snapshots.records.database_facts import NO_LIMIT, DatabasePrivilege, DatabaseProperties, DatabaseSetting
 
 # Their values are lists of names, which have to be written one by one (PostgreSQL's variable_is_guc_list_quote).
 LISTS = frozenset((

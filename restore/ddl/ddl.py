@@ -14,20 +14,20 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import connect, disrupted_error, node_of, raising_unreachable, unreachable_error
-from fleet.nodes.disruptions import remedy_of
-from fleet.nodes.encodings import RAW, raw_bytes
-from fleet.nodes.server_messages import shorten_message
-from fleet.nodes.shut_down import shut_down
-from fleet.nodes.watch import Watch
-from fleet.tables.names import quote_identifier, table_name
-from restore.ddl.database_ddl import DatabaseDdl
-from restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath, run_with_paths
-from snapshots.ddl.archive import EXTENSION
-from snapshots.ddl.search_path import search_path_of
-from snapshots.records.commit import Sequence as StoredSequence
-from storage.errors import RefusedError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect, disrupted_error, node_of, raising_unreachable, unreachable_error
+from cutline.fleet.nodes.disruptions import remedy_of
+from cutline.fleet.nodes.encodings import RAW, raw_bytes
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.shut_down import shut_down
+from cutline.fleet.nodes.watch import Watch
+from cutline.fleet.tables.names import quote_identifier, table_name
+from cutline.restore.ddl.database_ddl import DatabaseDdl
+from cutline.restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath, run_with_paths
+from cutline.snapshots.ddl.archive import EXTENSION
+from cutline.snapshots.ddl.search_path import search_path_of
+from cutline.snapshots.records.commit import Sequence as StoredSequence
+from cutline.storage.errors import RefusedError
 
 # The sections, in the order in which they run: before the rows, after them, and last of all.
 PRE_DATA, POST_DATA, EVENT_TRIGGERS = "pre-data", "post-data", "event-triggers"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fleet.nodes.encodings import raw_text
-from fleet.tables.names import quote_identifier
-from restore.ddl.ddl import PRE_DATA, ROWS, Ddl, DdlEntry, Refusal
-from snapshots.ddl.archive import EXTENSION
-from snapshots.globals.extension_rows import ExtensionsOfShard
-from snapshots.records.commit import Sequence
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.tables.names import quote_identifier
+from cutline.restore.ddl.ddl import PRE_DATA, ROWS, Ddl, DdlEntry, Refusal
+from cutline.snapshots.ddl.archive import EXTENSION
+from cutline.snapshots.globals.extension_rows import ExtensionsOfShard
+from cutline.snapshots.records.commit import Sequence
 
 # As pg_dump calls such entries.
 SEQUENCE_SET = "SEQUENCE SET"

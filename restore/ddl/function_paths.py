@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.nodes.disruptions import remedy_of
-from fleet.nodes.encodings import raw_text
-from fleet.tables.names import quote_identifier
-from snapshots.ddl.search_path import DEFAULT, list_elements
+from cutline.fleet.nodes.disruptions import remedy_of
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.tables.names import quote_identifier
+from cutline.snapshots.ddl.search_path import DEFAULT, list_elements
 
 # Errors of a name that was not found, or was found with other types: class 42 without those that no search_path mends.
 NOT_FOUND = re.compile(r"3F000|42(?!501|710|701|P04|P05|P06|P07|723)...")

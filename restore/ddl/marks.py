@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.nodes.encodings import raw_bytes, raw_text
-from restore.ddl.ddl import DdlEntry, SchemaLoadError
+from cutline.fleet.nodes.encodings import raw_bytes, raw_text
+from cutline.restore.ddl.ddl import DdlEntry, SchemaLoadError
 
 DIGEST_SHOWN = 16
 REFUSED = "refused"

@@ -13,14 +13,14 @@ from typing import Any
 import psycopg
 from msgspec import structs
 
-from fleet.config import Node
-from fleet.nodes.connections import connect, raising_unreachable
-from fleet.nodes.encodings import raw_text
-from fleet.tables.names import quote_identifier, table_name
-from restore.ddl.ddl import show_name
-from restore.parts.scope import TableMove
-from snapshots.ddl.archive import ArchiveEntry
-from storage.errors import RefusedError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect, raising_unreachable
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.tables.names import quote_identifier, table_name
+from cutline.restore.ddl.ddl import show_name
+from cutline.restore.parts.scope import TableMove
+from cutline.snapshots.ddl.archive import ArchiveEntry
+from cutline.storage.errors import RefusedError
 
 TABLE, CONSTRAINT = "TABLE", "CONSTRAINT"
 # What has a name among relations or types, and what moves with its table.

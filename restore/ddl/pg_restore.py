@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet.nodes.encodings import raw_text
-from fleet.programs.clients import ClientPrograms
-from fleet.programs.wheel import run_tool
-from restore.ddl.role_statements import DEFAULT_PRIVILEGES
-from snapshots.ddl.archive import PRIVILEGES, ArchiveEntry, Contents, NewEntry, extract
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.programs.clients import ClientPrograms
+from cutline.fleet.programs.wheel import run_tool
+from cutline.restore.ddl.role_statements import DEFAULT_PRIVILEGES
+from cutline.snapshots.ddl.archive import PRIVILEGES, ArchiveEntry, Contents, NewEntry, extract
 
 MARK = "CUTLINE MARK"
 # pg_restore writes privileges after all other entries, and event triggers after these (pg_backup_archiver.c,

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from fleet.tables.names import quote_identifier
-from restore.ddl.ddl import shorten_statement, show_name, without_options
-from restore.ddl.statements import statements_of
-from restore.parts.role_changes import RoleChanges
-from snapshots.ddl.archive import PRIVILEGES, ArchiveEntry
-from storage.errors import RefusedError
+from cutline.fleet.tables.names import quote_identifier
+from cutline.restore.ddl.ddl import shorten_statement, show_name, without_options
+from cutline.restore.ddl.statements import statements_of
+from cutline.restore.parts.role_changes import RoleChanges
+from cutline.snapshots.ddl.archive import PRIVILEGES, ArchiveEntry
+from cutline.storage.errors import RefusedError
 
 DEFAULT_PRIVILEGES, POLICY, USER_MAPPING = "DEFAULT ACL", "POLICY", "USER MAPPING"
 KINDS = (PRIVILEGES, DEFAULT_PRIVILEGES, POLICY, USER_MAPPING)

@@ -15,8 +15,8 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import (
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import (
     TRANSACTION_TIMEOUT_VERSION,
     connect,
     connect_with_path,
@@ -24,15 +24,15 @@ from fleet.nodes.connections import (
     disrupted_error,
     raising_unreachable,
 )
-from fleet.nodes.disruptions import remedy_of
-from fleet.nodes.encodings import RAW, raw_bytes, raw_text
-from fleet.nodes.free_connections import task_sessions
-from fleet.nodes.pinned import PINNED_SETTINGS
-from fleet.nodes.server_messages import shorten_message
-from fleet.nodes.sessions import in_parallel
-from fleet.nodes.watch import Watch
-from fleet.tables.names import quote_identifier
-from restore.ddl.ddl import (
+from cutline.fleet.nodes.disruptions import remedy_of
+from cutline.fleet.nodes.encodings import RAW, raw_bytes, raw_text
+from cutline.fleet.nodes.free_connections import task_sessions
+from cutline.fleet.nodes.pinned import PINNED_SETTINGS
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.nodes.watch import Watch
+from cutline.fleet.tables.names import quote_identifier
+from cutline.restore.ddl.ddl import (
     DATABASE,
     EVENT_TRIGGERS,
     POST_DATA,
@@ -44,8 +44,8 @@ from restore.ddl.ddl import (
     SchemaLoadError,
     ending,
 )
-from restore.ddl.function_paths import STORED_QUERY, NeededPath, run_statements, run_with_paths
-from restore.ddl.marks import (
+from cutline.restore.ddl.function_paths import STORED_QUERY, NeededPath, run_statements, run_with_paths
+from cutline.restore.ddl.marks import (
     drop_statement,
     mark,
     name_marks,
@@ -56,11 +56,11 @@ from restore.ddl.marks import (
     refused_mark,
     remove_refused,
 )
-from restore.ddl.role_statements import DEFAULT_PRIVILEGES
-from restore.ddl.side_by_side import locked_tables, object_of
-from restore.ddl.statements import statements_of
-from snapshots.ddl.archive import EXTENSION, PRIVILEGES
-from snapshots.ddl.search_path import DEFAULT
+from cutline.restore.ddl.role_statements import DEFAULT_PRIVILEGES
+from cutline.restore.ddl.side_by_side import locked_tables, object_of
+from cutline.restore.ddl.statements import statements_of
+from cutline.snapshots.ddl.archive import EXTENSION, PRIVILEGES
+from cutline.snapshots.ddl.search_path import DEFAULT
 
 OBJECTS_AT_ONCE, TEXT_MAX = 200, 1 << 20
 JOBS = 4

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fleet.nodes.privileges import quote
-from restore.ddl.database_ddl import setting_statement
-from restore.ddl.statements import literal
-from snapshots.records.database_facts import NO_LIMIT, DatabaseSetting
-from snapshots.records.server_globals import (
+from cutline.fleet.nodes.privileges import quote
+from cutline.restore.ddl.database_ddl import setting_statement
+from cutline.restore.ddl.statements import literal
+from cutline.snapshots.records.database_facts import NO_LIMIT, DatabaseSetting
+from cutline.snapshots.records.server_globals import (
     ParameterPrivilege,
     RoleMembership,
     ServerGlobals,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from restore.ddl.marks import BuiltObject
-from snapshots.ddl.archive import AFTER_ROWS, FOREIGN_KEY, ArchiveEntry, statements_of_entry, with_dependents
+from cutline.restore.ddl.marks import BuiltObject
+from cutline.snapshots.ddl.archive import AFTER_ROWS, FOREIGN_KEY, ArchiveEntry, statements_of_entry, with_dependents
 
 # They take long, in proportion to the rows; all others change catalogs only.
 LONG = ("INDEX", "CONSTRAINT", FOREIGN_KEY)

@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from restore.ddl.ddl import Ddl, DdlEntry
-from restore.ddl.statements import Statement, literal, statements_of
-from snapshots.ddl.archive import PRIVILEGES as PRIVILEGES_KIND
-from snapshots.ddl.fingerprint import OWN_PUBLICATION
+from cutline.restore.ddl.ddl import Ddl, DdlEntry
+from cutline.restore.ddl.statements import Statement, literal, statements_of
+from cutline.snapshots.ddl.archive import PRIVILEGES as PRIVILEGES_KIND
+from cutline.snapshots.ddl.fingerprint import OWN_PUBLICATION
 
 # pg_dump quotes names always, or where they need it.
 NAME = r'(?:"(?:[^"]|"")+"|[a-z_][a-z0-9_]*)'

@@ -18,13 +18,13 @@ from typing import Any
 import psycopg
 from msgspec import UNSET
 
-from fleet.config import Node
-from fleet.fleet_file import AssertionTable, Expected, Value
-from fleet.nodes.connections import connect, unreachable_error
-from fleet.nodes.server_messages import shorten_message
-from fleet.nodes.shut_down import shut_down
-from snapshots.ddl.search_path import DEFAULT, read_search_path
-from storage.errors import SnapshotError
+from cutline.fleet.config import Node
+from cutline.fleet.fleet_file import AssertionTable, Expected, Value
+from cutline.fleet.nodes.connections import connect, unreachable_error
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.shut_down import shut_down
+from cutline.snapshots.ddl.search_path import DEFAULT, read_search_path
+from cutline.storage.errors import SnapshotError
 
 BOOLEAN_OID = 16
 # A function may catch that its statement was cancelled, and go on: then its session is ended.

@@ -11,29 +11,29 @@ from functools import partial
 
 from msgspec import UnsetType, structs
 
-from fleet.config import Fleet, check_drill
-from fleet.label import own_label
-from fleet.own_process import is_gone
-from fleet.progress import Progress
-from restore.drill.assertions import AssertionResult, ask
-from restore.drill.own_servers import own_servers
-from restore.drill.place import CONTRIB, DrillPlace, naming_unfit
-from restore.drill.servers import drill_servers, without_servers
-from restore.plan import RestorePlan, plan_restore
-from restore.preview import RestorePreview
-from restore.report import RestoreReport
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from snapshots.operations.leases import open_leases
-from snapshots.operations.operation import record_outcome
-from snapshots.records.commits import read_full
-from snapshots.records.operation_records import DRILL, FAILED
-from snapshots.records.tombstones import check_not_deleted
-from snapshots.removal.gc import RESUMABLE_SECONDS
-from snapshots.tasks.spark_jobs import SparkSource
-from storage.clock import utc_now
-from storage.errors import IndeterminateError, UnreachableError, UsageError
-from storage.store import ObjectStore
+from cutline.fleet.config import Fleet, check_drill
+from cutline.fleet.label import own_label
+from cutline.fleet.own_process import is_gone
+from cutline.fleet.progress import Progress
+from cutline.restore.drill.assertions import AssertionResult, ask
+from cutline.restore.drill.own_servers import own_servers
+from cutline.restore.drill.place import CONTRIB, DrillPlace, naming_unfit
+from cutline.restore.drill.servers import drill_servers, without_servers
+from cutline.restore.plan import RestorePlan, plan_restore
+from cutline.restore.preview import RestorePreview
+from cutline.restore.report import RestoreReport
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.snapshots.operations.leases import open_leases
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.records.commits import read_full
+from cutline.snapshots.records.operation_records import DRILL, FAILED
+from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.snapshots.removal.gc import RESUMABLE_SECONDS
+from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import IndeterminateError, UnreachableError, UsageError
+from cutline.storage.store import ObjectStore
 
 # Of the command, by its result: as those of a check.
 EXIT_CODES = {"holds": 0, "fails": 1, "inconclusive": 4}

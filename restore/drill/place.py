@@ -12,16 +12,16 @@ from typing import Any
 
 from psycopg import sql
 
-from fleet.config import Node
-from fleet.nodes.connections import connect
-from restore.ddl.ddl import SchemaLoadError
-from restore.drill.assertions import Reader
-from restore.obstacles.obstacles import ObstaclesError, TargetLacksError
-from restore.obstacles.server import DRILL_WITHOUT
-from restore.plan import RestorePlan
-from restore.targets.superusers import mark_role
-from restore.targets.target import Target, TargetUnfitError
-from storage.errors import RefusedError, remember_secret
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect
+from cutline.restore.ddl.ddl import SchemaLoadError
+from cutline.restore.drill.assertions import Reader
+from cutline.restore.obstacles.obstacles import ObstaclesError, TargetLacksError
+from cutline.restore.obstacles.server import DRILL_WITHOUT
+from cutline.restore.plan import RestorePlan
+from cutline.restore.targets.superusers import mark_role
+from cutline.restore.targets.target import Target, TargetUnfitError
+from cutline.storage.errors import RefusedError, remember_secret
 
 # Contrib modules that are not marked as trusted; to a role without privileges they give no file, program or connection.
 CONTRIB = frozenset({

@@ -19,22 +19,22 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import stop_fleet
-from embedded.folder import read_state
-from embedded.sandbox import Confinement, SandboxedServer, UnconfinedError, find_confinement, start_sandboxed
-from embedded.server import EmbeddedNode, stop_server
-from fleet.config import Fleet, Node
-from fleet.fleet_file import DrillTable
-from fleet.nodes.connections import MAINTENANCE_DATABASE
-from fleet.programs.wheel import check_programs_folder
-from fleet.progress import Progress
-from fleet.variables import remember_secrets_of
-from restore.drill.assertions import Reader
-from restore.drill.place import DrillPlace, create_login, end_session, new_password
-from restore.plan import RestorePlan
-from restore.targets.superusers import Superusers
-from restore.targets.target import suffix_of, target_of
-from storage.errors import SnapshotError
+from cutline.embedded.fleet import stop_fleet
+from cutline.embedded.folder import read_state
+from cutline.embedded.sandbox import Confinement, SandboxedServer, UnconfinedError, find_confinement, start_sandboxed
+from cutline.embedded.server import EmbeddedNode, stop_server
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.fleet_file import DrillTable
+from cutline.fleet.nodes.connections import MAINTENANCE_DATABASE
+from cutline.fleet.programs.wheel import check_programs_folder
+from cutline.fleet.progress import Progress
+from cutline.fleet.variables import remember_secrets_of
+from cutline.restore.drill.assertions import Reader
+from cutline.restore.drill.place import DrillPlace, create_login, end_session, new_password
+from cutline.restore.plan import RestorePlan
+from cutline.restore.targets.superusers import Superusers
+from cutline.restore.targets.target import suffix_of, target_of
+from cutline.storage.errors import SnapshotError
 
 DATABASE = "drill"
 INSTALL = "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml"

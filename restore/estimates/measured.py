@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from itertools import islice
 
-from snapshots.operations.restore_decisions import list_decided
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import read_outcome
-from snapshots.records.restore_figures import RestoreFigures
-from storage.store import ObjectStore
+from cutline.snapshots.operations.restore_decisions import list_decided
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import read_outcome
+from cutline.snapshots.records.restore_figures import RestoreFigures
+from cutline.storage.store import ObjectStore
 
 READ_MAX = 50
 # Servers and machines change: of so many restores, the newest ones, the one of the most similar size tells most.

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from restore.estimates.volumes import ShardVolume
-from snapshots.fold.limits import CHANGES_MAX
-from snapshots.records.restore_figures import RestoreFigures, StepFigures
+from cutline.restore.estimates.volumes import ShardVolume
+from cutline.snapshots.fold.limits import CHANGES_MAX
+from cutline.snapshots.records.restore_figures import RestoreFigures, StepFigures
 
 
 class RestoreStep(StrEnum):

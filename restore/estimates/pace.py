@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet.progress import COUNTED_DOWN, Progress, Reading
-from restore.estimates.model import Estimate, RestoreStep
-from snapshots.records.restore_figures import NodeFigures, RestoreFigures, StepFigures
+from cutline.fleet.progress import COUNTED_DOWN, Progress, Reading
+from cutline.restore.estimates.model import Estimate, RestoreStep
+from cutline.snapshots.records.restore_figures import NodeFigures, RestoreFigures, StepFigures
 
 # What is part of a step although progress names it otherwise.
 PARTS = {

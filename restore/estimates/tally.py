@@ -14,11 +14,11 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import connect
-from fleet.nodes.shut_down import shut_down
-from fleet.progress import Progress, Reading
-from storage.errors import SnapshotError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.shut_down import shut_down
+from cutline.fleet.progress import Progress, Reading
+from cutline.storage.errors import SnapshotError
 
 TICK_SECONDS = 1.0
 STOP_SECONDS_MAX = 2.0

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fleet.tables.groups import Group
-from snapshots.ddl.archive import FOREIGN_KEY, ArchiveEntry
-from snapshots.records.chain import Chain
-from snapshots.records.stored_object import LARGE_OBJECTS, NamedObject, ObjectList, listed_objects
+from cutline.fleet.tables.groups import Group
+from cutline.snapshots.ddl.archive import FOREIGN_KEY, ArchiveEntry
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.stored_object import LARGE_OBJECTS, NamedObject, ObjectList, listed_objects
 
 # A database takes at least this: its catalogs.
 EMPTY_BYTES = 8 << 20

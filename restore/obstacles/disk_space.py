@@ -14,10 +14,10 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.sizes import size_text
-from restore.obstacles.obstacles import Obstacles
-from storage.errors import RefusedError
+from cutline.fleet.config import Node
+from cutline.fleet.sizes import size_text
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.storage.errors import RefusedError
 
 # Without the privilege to see where its data is, the server shows no row.
 SERVER_QUERY = """

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from storage.errors import RefusedError, SnapshotError, UnreachableError
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 COMMENT = "-- "
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from storage.errors import UsageError
+from cutline.storage.errors import UsageError
 
 
 def choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> list[str]:

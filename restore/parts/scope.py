@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.record import Record
-from fleet.tables.names import table_name
+from cutline.fleet.record import Record
+from cutline.fleet.tables.names import table_name
 
 
 class TableMove(Record, frozen=True):

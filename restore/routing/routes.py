@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from fleet.tables.names import unquote_identifier
-from storage.errors import UsageError
+from cutline.fleet.tables.names import unquote_identifier
+from cutline.storage.errors import UsageError
 
 NAME = r'(?:[A-Za-z_][A-Za-z0-9_$]*|"(?:[^"]|"")+")'
 INTEGER = r"[+-]?[0-9]+"

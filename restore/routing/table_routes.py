@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.some_names import list_some
-from fleet.tables.groups import Column, Group
-from fleet.tables.names import is_matching
-from restore.routing.routes import FORMS, Route, RouteKind
-from storage.errors import UsageError
+from cutline.fleet.some_names import list_some
+from cutline.fleet.tables.groups import Column, Group
+from cutline.fleet.tables.names import is_matching
+from cutline.restore.routing.routes import FORMS, Route, RouteKind
+from cutline.storage.errors import UsageError
 
 NAMED_MAX = 20
 INTEGERS = ("smallint", "integer", "bigint")

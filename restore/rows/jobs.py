@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from columns.arrow_numbers import to_numpy
-from columns.arrow_streams import to_stream
-from columns.bytes_column import runs
-from columns.python_workers import broadcast, map_batches
-from fleet.progress import Progress, Silent
-from restore.rows.load import (
+from cutline.columns.arrow_numbers import to_numpy
+from cutline.columns.arrow_streams import to_stream
+from cutline.columns.bytes_column import runs
+from cutline.columns.python_workers import broadcast, map_batches
+from cutline.fleet.progress import Progress, Silent
+from cutline.restore.rows.load import (
     BaseLoadTask,
     ImageLoadTask,
     LoadTask,
@@ -28,14 +28,14 @@ from restore.rows.load import (
     load_images,
     load_task,
 )
-from restore.rows.load_target import Feed, LoadTargets
-from snapshots.fold.find_sources import Sources, sources_of
-from snapshots.fold.fold import Fold, fold, long_image_reader
-from snapshots.fold.long_images import LongImageReader, order_by_place
-from snapshots.records.chain import Chain
-from snapshots.tasks.dealing import Dealing, cores_of, limited_sessions
-from snapshots.tasks.spark_jobs import POLL_SECONDS, job_progress, raise_first, run_many
-from storage.location import StoreLocation
+from cutline.restore.rows.load_target import Feed, LoadTargets
+from cutline.snapshots.fold.find_sources import Sources, sources_of
+from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
+from cutline.snapshots.fold.long_images import LongImageReader, order_by_place
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.tasks.dealing import Dealing, cores_of, limited_sessions
+from cutline.snapshots.tasks.spark_jobs import POLL_SECONDS, job_progress, raise_first, run_many
+from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,30 +14,30 @@ import psycopg
 from msgspec import structs
 from psycopg import sql
 
-from fleet.config import Node
-from fleet.nodes.connections import connect, raising_unreachable
-from fleet.progress import Progress
-from fleet.tables.large_objects import count_large_objects
-from restore.parts.role_changes import UNCHANGED, RoleChanges
-from restore.rows.ledger import LoadError
-from restore.rows.load import LoadReport
-from restore.rows.load_target import LoadTarget
-from restore.rows.loaders import load_error
-from snapshots.base_copy.large_objects import PartOrder, StoredPart, read_definitions, read_parts
-from snapshots.records.commit import FullSnapshot
-from snapshots.records.large_objects import (
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect, raising_unreachable
+from cutline.fleet.progress import Progress
+from cutline.fleet.tables.large_objects import count_large_objects
+from cutline.restore.parts.role_changes import UNCHANGED, RoleChanges
+from cutline.restore.rows.ledger import LoadError
+from cutline.restore.rows.load import LoadReport
+from cutline.restore.rows.load_target import LoadTarget
+from cutline.restore.rows.loaders import load_error
+from cutline.snapshots.base_copy.large_objects import PartOrder, StoredPart, read_definitions, read_parts
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.large_objects import (
     Grant,
     LargeObjectDefinition,
     count_by_node,
     group_by_copy_task,
     list_large_objects,
 )
-from snapshots.records.stored_object import StoredObject
-from snapshots.tasks.dealing import Dealing, limited_sessions
-from snapshots.tasks.spark_jobs import raise_first, run_tasks
-from storage.errors import ErrorReport, SnapshotError, report_of
-from storage.location import StoreLocation
-from wal.segments.damage import read_listed
+from cutline.snapshots.records.stored_object import StoredObject
+from cutline.snapshots.tasks.dealing import Dealing, limited_sessions
+from cutline.snapshots.tasks.spark_jobs import raise_first, run_tasks
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.damage import read_listed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.tables.groups import qualify
-from restore.rows.load_target import LoadTarget
-from snapshots.ddl.search_path import having_path, read_search_path
-from storage.errors import RefusedError
+from cutline.fleet.tables.groups import qualify
+from cutline.restore.rows.load_target import LoadTarget
+from cutline.snapshots.ddl.search_path import having_path, read_search_path
+from cutline.storage.errors import RefusedError
 
 TOKEN_BYTES = 16
 # A query locks every table that it counts.

@@ -14,19 +14,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_mask
-from columns.arrow_streams import from_stream
-from restore.rows.ledger import LoadError
-from restore.rows.load_target import Feed
-from restore.rows.loaders import loading
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_rows import find_valid_rows
-from snapshots.fold.by_segment import unpack_flags
-from snapshots.fold.changed_keys import Keys
-from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, filter_effective, problem_of, read_at_cut
-from storage.errors import ErrorReport, SnapshotError, error_of, report_of
-from storage.location import StoreLocation
-from wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.columns.arrow_numbers import to_mask
+from cutline.columns.arrow_streams import from_stream
+from cutline.restore.rows.ledger import LoadError
+from cutline.restore.rows.load_target import Feed
+from cutline.restore.rows.loaders import loading
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.base_rows import find_valid_rows
+from cutline.snapshots.fold.by_segment import unpack_flags
+from cutline.snapshots.fold.changed_keys import Keys
+from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, filter_effective, problem_of, read_at_cut
+from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)

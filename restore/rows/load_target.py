@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.config import Node
-from fleet.tables.groups import Group
-from fleet.tables.names import quote_identifier
-from restore.ddl.function_paths import path_of_owner
-from restore.routing.table_routes import SourceRoutes
+from cutline.fleet.config import Node
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.names import quote_identifier
+from cutline.restore.ddl.function_paths import path_of_owner
+from cutline.restore.routing.table_routes import SourceRoutes
 
 # Of each table its owner, and whether its constraints or generated columns call functions that have no search_path of
 # their own. Those of a domain may be called for any table.

@@ -14,19 +14,19 @@ import pyarrow as pa
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus
 
-from columns.bytes_column import column_of, runs
-from fleet.config import Node
-from fleet.nodes.connections import connect, disrupted_error, unreachable_error
-from fleet.nodes.disruptions import remedy_of
-from fleet.nodes.encodings import RAW
-from fleet.nodes.server_messages import shorten_message
-from fleet.tables.groups import Group, column_list, qualify
-from restore.ddl.function_paths import NOT_FOUND
-from restore.estimates.tally import LOADING
-from restore.routing.placing import EVERYWHERE, NOWHERE, Places, place_rows
-from restore.rows.ledger import READS_OTHERS, LoadError
-from restore.rows.load_target import Feed, LoadTarget
-from storage.errors import SnapshotError
+from cutline.columns.bytes_column import column_of, runs
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect, disrupted_error, unreachable_error
+from cutline.fleet.nodes.disruptions import remedy_of
+from cutline.fleet.nodes.encodings import RAW
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.tables.groups import Group, column_list, qualify
+from cutline.restore.ddl.function_paths import NOT_FOUND
+from cutline.restore.estimates.tally import LOADING
+from cutline.restore.routing.placing import EVERYWHERE, NOWHERE, Places, place_rows
+from cutline.restore.rows.ledger import READS_OTHERS, LoadError
+from cutline.restore.rows.load_target import Feed, LoadTarget
+from cutline.storage.errors import SnapshotError
 
 WRITE_BYTES = 1 << 20
 CONTEXT_SHOWN_MAX = 200

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from fleet.tables.groups import Group
+from cutline.fleet.tables.groups import Group
 
 # The root of every leaf partition below a table that is partitioned by the hash of an enum.
 ROOTS_QUERY = """

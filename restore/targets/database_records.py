@@ -19,13 +19,13 @@ import psycopg
 from msgspec import structs
 from psycopg import sql
 
-from fleet.hints import restore_command
-from fleet.nodes.connections import disrupted_error, node_of
-from fleet.nodes.disruptions import remedy_of
-from fleet.nodes.server_messages import shorten_message
-from fleet.record import Count, Record, Time, from_json, to_builtins
-from restore.parts.scope import WHOLE, RestoreScope
-from snapshots.records.database_facts import DatabasePrivilege, DatabaseProperties
+from cutline.fleet.hints import restore_command
+from cutline.fleet.nodes.connections import disrupted_error, node_of
+from cutline.fleet.nodes.disruptions import remedy_of
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.record import Count, Record, Time, from_json, to_builtins
+from cutline.restore.parts.scope import WHOLE, RestoreScope
+from cutline.snapshots.records.database_facts import DatabasePrivilege, DatabaseProperties
 
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database'), pg_get_userbyid(d.datdba),

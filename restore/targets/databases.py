@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.config import Fleet, Node
-from fleet.nodes.baseline import BUILTIN, LIBC, NodeIdentity
-from fleet.nodes.beside import REHEARSING, is_beside, name_beside
-from fleet.nodes.connections import (
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.baseline import BUILTIN, LIBC, NodeIdentity
+from cutline.fleet.nodes.beside import REHEARSING, is_beside, name_beside
+from cutline.fleet.nodes.connections import (
     MAINTENANCE_DATABASE,
     NodeUnreachableError,
     connect,
@@ -25,15 +25,15 @@ from fleet.nodes.connections import (
     unreachable_error,
     with_database,
 )
-from fleet.nodes.encodings import readable
-from fleet.nodes.privileges import quote
-from fleet.nodes.server_messages import shorten_message
-from restore.targets.database_records import FoundDatabase, clear_record, list_databases
-from restore.targets.target import Target, TargetUnfitError
-from snapshots.operations.slot_guard import mark_ended
-from storage.errors import SnapshotError
-from storage.store import ObjectStore
-from wal.slots.own_slots import list_own_slots
+from cutline.fleet.nodes.encodings import readable
+from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.restore.targets.database_records import FoundDatabase, clear_record, list_databases
+from cutline.restore.targets.target import Target, TargetUnfitError
+from cutline.snapshots.operations.slot_guard import mark_ended
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectStore
+from cutline.wal.slots.own_slots import list_own_slots
 
 # A database or template in use, or a privilege that is lacking.
 REFUSALS = (psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege)

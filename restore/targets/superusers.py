@@ -15,18 +15,18 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.config import Node
-from fleet.nodes.connections import connect_with_path, disrupted_error, raising_unreachable, with_database
-from fleet.nodes.disruptions import remedy_of
-from fleet.nodes.encodings import RAW, raw_bytes
-from fleet.nodes.server_messages import shorten_message
-from restore.ddl.beforehand import CREATES
-from restore.ddl.ddl import Ddl, shorten_statement
-from restore.ddl.running import reset_settings
-from restore.obstacles.obstacles import TargetLacksError
-from restore.obstacles.server import WITHOUT
-from restore.targets.target import Target
-from snapshots.ddl.search_path import DEFAULT
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect_with_path, disrupted_error, raising_unreachable, with_database
+from cutline.fleet.nodes.disruptions import remedy_of
+from cutline.fleet.nodes.encodings import RAW, raw_bytes
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.restore.ddl.beforehand import CREATES
+from cutline.restore.ddl.ddl import Ddl, shorten_statement
+from cutline.restore.ddl.running import reset_settings
+from cutline.restore.obstacles.obstacles import TargetLacksError
+from cutline.restore.obstacles.server import WITHOUT
+from cutline.restore.targets.target import Target
+from cutline.snapshots.ddl.search_path import DEFAULT
 
 # Scripts of extensions ask for the search_path with which their session began, and may set another one.
 SET_PATH = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"

@@ -10,23 +10,23 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.label import own_label
-from fleet.nodes.beside import ASIDE, LOADING, name_beside
-from fleet.nodes.connections import (
+from cutline.fleet.config import Node
+from cutline.fleet.label import own_label
+from cutline.fleet.nodes.beside import ASIDE, LOADING, name_beside
+from cutline.fleet.nodes.connections import (
     MAINTENANCE_DATABASE,
     connect,
     database_name,
     unreachable_error,
     with_database,
 )
-from fleet.nodes.lock import take_lock
-from fleet.nodes.problems import GRANT, raising_unfit
-from fleet.nodes.sessions import in_parallel
-from fleet.nodes.shut_down import shut_down
-from fleet.nodes.watch import Watch
-from restore.obstacles.obstacles import Obstacles
-from storage.errors import RefusedError, UsageError
+from cutline.fleet.nodes.lock import take_lock
+from cutline.fleet.nodes.problems import GRANT, raising_unfit
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.nodes.shut_down import shut_down
+from cutline.fleet.nodes.watch import Watch
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.storage.errors import RefusedError, UsageError
 
 LOCK_NAME = "restore"
 # The sessions in the maintenance databases that hold the targets' locks, by shard.

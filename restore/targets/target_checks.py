@@ -7,15 +7,22 @@ from typing import Any
 
 import psycopg
 
-from fleet.hints import SAME_TARGET
-from fleet.nodes.baseline import NodeIdentity
-from fleet.nodes.privileges import quote, read_role
-from fleet.nodes.problems import comment
-from fleet.some_names import list_some
-from fleet.tables.groups import Group
-from fleet.tables.table_state import TableState
-from restore.obstacles.obstacles import Obstacles
-from restore.targets.target import SESSIONS, SYSTEM_QUERY, Target, TargetExistsError, TargetUnfitError, databases
+from cutline.fleet.hints import SAME_TARGET
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.fleet.nodes.privileges import quote, read_role
+from cutline.fleet.nodes.problems import comment
+from cutline.fleet.some_names import list_some
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.table_state import TableState
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.restore.targets.target import (
+    SESSIONS,
+    SYSTEM_QUERY,
+    Target,
+    TargetExistsError,
+    TargetUnfitError,
+    databases,
+)
 
 NAMED_MAX = 5
 FACTS_QUERY = """

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from columns.bytes_column import BytesColumn, column_of, offsets_of, runs, xxhash64
-from columns.python_workers import broadcast, map_batches
-from columns.row_batches import row_batches
-from fleet.progress import Progress
-from restore.routing.placing import place_rows
-from restore.routing.routes import RouteKind
-from restore.routing.table_routes import SourceRoutes
-from restore.topology.topology import Topology
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_rows import find_valid_rows, read_bases
-from snapshots.fold.changed_keys import Keys
-from snapshots.fold.find_sources import Sources, sources_of
-from snapshots.fold.fold import Fold, fold, long_image_reader
-from snapshots.fold.sources import PROBLEM, BaseSource, problem_of, read_at_cut
-from snapshots.records.chain import Chain
-from snapshots.tasks.spark_jobs import job_progress, raise_first
-from storage.errors import RefusedError, SnapshotError, report_of
-from storage.location import StoreLocation
+from cutline.columns.bytes_column import BytesColumn, column_of, offsets_of, runs, xxhash64
+from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.row_batches import row_batches
+from cutline.fleet.progress import Progress
+from cutline.restore.routing.placing import place_rows
+from cutline.restore.routing.routes import RouteKind
+from cutline.restore.routing.table_routes import SourceRoutes
+from cutline.restore.topology.topology import Topology
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.base_rows import find_valid_rows, read_bases
+from cutline.snapshots.fold.changed_keys import Keys
+from cutline.snapshots.fold.find_sources import Sources, sources_of
+from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
+from cutline.snapshots.fold.sources import PROBLEM, BaseSource, problem_of, read_at_cut
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.tasks.spark_jobs import job_progress, raise_first
+from cutline.storage.errors import RefusedError, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

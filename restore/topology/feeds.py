@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from restore.rows.load_target import Feed, LoadTarget, LoadTargets
-from restore.topology.topology import Topology
-from snapshots.records.chain import Chain
+from cutline.restore.rows.load_target import Feed, LoadTarget, LoadTargets
+from cutline.restore.topology.topology import Topology
+from cutline.snapshots.records.chain import Chain
 
 
 def find_feeds(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from fleet.tables.names import table_name
-from restore.routing.routes import RouteKind
-from restore.routing.table_routes import TableRoute
-from restore.topology.topology import Topology
+from cutline.fleet.tables.names import table_name
+from cutline.restore.routing.routes import RouteKind
+from cutline.restore.routing.table_routes import TableRoute
+from cutline.restore.topology.topology import Topology
 
 IDENTIFIER = r'"(?:[^"]|"")+"'
 RELATION = rf"{IDENTIFIER}\.{IDENTIFIER}"

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from fleet.some_names import join_some
-from fleet.tables.groups import Group
-from restore.copies.choice import Wanted, explain_damage
-from restore.ddl.archive import SYSTEM_SCHEMAS, is_own_publication, read_archive
-from restore.ddl.ddl import show_name
-from restore.ddl.pg_restore import REMARKS
-from snapshots.ddl.archive import PRIVILEGES, ArchiveEntry, statements_of_entry
-from snapshots.ddl.dump import read_stored_ddl
-from snapshots.records.chain import Chain
-from snapshots.records.large_objects import count_by_node
-from storage.errors import RefusedError
-from storage.store import ObjectStore
-from wal.segments.damage import ObjectDamagedError
+from cutline.fleet.some_names import join_some
+from cutline.fleet.tables.groups import Group
+from cutline.restore.copies.choice import Wanted, explain_damage
+from cutline.restore.ddl.archive import SYSTEM_SCHEMAS, is_own_publication, read_archive
+from cutline.restore.ddl.ddl import show_name
+from cutline.restore.ddl.pg_restore import REMARKS
+from cutline.snapshots.ddl.archive import PRIVILEGES, ArchiveEntry, statements_of_entry
+from cutline.snapshots.ddl.dump import read_stored_ddl
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.large_objects import count_by_node
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError
 
 NAMED_MAX = 20
 # What pg_restore runs only with --create.

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fleet.tables.groups import Group
-from restore.routing.routes import RouteKind, parse_route
-from restore.routing.table_routes import SourceRoutes, TableRoute, resolve_routes
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Sequence as StoredSequence
+from cutline.fleet.tables.groups import Group
+from cutline.restore.routing.routes import RouteKind, parse_route
+from cutline.restore.routing.table_routes import SourceRoutes, TableRoute, resolve_routes
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Sequence as StoredSequence
 
 
 class ShownRoute(NamedTuple):

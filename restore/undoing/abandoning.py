@@ -8,31 +8,31 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from fleet.config import Fleet
-from fleet.hints import SAME_TARGET, restore_command
-from fleet.nodes.sessions import in_parallel
-from fleet.progress import Progress
-from restore.crash_points import RestoreCrashPoint
-from restore.data_only.filling import Filling
-from restore.publishing import open_databases, put_back
-from restore.targets.database_records import Phase, list_databases, record_text, write_record
-from restore.targets.databases import drop_database, find_closed, find_slots
-from restore.targets.target import Target, suffix_of
-from restore.undoing.undoable import Undoable, find_entered, hold_undoable
-from restore.unfinished import (
+from cutline.fleet.config import Fleet
+from cutline.fleet.hints import SAME_TARGET, restore_command
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.progress import Progress
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.data_only.filling import Filling
+from cutline.restore.publishing import open_databases, put_back
+from cutline.restore.targets.database_records import Phase, list_databases, record_text, write_record
+from cutline.restore.targets.databases import drop_database, find_closed, find_slots
+from cutline.restore.targets.target import Target, suffix_of
+from cutline.restore.undoing.undoable import Undoable, find_entered, hold_undoable
+from cutline.restore.unfinished import (
     UnfinishedRestore,
     UnfinishedRestoreError,
     find_recorded,
     settle_recorded,
 )
-from restore.unfinished_checks import NothingUnfinishedError
-from snapshots.operations.operation import record_outcome
-from snapshots.operations.recorded import is_open
-from snapshots.operations.restore_decisions import ABANDON, PUBLISH, decide_restore
-from snapshots.operations.slot_guard import mark_ended
-from snapshots.records.operation_records import read_intent
-from storage.errors import IndeterminateError, StoppedError, UnreachableError
-from storage.store import ObjectStore
+from cutline.restore.unfinished_checks import NothingUnfinishedError
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.operations.recorded import is_open
+from cutline.snapshots.operations.restore_decisions import ABANDON, PUBLISH, decide_restore
+from cutline.snapshots.operations.slot_guard import mark_ended
+from cutline.snapshots.records.operation_records import read_intent
+from cutline.storage.errors import IndeterminateError, StoppedError, UnreachableError
+from cutline.storage.store import ObjectStore
 
 # Before the suffix of an id of which no more is known.
 CUT = "…"

@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fleet.config import Fleet
-from fleet.hints import SAME_TARGET, restore_command
-from fleet.nodes.beside import OldDatabase, read_old
-from fleet.nodes.sessions import in_parallel
-from fleet.nodes.watch import Watch, watch_nodes
-from fleet.progress import Progress
-from restore.plan import provisional_targets
-from restore.remains import find_remains
-from restore.targets.databases import drop_database
-from restore.targets.target import Connections, Target, ending_on_silence, lock_targets
-from restore.unfinished import UnfinishedRestoreError
-from restore.unfinished_checks import check_no_unfinished
-from storage.errors import StoppedError
+from cutline.fleet.config import Fleet
+from cutline.fleet.hints import SAME_TARGET, restore_command
+from cutline.fleet.nodes.beside import OldDatabase, read_old
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.nodes.watch import Watch, watch_nodes
+from cutline.fleet.progress import Progress
+from cutline.restore.plan import provisional_targets
+from cutline.restore.remains import find_remains
+from cutline.restore.targets.databases import drop_database
+from cutline.restore.targets.target import Connections, Target, ending_on_silence, lock_targets
+from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.unfinished_checks import check_no_unfinished
+from cutline.storage.errors import StoppedError
 
 
 def discard_old(

@@ -6,25 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fleet.config import Fleet
-from fleet.hints import restore_command
-from fleet.nodes.privileges import quote
-from fleet.nodes.watch import Watch, watch_nodes
-from fleet.progress import Progress
-from restore.plan import provisional_targets
-from restore.publishing import check_nothing_prepared, is_restored
-from restore.run import lock_target_fleet
-from restore.targets.database_records import list_databases
-from restore.targets.target import Connections, Target, ending_on_silence, lock_targets
-from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished
-from restore.unfinished_checks import (
+from cutline.fleet.config import Fleet
+from cutline.fleet.hints import restore_command
+from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.nodes.watch import Watch, watch_nodes
+from cutline.fleet.progress import Progress
+from cutline.restore.plan import provisional_targets
+from cutline.restore.publishing import check_nothing_prepared, is_restored
+from cutline.restore.run import lock_target_fleet
+from cutline.restore.targets.database_records import list_databases
+from cutline.restore.targets.target import Connections, Target, ending_on_silence, lock_targets
+from cutline.restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, find_unfinished
+from cutline.restore.unfinished_checks import (
     check_readable,
     check_recorded,
     check_whole,
     find_taken_for_old,
 )
-from storage.errors import RefusedError
-from storage.store import ObjectStore
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectStore
 
 
 class OldDatabaseMissingError(RefusedError):

@@ -20,16 +20,23 @@ from typing import Self
 
 from msgspec import UNSET, UnsetType
 
-from fleet.label import own_label
-from fleet.own_process import own_process
-from fleet.progress import Progress, Reading
-from fleet.record import Time
-from fleet.step_pace import StepPace
-from snapshots.activity.command import Command
-from snapshots.operations.operation import current_time
-from snapshots.operations.signs import clear_signs, next_number, request_numbers, sign_name, sign_numbers, store_sign
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import (
+from cutline.fleet.label import own_label
+from cutline.fleet.own_process import own_process
+from cutline.fleet.progress import Progress, Reading
+from cutline.fleet.record import Time
+from cutline.fleet.step_pace import StepPace
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.operations.signs import (
+    clear_signs,
+    next_number,
+    request_numbers,
+    sign_name,
+    sign_numbers,
+    store_sign,
+)
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import (
     CancelRequest,
     NodeSign,
     SignOfLife,
@@ -38,8 +45,8 @@ from snapshots.records.operation_records import (
     read_cancel_request,
     read_intent,
 )
-from storage.errors import SnapshotError
-from storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectMissingError, ObjectStore
 
 # How often the thread looks whether somebody asks to stop, and how often it stores a sign.
 LOOK_SECONDS, SIGN_SECONDS = 2.0, 6.0

@@ -17,31 +17,31 @@ from enum import StrEnum
 
 from msgspec import UNSET
 
-from fleet.config import Fleet
-from fleet.label import end_sessions_statement, is_of_one_process, own_label
-from fleet.nodes.lock_holders import ask_lock_holders
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Progress
-from snapshots.activity.command import Command
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.activity.under_way import WATCH, ActivityState, UnderWay, hanging_watch, read_under_way
-from snapshots.operations.exclusive import exclusive
-from snapshots.operations.open_operations import RESTORE
-from snapshots.operations.operation import CANCELLED, current_time
-from snapshots.operations.recorded import is_open
-from snapshots.operations.settling import settle_operations
-from snapshots.operations.signs import clear_signs, sign_numbers, store_request
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import (
+from cutline.fleet.config import Fleet
+from cutline.fleet.label import end_sessions_statement, is_of_one_process, own_label
+from cutline.fleet.nodes.lock_holders import ask_lock_holders
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Progress
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.activity.under_way import WATCH, ActivityState, UnderWay, hanging_watch, read_under_way
+from cutline.snapshots.operations.exclusive import exclusive
+from cutline.snapshots.operations.open_operations import RESTORE
+from cutline.snapshots.operations.operation import CANCELLED, current_time
+from cutline.snapshots.operations.recorded import is_open
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.operations.signs import clear_signs, sign_numbers, store_request
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import (
     FAILED,
     CancelRequest,
     Outcome,
     read_outcome,
 )
-from snapshots.records.store_identity import read_identity
-from storage.clock import utc_now
-from storage.errors import BusyError, RefusedError, UnreachableError
-from storage.store import ObjectStore
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError, RefusedError, UnreachableError
+from cutline.storage.store import ObjectStore
 
 POLL_SECONDS = 0.5
 # A check, a gc or a prune that was only suspended answers within this time.

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from fleet.record import Time
-from snapshots.activity.ended_operations import Ended, list_ended, read_batches
-from snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckedPoint
-from storage.clock import utc_now
-from storage.ids import OPERATION_ID
-from storage.store import ObjectStore
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.ended_operations import Ended, list_ended, read_batches
+from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckedPoint
+from cutline.storage.clock import utc_now
+from cutline.storage.ids import OPERATION_ID
+from cutline.storage.store import ObjectStore
 
 # So many of the newest operations without an intent, which are checks, gc and prunes, are looked at.
 READ_MAX = 256

@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 from msgspec import UnsetType
 
-from fleet.label import read_label
-from fleet.record import Time, to_builtins
-from snapshots.activity.kinds import DRILL
-from snapshots.operations.recorded import document_names
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import CheckedPoint, Intent, Outcome, read_intent, read_outcome
-from storage.store import ObjectMissingError, ObjectStore
+from cutline.fleet.label import read_label
+from cutline.fleet.record import Time, to_builtins
+from cutline.snapshots.activity.kinds import DRILL
+from cutline.snapshots.operations.recorded import document_names
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import CheckedPoint, Intent, Outcome, read_intent, read_outcome
+from cutline.storage.store import ObjectMissingError, ObjectStore
 
 AT_ONCE = 16
 Value = TypeVar("Value")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snapshots.records.operation_records import Intent
+from cutline.snapshots.records.operation_records import Intent
 
 FULL, INCREMENT, ONLY_CUT, RESTORE, DRILL = "full", "increment", "only-cut", "restore", "drill"
 

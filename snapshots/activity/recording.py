@@ -9,11 +9,11 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from fleet.record import Time
-from snapshots.activity.command import Command
-from snapshots.operations.operation import current_time
-from snapshots.records.operation_records import CheckedPoint, Outcome, WatchState, write_operation_record
-from storage.store import ObjectExistsError, ObjectStore
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.records.operation_records import CheckedPoint, Outcome, WatchState, write_operation_record
+from cutline.storage.store import ObjectExistsError, ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from fleet.label import is_of_one_process, read_label
-from fleet.own_process import is_gone
-from fleet.record import Time, fields_of
-from snapshots.operations.open_operations import OpenOperation, read_open_operation
-from snapshots.operations.recorded import document_names, is_open, seems_open
-from snapshots.operations.restore_decisions import is_publishing
-from snapshots.operations.signs import newest_request, newest_sign, sign_numbers
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import CancelRequest, Failure, Intent, SignOfLife, read_failure
-from storage.ids import OPERATION_ID
-from storage.store import ObjectStore
+from cutline.fleet.label import is_of_one_process, read_label
+from cutline.fleet.own_process import is_gone
+from cutline.fleet.record import Time, fields_of
+from cutline.snapshots.operations.open_operations import OpenOperation, read_open_operation
+from cutline.snapshots.operations.recorded import document_names, is_open, seems_open
+from cutline.snapshots.operations.restore_decisions import is_publishing
+from cutline.snapshots.operations.signs import newest_request, newest_sign, sign_numbers
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import CancelRequest, Failure, Intent, SignOfLife, read_failure
+from cutline.storage.ids import OPERATION_ID
+from cutline.storage.store import ObjectStore
 
 # How late a sign may be. A store that does not answer, and clocks that differ, take their time.
 DEAD_SECONDS = 60.0

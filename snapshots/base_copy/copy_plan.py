@@ -6,10 +6,10 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fleet.config import Node
-from fleet.tables.groups import Table
-from snapshots.base_copy.copy_ranges import CopyTask, PageRange
-from snapshots.base_copy.destination import CopyDestination
+from cutline.fleet.config import Node
+from cutline.fleet.tables.groups import Table
+from cutline.snapshots.base_copy.copy_ranges import CopyTask, PageRange
+from cutline.snapshots.base_copy.destination import CopyDestination
 
 PAGE_BYTES = 8192
 TASK_PAGES = 8192

@@ -18,22 +18,22 @@ from msgspec import structs
 from psycopg import pq as libpq
 from psycopg.pq.abc import PGresult
 
-from columns.arrow_numbers import to_arrow
-from columns.bytes_column import BytesColumn, offsets_of, partition_of
-from columns.lines import keys_of
-from fleet.config import Node
-from fleet.nodes.connections import CopyError
-from fleet.nodes.encodings import RAW
-from fleet.nodes.relation_locks import locked_error
-from fleet.nodes.row_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint
-from fleet.tables.groups import Group, column_list, qualify
-from snapshots.base_copy.destination import CopyDestination
-from snapshots.base_copy.exported_snapshot import open_exported
-from snapshots.base_copy.object_writer import ObjectWriter
-from snapshots.ddl.attempts import OTHER_CAUSES
-from snapshots.operations.object_lists import store_lists_above
-from snapshots.records.stored_object import BASE, NamedObject
-from storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
+from cutline.columns.arrow_numbers import to_arrow
+from cutline.columns.bytes_column import BytesColumn, offsets_of, partition_of
+from cutline.columns.lines import keys_of
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import CopyError
+from cutline.fleet.nodes.encodings import RAW
+from cutline.fleet.nodes.relation_locks import locked_error
+from cutline.fleet.nodes.row_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint
+from cutline.fleet.tables.groups import Group, column_list, qualify
+from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.snapshots.base_copy.exported_snapshot import open_exported
+from cutline.snapshots.base_copy.object_writer import ObjectWriter
+from cutline.snapshots.ddl.attempts import OTHER_CAUSES
+from cutline.snapshots.operations.object_lists import store_lists_above
+from cutline.snapshots.records.stored_object import BASE, NamedObject
+from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 
 BASE_SCHEMA = pa.schema(
     [

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 
-from fleet.config import Fleet, Node
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.nodes.sessions import in_parallel
-from fleet.progress import Progress
-from snapshots.base_copy.exported_snapshot import open_exported
-from snapshots.ddl.attempts import ChangedError
-from snapshots.ddl.fingerprint import read_fingerprint
-from snapshots.operations.crash_points import CrashPoint
-from wal.slots.slots import ExportedSlot, create_exported_slot, drop_slots
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.progress import Progress
+from cutline.snapshots.base_copy.exported_snapshot import open_exported
+from cutline.snapshots.ddl.attempts import ChangedError
+from cutline.snapshots.ddl.fingerprint import read_fingerprint
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.wal.slots.slots import ExportedSlot, create_exported_slot, drop_slots
 
 
 @contextmanager

@@ -8,19 +8,19 @@ from typing import Any
 
 import psycopg
 
-from fleet.nodes.connections import raising_unreachable
-from fleet.nodes.free_connections import task_sessions
-from fleet.nodes.sessions import Sessions
-from fleet.progress import Progress
-from fleet.tables.planned_code import find_planned_code
-from snapshots.base_copy.copy_plan import PAGE_BYTES, TASK_PAGES, TableSource, plan_copy
-from snapshots.base_copy.copy_ranges import CopyTask, copy_ranges
-from snapshots.base_copy.destination import CopyDestination
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.stored_object import NamedObject
-from snapshots.tasks.dealing import Dealing, cores_of, limited_sessions
-from snapshots.tasks.node_shares import NodeShares
-from snapshots.tasks.spark_jobs import SparkSource, raise_first, run_tasks, start_session
+from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.fleet.nodes.free_connections import task_sessions
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.progress import Progress
+from cutline.fleet.tables.planned_code import find_planned_code
+from cutline.snapshots.base_copy.copy_plan import PAGE_BYTES, TASK_PAGES, TableSource, plan_copy
+from cutline.snapshots.base_copy.copy_ranges import CopyTask, copy_ranges
+from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.records.stored_object import NamedObject
+from cutline.snapshots.tasks.dealing import Dealing, cores_of, limited_sessions
+from cutline.snapshots.tasks.node_shares import NodeShares
+from cutline.snapshots.tasks.spark_jobs import SparkSource, raise_first, run_tasks, start_session
 
 
 def copy_tables(

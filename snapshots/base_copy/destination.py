@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from snapshots.records.keys import base_prefix
-from storage.location import StoreLocation
+from cutline.snapshots.records.keys import base_prefix
+from cutline.storage.location import StoreLocation
 
 
 @dataclass(frozen=True, slots=True)

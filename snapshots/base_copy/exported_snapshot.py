@@ -8,9 +8,9 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import connect, refuse_views, unreachable_error
-from fleet.nodes.relation_locks import bound_lock_waits, locked_error
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect, refuse_views, unreachable_error
+from cutline.fleet.nodes.relation_locks import bound_lock_waits, locked_error
 
 
 @contextmanager

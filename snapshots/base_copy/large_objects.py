@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 import psycopg
 import pyarrow as pa
 
-from fleet.config import Node
-from fleet.nodes.relation_locks import raising_locked
-from fleet.tables.large_objects import oid_ranges
-from snapshots.base_copy.copy_ranges import CopyReport
-from snapshots.base_copy.destination import CopyDestination
-from snapshots.base_copy.exported_snapshot import open_exported
-from snapshots.base_copy.object_writer import ObjectWriter
-from snapshots.operations.object_lists import store_lists_above
-from snapshots.records.large_objects import LargeObjectDefinition, parse_definition
-from snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
-from storage.errors import SnapshotError, report_of
-from wal.segments.damage import ObjectDamagedError
-from wal.segments.parquet_objects import open_parquet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.relation_locks import raising_locked
+from cutline.fleet.tables.large_objects import oid_ranges
+from cutline.snapshots.base_copy.copy_ranges import CopyReport
+from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.snapshots.base_copy.exported_snapshot import open_exported
+from cutline.snapshots.base_copy.object_writer import ObjectWriter
+from cutline.snapshots.operations.object_lists import store_lists_above
+from cutline.snapshots.records.large_objects import LargeObjectDefinition, parse_definition
+from cutline.snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
+from cutline.storage.errors import SnapshotError, report_of
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.parquet_objects import open_parquet
 
 # `definition` is JSON beside the first part of a large object: owner, grants (None: the owner's own), comment.
 LARGE_SCHEMA = pa.schema(

@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_mask, to_numpy
-from fleet.lsn import Lsn
-from storage.store import ObjectStore
-from wal.segments.archive import Segment
-from wal.segments.segment_schema import COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED, SEGMENT_SCHEMA
-from wal.segments.segments import read_events, read_positions_and_groups
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.fleet.lsn import Lsn
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segment_schema import COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED, SEGMENT_SCHEMA
+from cutline.wal.segments.segments import read_events, read_positions_and_groups
 
 
 def find_late_writers(

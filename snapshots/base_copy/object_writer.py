@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snapshots.records.stored_object import StoredObject
-from storage.store import ObjectStore
-from storage.storing import create_or_find
-from wal.segments.parquet_objects import parquet_options
+from cutline.snapshots.records.stored_object import StoredObject
+from cutline.storage.store import ObjectStore
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.parquet_objects import parquet_options
 
 
 @dataclass(slots=True)

@@ -10,24 +10,24 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
-from fleet.config import Fleet
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Progress
-from snapshots.create.chain_state import state_of
-from snapshots.create.context import CreateContext
-from snapshots.create.continuable import check_continuable, check_fleet_file, rules_since
-from snapshots.create.request import CreateRequest
-from snapshots.operations.exclusive import exclusive
-from snapshots.operations.operation import Operation, new_operation
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_newest_part
-from snapshots.records.commits import check_not_pruned
-from snapshots.records.lost_chains import check_not_lost
-from snapshots.records.store_identity import check_of_fleet, read_identity
-from snapshots.tasks.own_tasks import THREADS_MAX, run_own_tasks
-from storage.errors import UnreachableError, error_of
-from wal.slots.retained import is_little, read_waiting
-from wal.slots.slots import slot_name
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Progress
+from cutline.snapshots.create.chain_state import state_of
+from cutline.snapshots.create.context import CreateContext
+from cutline.snapshots.create.continuable import check_continuable, check_fleet_file, rules_since
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.exclusive import exclusive
+from cutline.snapshots.operations.operation import Operation, new_operation
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_newest_part
+from cutline.snapshots.records.commits import check_not_pruned
+from cutline.snapshots.records.lost_chains import check_not_lost
+from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.snapshots.tasks.own_tasks import THREADS_MAX, run_own_tasks
+from cutline.storage.errors import UnreachableError, error_of
+from cutline.wal.slots.retained import is_little, read_waiting
+from cutline.wal.slots.slots import slot_name
 
 # Less of it is not worth an object per node.
 AHEAD_BYTES_MIN = 1 << 20
@@ -76,13 +76,13 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
 def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progress) -> bool:
     """Whether the WAL was archived; if not, tables have changed."""
     # Imported here: what is refused, or too little, needs no Arrow.
-    from snapshots.create.cut_attempt import plan_cut
-    from snapshots.create.prepare_tables import PreparedTables, read_archived
-    from snapshots.ddl.table_changes import plan_ddl
-    from wal.cut.markers import Marker, write_markers
-    from wal.decoding.known_definitions import SchemaMovedError
-    from wal.drain.drain import drain
-    from wal.slots.replay import await_standbys
+    from cutline.snapshots.create.cut_attempt import plan_cut
+    from cutline.snapshots.create.prepare_tables import PreparedTables, read_archived
+    from cutline.snapshots.ddl.table_changes import plan_ddl
+    from cutline.wal.cut.markers import Marker, write_markers
+    from cutline.wal.decoding.known_definitions import SchemaMovedError
+    from cutline.wal.drain.drain import drain
+    from cutline.wal.slots.replay import await_standbys
 
     sessions, store = context.sessions, context.store
     node_tables = check_continuable(store, sessions, chain)

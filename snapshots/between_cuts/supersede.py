@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from fleet.config import Fleet
-from fleet.nodes.nodes_query import NodesQuery
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Progress
-from snapshots.operations.exclusive import exclusive
-from snapshots.operations.operation import current_time
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_newest_part
-from snapshots.records.lost_chains import LostChain, mark_lost
-from snapshots.records.store_identity import check_of_fleet, read_identity
-from wal.slots.retained import ASKING_SECONDS_MAX
-from wal.slots.slots import drop_slots, slot_name, slot_problem, slot_state
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.nodes_query import NodesQuery
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Progress
+from cutline.snapshots.operations.exclusive import exclusive
+from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_newest_part
+from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.wal.slots.retained import ASKING_SECONDS_MAX
+from cutline.wal.slots.slots import drop_slots, slot_name, slot_problem, slot_state
 
 
 def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> list[str]:

@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import structs
 
-from fleet.nodes.connections import raising_unreachable
-from fleet.nodes.sessions import Sessions
-from fleet.tables.append_only import Counters, check_counters, read_counters, unknown_counters_warnings
-from fleet.tables.left_out import LeftOut, LeftOutKind
-from fleet.tables.table_state import TableState
-from snapshots.ddl.table_changes import DdlPlan, KnownTables
-from snapshots.records.chain import Chain
+from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.tables.append_only import Counters, check_counters, read_counters, unknown_counters_warnings
+from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
+from cutline.fleet.tables.table_state import TableState
+from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables
+from cutline.snapshots.records.chain import Chain
 
 
 def check_append_only(

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from fleet.config import GroupRules
-from fleet.lsn import Lsn
-from snapshots.create.make_cut import LastCut
-from snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection, known_tables
-from snapshots.records.chain import Chain
-from snapshots.records.cut_times import cut_time
-from wal.segments.archive import Segment
+from cutline.fleet.config import GroupRules
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.create.make_cut import LastCut
+from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection, known_tables
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.cut_times import cut_time
+from cutline.wal.segments.archive import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from snapshots.records.chain import Chain
-from snapshots.records.commit import FullSnapshot, Increment
-from snapshots.records.commit_rules import check_fits
-from snapshots.records.commits import commit_key
-from snapshots.records.definition_rules import definition_counts
-from snapshots.records.part_rules import count_listed
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import FullSnapshot, Increment
+from cutline.snapshots.records.commit_rules import check_fits
+from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.definition_rules import definition_counts
+from cutline.snapshots.records.part_rules import count_listed
 
 
 def counted_full(commit: FullSnapshot, ignored: int) -> FullSnapshot:

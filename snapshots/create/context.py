@@ -12,24 +12,24 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, structs
 
-from fleet.config import Fleet
-from fleet.nodes.free_connections import check_free_connections
-from fleet.nodes.lock import FleetLock
-from fleet.nodes.sessions import Sessions
-from fleet.progress import Progress
-from fleet.read_only.resume import check_terminal, undo_freeze
-from fleet.step_times import StepTimes
-from snapshots.create.request import CreateRequest
-from snapshots.executors.needs import ExecutorNeeds
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.exclusive import exclusive
-from snapshots.operations.operation import Operation, OutcomeDetails, new_operation
-from snapshots.operations.settling import note_restores, settle_operations
-from snapshots.operations.slot_guard import guard_nodes
-from snapshots.records.commits import free_turn
-from snapshots.records.tombstones import check_not_deleted
-from storage.store import ObjectStore
-from wal.slots.slots import drop_slots, slot_name
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.free_connections import check_free_connections
+from cutline.fleet.nodes.lock import FleetLock
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.progress import Progress
+from cutline.fleet.read_only.resume import check_terminal, undo_freeze
+from cutline.fleet.step_times import StepTimes
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.executors.needs import ExecutorNeeds
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.exclusive import exclusive
+from cutline.snapshots.operations.operation import Operation, OutcomeDetails, new_operation
+from cutline.snapshots.operations.settling import note_restores, settle_operations
+from cutline.snapshots.operations.slot_guard import guard_nodes
+from cutline.snapshots.records.commits import free_turn
+from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.storage.store import ObjectStore
+from cutline.wal.slots.slots import drop_slots, slot_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,27 +12,34 @@ from typing import Any
 import psycopg
 from msgspec import structs
 
-from fleet.config import Fleet, GroupRules, Node
-from fleet.hints import NEW_CHAIN
-from fleet.lsn import Lsn
-from fleet.nodes.baseline import BaselineChangedError, check_baseline, check_presence
-from fleet.nodes.connections import raising_unreachable
-from fleet.nodes.preconditions import check_decoding, find_fillings
-from fleet.nodes.problems import refuse_unfit
-from fleet.nodes.sessions import Sessions, in_parallel
-from fleet.tables.privileges import find_table_problems
-from snapshots.create.append_only_counters import check_append_only, last_commit_label, states_to_compare
-from snapshots.ddl.table_changes import DdlPlan, NodeTables, TableSelection, known_tables, plan_ddl, read_fleet_tables
-from snapshots.operations.recorded import read_recorded_commits
-from snapshots.operations.stored_objects import listed_sizes, sizes_of
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import commit_missing_error
-from snapshots.records.stored_object import EXTENSION_ROWS, GLOBALS
-from storage.errors import ChainEnd, RefusedError
-from storage.store import ObjectMissingError, ObjectStore
-from wal.segments.archive import archive_prefix, last_number, segment_key
-from wal.slots.slots import check_slot, slot_name, slot_state
+from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.baseline import BaselineChangedError, check_baseline, check_presence
+from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.fleet.nodes.preconditions import check_decoding, find_fillings
+from cutline.fleet.nodes.problems import refuse_unfit
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.tables.privileges import find_table_problems
+from cutline.snapshots.create.append_only_counters import check_append_only, last_commit_label, states_to_compare
+from cutline.snapshots.ddl.table_changes import (
+    DdlPlan,
+    NodeTables,
+    TableSelection,
+    known_tables,
+    plan_ddl,
+    read_fleet_tables,
+)
+from cutline.snapshots.operations.recorded import read_recorded_commits
+from cutline.snapshots.operations.stored_objects import listed_sizes, sizes_of
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import commit_missing_error
+from cutline.snapshots.records.stored_object import EXTENSION_ROWS, GLOBALS
+from cutline.storage.errors import ChainEnd, RefusedError
+from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.wal.segments.archive import archive_prefix, last_number, segment_key
+from cutline.wal.slots.slots import check_slot, slot_name, slot_state
 
 PLACE_QUERY = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::text END
@@ -131,7 +138,7 @@ def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Ls
     if number == last:
         return listed
     # Imported here: rare, and the only check that needs Arrow.
-    from wal.segments.segments import read_metadata
+    from cutline.wal.segments.segments import read_metadata
 
     return read_metadata(store, segment_key(prefix, number), number).segment.through
 

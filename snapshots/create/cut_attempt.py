@@ -12,33 +12,33 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
 
-from fleet.config import Fleet, Node
-from fleet.lsn import ORIGIN, Lsn
-from fleet.nodes.lock import FleetLock
-from fleet.progress import Progress
-from fleet.tables.groups import Group
-from fleet.tables.left_out import LeftOut, read_left_out
-from fleet.tables.publications import publication_names
-from snapshots.base_copy.copy_slots import drop_copy_slots
-from snapshots.base_copy.late_writers import find_late_writers
-from snapshots.create.chain_state import ChainState
-from snapshots.create.context import CreateContext
-from snapshots.create.definitions import collect_definition_changes
-from snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
-from snapshots.create.prepare_tables import PreparedTables, prepare_tables
-from snapshots.create.prepared_transactions import await_included_ddl, await_lockers
-from snapshots.create.sequences import latest_sequences, read_sequences
-from snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
-from snapshots.ddl.table_changes import DdlPlan, KnownTables, NodeTables, find_change
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.commit import DefinitionChanges, Sequence
-from snapshots.tasks.spark_jobs import SparkSource
-from storage.store import ObjectStore
-from wal.decoding.known_definitions import SchemaMovedError
-from wal.drain.drain_task import DrainTask
-from wal.segments.definitions import Definition
-from wal.slots.retained import is_little, read_waiting
-from wal.slots.slots import copy_slot_name, slot_name
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.nodes.lock import FleetLock
+from cutline.fleet.progress import Progress
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.left_out import LeftOut, read_left_out
+from cutline.fleet.tables.publications import publication_names
+from cutline.snapshots.base_copy.copy_slots import drop_copy_slots
+from cutline.snapshots.base_copy.late_writers import find_late_writers
+from cutline.snapshots.create.chain_state import ChainState
+from cutline.snapshots.create.context import CreateContext
+from cutline.snapshots.create.definitions import collect_definition_changes
+from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
+from cutline.snapshots.create.prepare_tables import PreparedTables, prepare_tables
+from cutline.snapshots.create.prepared_transactions import await_included_ddl, await_lockers
+from cutline.snapshots.create.sequences import latest_sequences, read_sequences
+from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
+from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, NodeTables, find_change
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.records.commit import DefinitionChanges, Sequence
+from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.storage.store import ObjectStore
+from cutline.wal.decoding.known_definitions import SchemaMovedError
+from cutline.wal.drain.drain_task import DrainTask
+from cutline.wal.segments.definitions import Definition
+from cutline.wal.slots.retained import is_little, read_waiting
+from cutline.wal.slots.slots import copy_slot_name, slot_name
 
 # Ends all writes to the fleet; returns, by primary, the WAL position after which nothing may be written. It is given
 # what archives the WAL afterwards.

@@ -12,18 +12,18 @@ import psycopg
 import pyarrow as pa
 from msgspec import structs
 
-from columns.arrow_numbers import to_mask, to_numpy
-from fleet.nodes.clocks import ClockReading, check_clocks
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.nodes.lock import FleetLock
-from fleet.progress import Progress
-from fleet.record import Time
-from snapshots.operations.crash_points import CrashPoint
-from storage.clock import utc_now
-from storage.errors import SnapshotError
-from wal.cut.markers import Marker, WrittenMarker, marker_from_bytes, write_markers
-from wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew
-from wal.segments.segment_schema import MARKER
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.fleet.nodes.clocks import ClockReading, check_clocks
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.nodes.lock import FleetLock
+from cutline.fleet.progress import Progress
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import SnapshotError
+from cutline.wal.cut.markers import Marker, WrittenMarker, marker_from_bytes, write_markers
+from cutline.wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew
+from cutline.wal.segments.segment_schema import MARKER
 
 
 class AttemptFailedError(Exception):

@@ -7,22 +7,22 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from fleet.config import Node
-from fleet.lsn import Lsn
-from fleet.nodes.sessions import Sessions, in_parallel
-from fleet.progress import Progress
-from snapshots.create.context import CreateContext
-from snapshots.create.make_cut import ArchivedCut
-from snapshots.create.prepare_tables import PreparedTables
-from snapshots.ddl.dump import read_roles, store_ddl
-from snapshots.ddl.table_changes import KnownTables
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.object_lists import split_entries
-from snapshots.operations.operation import Operation
-from snapshots.records.commit import DefinitionChanges
-from snapshots.records.keys import ddl_prefix
-from snapshots.records.stored_object import StoredObject
-from storage.store import ObjectStore
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.progress import Progress
+from cutline.snapshots.create.context import CreateContext
+from cutline.snapshots.create.make_cut import ArchivedCut
+from cutline.snapshots.create.prepare_tables import PreparedTables
+from cutline.snapshots.ddl.dump import read_roles, store_ddl
+from cutline.snapshots.ddl.table_changes import KnownTables
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.object_lists import split_entries
+from cutline.snapshots.operations.operation import Operation
+from cutline.snapshots.records.commit import DefinitionChanges
+from cutline.snapshots.records.keys import ddl_prefix
+from cutline.snapshots.records.stored_object import StoredObject
+from cutline.storage.store import ObjectStore
 
 T = TypeVar("T")
 

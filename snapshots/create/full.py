@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import time
 
-from fleet.config import Fleet
-from fleet.nodes.clocks import check_clocks
-from fleet.nodes.collation_versions import note_collation_versions
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Progress
-from fleet.step_times import StepTimes
-from snapshots.create.context import begin_full, undo_create
-from snapshots.create.full_plan import choose_nodes, plan_full
-from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.operation import record_operation
-from snapshots.records.commit import Commit
-from snapshots.tasks.spark_jobs import SparkSource
-from wal.slots.slots import slot_name
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.clocks import check_clocks
+from cutline.fleet.nodes.collation_versions import note_collation_versions
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Progress
+from cutline.fleet.step_times import StepTimes
+from cutline.snapshots.create.context import begin_full, undo_create
+from cutline.snapshots.create.full_plan import choose_nodes, plan_full
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.operation import record_operation
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.wal.slots.slots import slot_name
 
 
 def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
@@ -38,7 +38,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             operation, slot = context.operation, slot_name(context.operation.id)
             spark.begin(context.executor_needs, progress)
             progress.reached(CrashPoint.SPARK_BEGUN)
-            from snapshots.create.full_attempt import take_full
+            from cutline.snapshots.create.full_attempt import take_full
 
             with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
                 commit = take_full(context, plan, spark, progress, began)

@@ -14,30 +14,30 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from fleet.config import Node
-from fleet.lsn import Lsn
-from fleet.nodes.free_connections import task_sessions
-from fleet.nodes.sessions import Sessions, in_parallel
-from fleet.progress import Progress
-from fleet.tables.append_only import SNAPSHOT_BEGAN
-from fleet.tables.left_out import standby_copies
-from snapshots.base_copy.copy_plan import TableSource
-from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
-from snapshots.base_copy.copy_tables import copy_tables
-from snapshots.base_copy.destination import CopyDestination
-from snapshots.create.append_only_counters import check_append_only, states_to_compare
-from snapshots.create.chain_state import ChainState
-from snapshots.create.commit_counts import counted_full
-from snapshots.create.context import CreateContext
-from snapshots.create.cut_attempt import CutResult, take_cut
-from snapshots.create.full_plan import FullPlan
-from snapshots.create.make_cut import LastCut
-from snapshots.create.prepared_transactions import await_prepared
-from snapshots.create.terminal import check_final, end_writes
-from snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
-from snapshots.ddl.database_facts import read_facts
-from snapshots.ddl.dump import read_roles, store_ddl
-from snapshots.ddl.table_changes import (
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.free_connections import task_sessions
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.progress import Progress
+from cutline.fleet.tables.append_only import SNAPSHOT_BEGAN
+from cutline.fleet.tables.left_out import standby_copies
+from cutline.snapshots.base_copy.copy_plan import TableSource
+from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
+from cutline.snapshots.base_copy.copy_tables import copy_tables
+from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.snapshots.create.append_only_counters import check_append_only, states_to_compare
+from cutline.snapshots.create.chain_state import ChainState
+from cutline.snapshots.create.commit_counts import counted_full
+from cutline.snapshots.create.context import CreateContext
+from cutline.snapshots.create.cut_attempt import CutResult, take_cut
+from cutline.snapshots.create.full_plan import FullPlan
+from cutline.snapshots.create.make_cut import LastCut
+from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.terminal import check_final, end_writes
+from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
+from cutline.snapshots.ddl.database_facts import read_facts
+from cutline.snapshots.ddl.dump import read_roles, store_ddl
+from cutline.snapshots.ddl.table_changes import (
     KnownTables,
     add_to_publications,
     find_change,
@@ -45,21 +45,21 @@ from snapshots.ddl.table_changes import (
     read_current_tables,
     read_fleet_tables,
 )
-from snapshots.globals.extension_rows import store_extension_rows
-from snapshots.globals.server_globals_object import store_globals
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.exclusive import check_exclusive
-from snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
-from snapshots.operations.operation import commit_operation
-from snapshots.records.commit import FullSnapshot
-from snapshots.records.keys import ddl_prefix
-from snapshots.records.large_objects import with_large_object_counts
-from snapshots.records.stored_object import NamedObject, StoredObject
-from snapshots.tasks.dealing import LANE_BYTES, Dealing, limited_sessions
-from snapshots.tasks.node_shares import NodeShares
-from snapshots.tasks.spark_jobs import SparkSource, raise_first, run_tasks
-from wal.segments.own_store import check_own_store
-from wal.slots.slots import ExportedSlot, slot_name
+from cutline.snapshots.globals.extension_rows import store_extension_rows
+from cutline.snapshots.globals.server_globals_object import store_globals
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.exclusive import check_exclusive
+from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
+from cutline.snapshots.operations.operation import commit_operation
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.keys import ddl_prefix
+from cutline.snapshots.records.large_objects import with_large_object_counts
+from cutline.snapshots.records.stored_object import NamedObject, StoredObject
+from cutline.snapshots.tasks.dealing import LANE_BYTES, Dealing, limited_sessions
+from cutline.snapshots.tasks.node_shares import NodeShares
+from cutline.snapshots.tasks.spark_jobs import SparkSource, raise_first, run_tasks
+from cutline.wal.segments.own_store import check_own_store
+from cutline.wal.slots.slots import ExportedSlot, slot_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def _copy_large_objects(
 ) -> list[NamedObject]:
     """Copy the large objects of all primaries in a Spark job."""
     # Imported here: few snapshots copy large objects.
-    from snapshots.base_copy.large_objects import (
+    from cutline.snapshots.base_copy.large_objects import (
         LargeObjectSource,
         LargeObjectTask,
         copy_large_objects,

@@ -10,29 +10,29 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from fleet.config import Fleet, GroupRules, Node
-from fleet.nodes.clocks import check_clocks
-from fleet.nodes.collation_versions import note_collation_versions
-from fleet.nodes.free_connections import check_free_connections
-from fleet.nodes.preconditions import find_fillings, find_node_problems
-from fleet.nodes.problems import refuse_unfit
-from fleet.nodes.sessions import Sessions, open_sessions
-from fleet.programs.clients import check_programs
-from fleet.progress import Progress
-from fleet.read_only.resume import check_terminal
-from fleet.tables.groups import Table
-from fleet.tables.large_objects import check_readable, count_large_objects
-from fleet.tables.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
-from fleet.tables.privileges import find_table_problems
-from fleet.tables.table_state import TableState
-from snapshots.create.request import CreateRequest
-from snapshots.ddl.table_changes import NodeTables, TableSelection, read_fleet_tables
-from snapshots.operations.slot_guard import preview_guard
-from snapshots.records.commits import check_name, commit_missing_error, free_turn, increment_numbers
-from snapshots.records.store_identity import read_identity
-from snapshots.records.tombstones import check_not_deleted
-from storage.errors import UsageError
-from storage.store import ObjectStore
+from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.fleet.nodes.clocks import check_clocks
+from cutline.fleet.nodes.collation_versions import note_collation_versions
+from cutline.fleet.nodes.free_connections import check_free_connections
+from cutline.fleet.nodes.preconditions import find_fillings, find_node_problems
+from cutline.fleet.nodes.problems import refuse_unfit
+from cutline.fleet.nodes.sessions import Sessions, open_sessions
+from cutline.fleet.programs.clients import check_programs
+from cutline.fleet.progress import Progress
+from cutline.fleet.read_only.resume import check_terminal
+from cutline.fleet.tables.groups import Table
+from cutline.fleet.tables.large_objects import check_readable, count_large_objects
+from cutline.fleet.tables.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
+from cutline.fleet.tables.privileges import find_table_problems
+from cutline.fleet.tables.table_state import TableState
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.ddl.table_changes import NodeTables, TableSelection, read_fleet_tables
+from cutline.snapshots.operations.slot_guard import preview_guard
+from cutline.snapshots.records.commits import check_name, commit_missing_error, free_turn, increment_numbers
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.storage.errors import UsageError
+from cutline.storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

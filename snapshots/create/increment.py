@@ -11,40 +11,40 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, structs
 
-from fleet.config import Fleet
-from fleet.nodes.clocks import check_clocks
-from fleet.nodes.free_connections import check_free_connections
-from fleet.nodes.sessions import Sessions, open_sessions
-from fleet.progress import Progress
-from fleet.read_only.resume import check_terminal
-from fleet.step_times import StepTimes
-from fleet.tables.left_out import LeftOut, read_left_out
-from snapshots.create.append_only_counters import (
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.clocks import check_clocks
+from cutline.fleet.nodes.free_connections import check_free_connections
+from cutline.fleet.nodes.sessions import Sessions, open_sessions
+from cutline.fleet.progress import Progress
+from cutline.fleet.read_only.resume import check_terminal
+from cutline.fleet.step_times import StepTimes
+from cutline.fleet.tables.left_out import LeftOut, read_left_out
+from cutline.snapshots.create.append_only_counters import (
     check_append_only,
     last_commit_label,
     states_to_compare,
     with_warnings,
 )
-from snapshots.create.context import CreateContext, undo_create
-from snapshots.create.continuable import check_continuable, check_fleet_file, plan_next, rules_since
-from snapshots.create.request import CreateRequest
-from snapshots.ddl.table_changes import NodeTables, known_tables, report_changes
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.exclusive import exclusive
-from snapshots.operations.operation import Operation, OutcomeDetails, new_operation, record_operation
-from snapshots.operations.settling import note_restores, settle_operations
-from snapshots.operations.slot_guard import guard_nodes, preview_guard
-from snapshots.records.chain import Chain
-from snapshots.records.chains import check_has_rows, read_chain, read_newest_part
-from snapshots.records.commit import Commit
-from snapshots.records.commits import check_not_pruned, free_turn
-from snapshots.records.cut_times import cut_time
-from snapshots.records.large_objects import with_large_object_counts
-from snapshots.records.lost_chains import check_not_lost
-from snapshots.records.store_identity import check_of_fleet, read_identity
-from snapshots.tasks.spark_jobs import SparkSource
-from wal.slots.retained import is_little, read_waiting
-from wal.slots.slots import copy_slot_name, slot_name
+from cutline.snapshots.create.context import CreateContext, undo_create
+from cutline.snapshots.create.continuable import check_continuable, check_fleet_file, plan_next, rules_since
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.ddl.table_changes import NodeTables, known_tables, report_changes
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.exclusive import exclusive
+from cutline.snapshots.operations.operation import Operation, OutcomeDetails, new_operation, record_operation
+from cutline.snapshots.operations.settling import note_restores, settle_operations
+from cutline.snapshots.operations.slot_guard import guard_nodes, preview_guard
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import check_has_rows, read_chain, read_newest_part
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commits import check_not_pruned, free_turn
+from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.large_objects import with_large_object_counts
+from cutline.snapshots.records.lost_chains import check_not_lost
+from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.wal.slots.retained import is_little, read_waiting
+from cutline.wal.slots.slots import copy_slot_name, slot_name
 
 ANOTHER = "take another one under another name: snapshot create NAME --only-cut"
 
@@ -99,7 +99,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         if _needs_spark(chain, node_tables, sessions):
             spark.begin(context.executor_needs, progress)
             progress.reached(CrashPoint.SPARK_BEGUN)
-        from snapshots.create.increment_attempt import take_increment
+        from cutline.snapshots.create.increment_attempt import take_increment
 
         with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
             commit = take_increment(context, chain, node_tables, spark, progress, began)

@@ -9,35 +9,35 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from fleet.lsn import Lsn
-from fleet.progress import Progress
-from snapshots.create.append_only_counters import (
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Progress
+from cutline.snapshots.create.append_only_counters import (
     check_append_only,
     last_commit_label,
     states_to_compare,
     with_warnings,
 )
-from snapshots.create.chain_state import state_of
-from snapshots.create.commit_counts import counted_increment
-from snapshots.create.context import CreateContext
-from snapshots.create.continuable import rules_since
-from snapshots.create.cut_attempt import take_cut
-from snapshots.create.definitions import with_objects
-from snapshots.create.prepared_transactions import await_prepared
-from snapshots.create.terminal import check_final, end_writes
-from snapshots.ddl.database_facts import read_facts
-from snapshots.ddl.table_changes import NodeTables
-from snapshots.globals.extension_rows import store_extension_rows
-from snapshots.globals.server_globals_object import store_globals
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.exclusive import check_exclusive
-from snapshots.operations.object_lists import check_commit_stored, replace_by_lists
-from snapshots.operations.operation import commit_operation
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Increment, Previous
-from snapshots.records.large_objects import with_large_object_counts
-from snapshots.tasks.spark_jobs import SparkSource, start_session
-from wal.segments.own_store import check_own_store
+from cutline.snapshots.create.chain_state import state_of
+from cutline.snapshots.create.commit_counts import counted_increment
+from cutline.snapshots.create.context import CreateContext
+from cutline.snapshots.create.continuable import rules_since
+from cutline.snapshots.create.cut_attempt import take_cut
+from cutline.snapshots.create.definitions import with_objects
+from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.terminal import check_final, end_writes
+from cutline.snapshots.ddl.database_facts import read_facts
+from cutline.snapshots.ddl.table_changes import NodeTables
+from cutline.snapshots.globals.extension_rows import store_extension_rows
+from cutline.snapshots.globals.server_globals_object import store_globals
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.exclusive import check_exclusive
+from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
+from cutline.snapshots.operations.operation import commit_operation
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Increment, Previous
+from cutline.snapshots.records.large_objects import with_large_object_counts
+from cutline.snapshots.tasks.spark_jobs import SparkSource, start_session
+from cutline.wal.segments.own_store import check_own_store
 
 
 def take_increment(

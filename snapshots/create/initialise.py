@@ -5,34 +5,34 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from fleet.config import Fleet, GroupRules
-from fleet.label import own_label
-from fleet.nodes.baseline import NodeIdentity
-from fleet.nodes.collation_versions import note_collation_versions
-from fleet.nodes.lock import lock_fleet
-from fleet.nodes.preconditions import find_node_problems
-from fleet.nodes.privileges import find_catalog_problems
-from fleet.nodes.problems import GRANT, NodeProblem, refuse_unfit
-from fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
-from fleet.nodes.session_kinds import find_session_problems
-from fleet.nodes.sessions import Sessions, open_sessions
-from fleet.programs.clients import check_programs
-from fleet.programs.wheel import wheel_bin_directory
-from fleet.progress import Progress
-from fleet.read_only.freezable import find_freeze_problems
-from fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
-from fleet.tables.privileges import find_large_object_problems, find_table_problems
-from fleet.tables.publications import check_admissible, ensure_publications
-from snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
-from snapshots.ddl.fingerprint import PUBLIC_CATALOGS
-from snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
-from snapshots.operations.slot_guard import note_unknown_slots
-from snapshots.records.store_identity import StoreIdentity, ensure_identity, read_identity
-from storage.encryption.key_documents import ensure_data_key
-from storage.errors import SnapshotError
-from storage.local import LocalStore
-from storage.probe import probe_store
-from storage.store import ObjectStore
+from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.label import own_label
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.fleet.nodes.collation_versions import note_collation_versions
+from cutline.fleet.nodes.lock import lock_fleet
+from cutline.fleet.nodes.preconditions import find_node_problems
+from cutline.fleet.nodes.privileges import find_catalog_problems
+from cutline.fleet.nodes.problems import GRANT, NodeProblem, refuse_unfit
+from cutline.fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
+from cutline.fleet.nodes.session_kinds import find_session_problems
+from cutline.fleet.nodes.sessions import Sessions, open_sessions
+from cutline.fleet.programs.clients import check_programs
+from cutline.fleet.programs.wheel import wheel_bin_directory
+from cutline.fleet.progress import Progress
+from cutline.fleet.read_only.freezable import find_freeze_problems
+from cutline.fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
+from cutline.fleet.tables.privileges import find_large_object_problems, find_table_problems
+from cutline.fleet.tables.publications import check_admissible, ensure_publications
+from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
+from cutline.snapshots.ddl.fingerprint import PUBLIC_CATALOGS
+from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
+from cutline.snapshots.operations.slot_guard import note_unknown_slots
+from cutline.snapshots.records.store_identity import StoreIdentity, ensure_identity, read_identity
+from cutline.storage.encryption.key_documents import ensure_data_key
+from cutline.storage.errors import SnapshotError
+from cutline.storage.local import LocalStore
+from cutline.storage.probe import probe_store
+from cutline.storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> 
     Raises NodeUnfitError naming everything, if something lacks that every create needs.
     """
     # Imported here, as Arrow is: the nodes have answered before it is needed.
-    from wal.drain.peek import open_reader
+    from cutline.wal.drain.peek import open_reader
 
     problems = find_node_problems(sessions) + find_table_problems(sessions, rules, fleet_id)
     problems += find_session_problems(sessions, sessions.nodes, [open_reader])

@@ -17,31 +17,31 @@ from typing import cast
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from fleet.lsn import Lsn
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.nodes.lock import FleetLock
-from fleet.nodes.sessions import Sessions
-from fleet.progress import Progress
-from fleet.record import Time
-from snapshots.create.cut_markers import AttemptFailedError, CutMarkers, check_cut_markers, write_cut_markers
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.commit import CutRecord
-from snapshots.tasks.node_shares import NodeShares
-from snapshots.tasks.own_tasks import run_own_tasks
-from snapshots.tasks.spark_jobs import SparkSource, run_tasks, start_session
-from storage.errors import SnapshotError, UnreachableError, error_of
-from storage.store import ObjectStore
-from wal.cut.cut_values import Cut, InDoubt, Undecided
-from wal.cut.markers import Marker
-from wal.cut.resolve import NodeWindow, resolve
-from wal.cut.safe_time import clock_skew, safe_time, with_markers
-from wal.decoding.known_definitions import SchemaMovedError
-from wal.drain.drain import drain
-from wal.drain.drain_task import DrainReport, DrainTask
-from wal.segments.archive import ArchivedSegment, Segment
-from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import read_events
-from wal.slots.replay import ReplayLagError, await_standbys
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.nodes.lock import FleetLock
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.progress import Progress
+from cutline.fleet.record import Time
+from cutline.snapshots.create.cut_markers import AttemptFailedError, CutMarkers, check_cut_markers, write_cut_markers
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.records.commit import CutRecord
+from cutline.snapshots.tasks.node_shares import NodeShares
+from cutline.snapshots.tasks.own_tasks import run_own_tasks
+from cutline.snapshots.tasks.spark_jobs import SparkSource, run_tasks, start_session
+from cutline.storage.errors import SnapshotError, UnreachableError, error_of
+from cutline.storage.store import ObjectStore
+from cutline.wal.cut.cut_values import Cut, InDoubt, Undecided
+from cutline.wal.cut.markers import Marker
+from cutline.wal.cut.resolve import NodeWindow, resolve
+from cutline.wal.cut.safe_time import clock_skew, safe_time, with_markers
+from cutline.wal.decoding.known_definitions import SchemaMovedError
+from cutline.wal.drain.drain import drain
+from cutline.wal.drain.drain_task import DrainReport, DrainTask
+from cutline.wal.segments.archive import ArchivedSegment, Segment
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import read_events
+from cutline.wal.slots.replay import ReplayLagError, await_standbys
 
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 1.0, 10.0
 # Pauses vary by this fraction either way, so that a periodic disturbance does not hit every attempt.

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fleet.config import Node
-from fleet.lsn import Lsn
-from fleet.nodes.sessions import in_parallel
-from fleet.progress import Progress
-from snapshots.base_copy.copy_plan import TableSource
-from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
-from snapshots.base_copy.copy_tables import copy_tables
-from snapshots.base_copy.destination import CopyDestination
-from snapshots.create.chain_state import ChainState
-from snapshots.create.context import CreateContext
-from snapshots.ddl.attempts import ChangedError
-from snapshots.ddl.table_changes import (
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.progress import Progress
+from cutline.snapshots.base_copy.copy_plan import TableSource
+from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
+from cutline.snapshots.base_copy.copy_tables import copy_tables
+from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.snapshots.create.chain_state import ChainState
+from cutline.snapshots.create.context import CreateContext
+from cutline.snapshots.ddl.attempts import ChangedError
+from cutline.snapshots.ddl.table_changes import (
     DdlPlan,
     NodeTables,
     add_to_publications,
@@ -28,14 +28,14 @@ from snapshots.ddl.table_changes import (
     read_current_tables,
     report_changes,
 )
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.stored_object import NamedObject
-from snapshots.tasks.spark_jobs import SparkSource
-from storage.store import ObjectStore
-from wal.segments.archive import archive_prefix, last_number, segment_key
-from wal.segments.definitions import Definition
-from wal.segments.segments import list_unlisted
-from wal.slots.slots import copy_slot_name
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.records.stored_object import NamedObject
+from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import archive_prefix, last_number, segment_key
+from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segments import list_unlisted
+from cutline.wal.slots.slots import copy_slot_name
 
 
 @dataclass(frozen=True, slots=True)

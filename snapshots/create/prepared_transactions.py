@@ -18,14 +18,14 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.relation_locks import PUBLISHING
-from fleet.nodes.sessions import Sessions
-from fleet.progress import Progress
-from snapshots.records.commit import CutRecord
-from wal.cut.in_doubt import included_and_prepared
-from wal.drain.prepare_record import changes_catalogs
-from wal.slots.waiting import Awaited, WaitNotes, prepared_transactions, wait_error
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.relation_locks import PUBLISHING
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.progress import Progress
+from cutline.snapshots.records.commit import CutRecord
+from cutline.wal.cut.in_doubt import included_and_prepared
+from cutline.wal.drain.prepare_record import changes_catalogs
+from cutline.wal.slots.waiting import Awaited, WaitNotes, prepared_transactions, wait_error
 
 POLL_SECONDS = 0.1
 # The locks that rows need are no sign of DDL, nor are those of large objects (pg_largeobject, its metadata and their

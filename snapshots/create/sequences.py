@@ -15,13 +15,13 @@ import psycopg
 from msgspec import structs
 from psycopg import sql
 
-from fleet.config import Node
-from fleet.nodes.connections import refuse_views
-from fleet.nodes.relation_locks import bound_lock_waits, locked_error
-from fleet.tables.names import quote_identifier
-from snapshots.records.commit import Sequence
-from storage.errors import RefusedError
-from wal.slots.waiting import NOTE_SECONDS
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import refuse_views
+from cutline.fleet.nodes.relation_locks import bound_lock_waits, locked_error
+from cutline.fleet.tables.names import quote_identifier
+from cutline.snapshots.records.commit import Sequence
+from cutline.storage.errors import RefusedError
+from cutline.wal.slots.waiting import NOTE_SECONDS
 
 # A statement locks every sequence that it reads until it ends, and a server has room for a few thousand locks.
 READ_AT_ONCE = 200

@@ -22,23 +22,23 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.lsn import Lsn
-from fleet.nodes.connections import raising_unreachable
-from fleet.nodes.lock import FleetLock
-from fleet.nodes.other_sessions import SessionsLeftError, end_sessions, sessions_text
-from fleet.nodes.sessions import Sessions, in_parallel
-from fleet.progress import Progress
-from fleet.read_only.frozen import freeze, read_frozen
-from snapshots.create.make_cut import ArchivedCut, CutPlan
-from snapshots.create.prepared_transactions import await_prepared
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.exclusive import check_exclusive
-from snapshots.operations.operation import Operation
-from storage.errors import RefusedError
-from storage.store import ObjectStore
-from wal.drain.drain_task import DrainTask
-from wal.segments.segments import read_changed_groups
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.fleet.nodes.lock import FleetLock
+from cutline.fleet.nodes.other_sessions import SessionsLeftError, end_sessions, sessions_text
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.progress import Progress
+from cutline.fleet.read_only.frozen import freeze, read_frozen
+from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan
+from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.exclusive import check_exclusive
+from cutline.snapshots.operations.operation import Operation
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectStore
+from cutline.wal.drain.drain_task import DrainTask
+from cutline.wal.segments.segments import read_changed_groups
 
 SLOT_SECONDS_MAX = 10.0
 # Lower bound of the wait for sessions to end: on a busy machine this takes seconds, whatever --wait says.

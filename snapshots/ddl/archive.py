@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.nodes.encodings import raw_bytes, raw_text
+from cutline.fleet.nodes.encodings import raw_bytes, raw_text
 
 MAGIC, CUSTOM, INTEGER_BYTES, OFFSET_BYTES = b"PGDMP", 1, 4, 8
 # Its sign, and its value from the lowest byte on.

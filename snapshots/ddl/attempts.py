@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import psycopg
 
-from fleet.hints import NEW_CHAIN
-from fleet.nodes.connections import CopyError
-from fleet.programs.wheel import ProgramFailedError
-from fleet.progress import Progress
-from fleet.tables.groups import SchemaChangedError
-from storage.errors import ChainEnd, SnapshotError
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.nodes.connections import CopyError
+from cutline.fleet.programs.wheel import ProgramFailedError
+from cutline.fleet.progress import Progress
+from cutline.fleet.tables.groups import SchemaChangedError
+from cutline.storage.errors import ChainEnd, SnapshotError
 
 # The errors that concurrent DDL causes: an object that was read from the catalogs is gone or has changed, or there is a
 # deadlock with the session that changes it.

@@ -6,11 +6,11 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.encodings import fetch_texts, readable
-from fleet.read_only.frozen import FreezeRecordError, is_on, read_record
-from fleet.tables.names import table_name
-from snapshots.records.database_facts import (
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.encodings import fetch_texts, readable
+from cutline.fleet.read_only.frozen import FreezeRecordError, is_on, read_record
+from cutline.fleet.tables.names import table_name
+from cutline.snapshots.records.database_facts import (
     DatabaseFacts,
     DatabasePrivilege,
     DatabaseProperties,

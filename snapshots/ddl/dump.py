@@ -16,26 +16,26 @@ from typing import Any
 import psycopg
 import zstandard
 
-from fleet.config import Node
-from fleet.hints import NEW_CHAIN
-from fleet.nodes.connections import as_connected, connect, program_connection, raising_unreachable
-from fleet.nodes.encodings import RAW
-from fleet.nodes.relation_locks import LockWatch, locked_error
-from fleet.nodes.session_kinds import check_dump_settings
-from fleet.nodes.watch import Watch
-from fleet.programs.clients import programs_for
-from fleet.programs.wheel import ProgramFailedError, run_tool
-from snapshots.ddl.archive import DumpFormatError, NewEntry, read_contents, rewrite
-from snapshots.ddl.dump_faults import read_dump_faults
-from snapshots.ddl.search_path import read_search_path
-from snapshots.records.chain import Chain
-from snapshots.records.compressed import decompress
-from snapshots.records.documents import ManifestError
-from snapshots.records.stored_object import DDL, StoredObject
-from storage.errors import ChainEnd, RefusedError
-from storage.store import ObjectStore, stoppable_requests
-from storage.storing import create_or_find
-from wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.fleet.config import Node
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.nodes.connections import as_connected, connect, program_connection, raising_unreachable
+from cutline.fleet.nodes.encodings import RAW
+from cutline.fleet.nodes.relation_locks import LockWatch, locked_error
+from cutline.fleet.nodes.session_kinds import check_dump_settings
+from cutline.fleet.nodes.watch import Watch
+from cutline.fleet.programs.clients import programs_for
+from cutline.fleet.programs.wheel import ProgramFailedError, run_tool
+from cutline.snapshots.ddl.archive import DumpFormatError, NewEntry, read_contents, rewrite
+from cutline.snapshots.ddl.dump_faults import read_dump_faults
+from cutline.snapshots.ddl.search_path import read_search_path
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.compressed import decompress
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.stored_object import DDL, StoredObject
+from cutline.storage.errors import ChainEnd, RefusedError
+from cutline.storage.store import ObjectStore, stoppable_requests
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 DUMP_SECONDS_MAX = 3600
 # The archive of 10,000 tables has 10 MB.

@@ -15,9 +15,9 @@ from typing import Any
 
 import psycopg
 
-from fleet.nodes.encodings import RAW, raw_text
-from fleet.tables.names import quote_identifier
-from snapshots.ddl.archive import SEQUENCE, Contents, statements_of_entry
+from cutline.fleet.nodes.encodings import RAW, raw_text
+from cutline.fleet.tables.names import quote_identifier
+from cutline.snapshots.ddl.archive import SEQUENCE, Contents, statements_of_entry
 
 # From version 18 on pg_dump writes these names unquoted (dumpTableSchema, for inherited columns): a syntax error if the
 # name has a space, and another name if it has a capital letter.

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from fleet.config import GroupRules
-from fleet.nodes.connections import raising_unreachable
-from fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_error
-from fleet.nodes.sessions import Sessions, in_parallel
-from fleet.progress import Progress
-from fleet.tables.groups import Group, Table, number_groups, qualify, read_tables
-from fleet.tables.publications import NOWHERE, check_admissible, check_published, ensure_publications
-from fleet.tables.table_state import TableState, read_table_states
-from snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
-from snapshots.ddl.fingerprint import read_fingerprint
-from snapshots.ddl.table_plan import ShardPlan, TableBefore, plan_shard
-from snapshots.records.chain import Chain
+from cutline.fleet.config import GroupRules
+from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_error
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.progress import Progress
+from cutline.fleet.tables.groups import Group, Table, number_groups, qualify, read_tables
+from cutline.fleet.tables.publications import NOWHERE, check_admissible, check_published, ensure_publications
+from cutline.fleet.tables.table_state import TableState, read_table_states
+from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
+from cutline.snapshots.ddl.fingerprint import read_fingerprint
+from cutline.snapshots.ddl.table_plan import ShardPlan, TableBefore, plan_shard
+from cutline.snapshots.records.chain import Chain
 
 if TYPE_CHECKING:
-    from wal.segments.definitions import Definition
+    from cutline.wal.segments.definitions import Definition
 
 PARTITION_ROWS = 1 << 18
 LOCK_SECONDS_MIN = 5.0

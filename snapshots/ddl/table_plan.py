@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from fleet.hints import NEW_CHAIN
-from fleet.tables.groups import Column, Group, Table
-from fleet.tables.publications import PublicationChangedError
-from fleet.tables.table_state import TableState
-from storage.errors import ChainEnd
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.tables.groups import Column, Group, Table
+from cutline.fleet.tables.publications import PublicationChangedError
+from cutline.fleet.tables.table_state import TableState
+from cutline.storage.errors import ChainEnd
 
 # text and varchar: their values have the same text, and changing one to the other rewrites nothing.
 TEXTS = frozenset({25, 1043})

@@ -20,7 +20,7 @@ def build_digest() -> str:
     """The SHA-256 of all modules of the PACKAGES, with their names, as hex digits; from a folder or an archive."""
     found = hashlib.sha256()
     for package in PACKAGES:
-        for name, body in sorted(_modules(package, files(package))):
+        for name, body in sorted(_modules(package, files("cutline") / package)):
             found.update(f"{name}\0{len(body)}\0".encode() + body)
     return found.hexdigest()
 

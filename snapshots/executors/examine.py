@@ -31,12 +31,12 @@ def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
         import pyspark
 
         found |= {"pyarrow": pyarrow.__version__, "pyspark": pyspark.__version__}
-        from snapshots.executors.build import build_digest
+        from cutline.snapshots.executors.build import build_digest
 
         found["build"] = build_digest()
         if found["build"] != build:
             return found
-        from snapshots.executors.needs import check_needs
+        from cutline.snapshots.executors.needs import check_needs
 
         problem, key = check_needs(pickle.loads(needs))  # as Spark reads every task
         found |= {"problem": problem, "key": key}

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from storage.causes import OF_SERVER
-from storage.errors import RefusedError, SnapshotError, error_of, report_of
-from storage.process_memory import TooLittleMemoryError, says_no_memory
+from cutline.storage.causes import OF_SERVER
+from cutline.storage.errors import RefusedError, SnapshotError, error_of, report_of
+from cutline.storage.process_memory import TooLittleMemoryError, says_no_memory
 
 # Before the report of an error that ends a task: PythonException passes on its text.
 MARK = "cutline-error "

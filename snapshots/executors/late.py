@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 
-from snapshots.executors.build import build_digest
-from snapshots.executors.failures import ExecutorTaskError, of_executor
-from snapshots.executors.needs import ExecutorNeeds, ExecutorUnfitError, check_shared
-from storage.errors import SnapshotError
+from cutline.snapshots.executors.build import build_digest
+from cutline.snapshots.executors.failures import ExecutorTaskError, of_executor
+from cutline.snapshots.executors.needs import ExecutorNeeds, ExecutorUnfitError, check_shared
+from cutline.storage.errors import SnapshotError
 
 INSTALL = (
     "install the same build of Cutline for every executor, or bring it to them: snapshot cluster pack cutline.tar.gz"

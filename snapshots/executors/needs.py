@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from fleet.config import Node
-from fleet.nodes.connections import connect
-from storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
-from storage.location import StoreLocation
-from storage.store import ObjectMissingError
-from storage.storing import create_or_find
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect
+from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectMissingError
+from cutline.storage.storing import create_or_find
 
 WAIT_SECONDS = 60.0
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as AnswerTimeoutError
 from typing import TYPE_CHECKING, Any
 
-from fleet.some_names import list_some
+from cutline.fleet.some_names import list_some
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

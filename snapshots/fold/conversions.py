@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from columns.bytes_column import BytesColumn, Ints, gather
-from columns.lines import NULL_MARK, TAB, find_byte
-from fleet.tables.groups import Group, copy_line
+from cutline.columns.bytes_column import BytesColumn, Ints, gather
+from cutline.columns.lines import NULL_MARK, TAB, find_byte
+from cutline.fleet.tables.groups import Group, copy_line
 
 
 @dataclass(frozen=True, slots=True)

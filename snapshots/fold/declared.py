@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_numpy
-from fleet.record import from_json
-from wal.segments.archive import Segment
-from wal.segments.segments import FORMAT, METADATA_KEY, SegmentMetadata
+from cutline.columns.arrow_numbers import to_numpy
+from cutline.fleet.record import from_json
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segments import FORMAT, METADATA_KEY, SegmentMetadata
 
 # What a segment's metadata and its entry in a commit both say.
 DECLARED = ("node", "operation", "after", "through", "open", "changes", "events", "partials", "truncates")

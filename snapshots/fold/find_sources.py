@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from columns.arrow_numbers import to_mask
-from snapshots.fold.base_sources import BaseForm, BasePart, BaseSources, HeldBases, ListedBases, NodeBases
-from snapshots.fold.schema_at_cut import mapping_to_cut
-from snapshots.fold.sources import SegmentSource, Source, numbers_of, read_at_cut
-from snapshots.records.chain import Chain
-from snapshots.records.stored_object import ObjectList, StoredObject
-from storage.store import ObjectStore
-from wal.segments.segment_schema import SEGMENT_SCHEMA, TRUNCATE
+from cutline.columns.arrow_numbers import to_mask
+from cutline.snapshots.fold.base_sources import BaseForm, BasePart, BaseSources, HeldBases, ListedBases, NodeBases
+from cutline.snapshots.fold.schema_at_cut import mapping_to_cut
+from cutline.snapshots.fold.sources import SegmentSource, Source, numbers_of, read_at_cut
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.stored_object import ObjectList, StoredObject
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA, TRUNCATE
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from columns.bytes_column import BytesColumn, Flags, xxhash64
+from cutline.columns.bytes_column import BytesColumn, Flags, xxhash64
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

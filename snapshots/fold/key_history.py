@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from columns.arrow_numbers import to_arrow, to_numpy
-from columns.bytes_column import Ints, column_of
-from columns.python_workers import map_batches
-from snapshots.fold.changed_keys import Keys, collect_changed_keys
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.long_lines import NO_PLACE
-from snapshots.fold.merging import Images, merge
-from snapshots.fold.sources import PROBLEM
-from wal.segments.segment_schema import DELETE, PARTIAL, UPSERT
+from cutline.columns.arrow_numbers import to_arrow, to_numpy
+from cutline.columns.bytes_column import Ints, column_of
+from cutline.columns.python_workers import map_batches
+from cutline.snapshots.fold.changed_keys import Keys, collect_changed_keys
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.long_lines import NO_PLACE
+from cutline.snapshots.fold.merging import Images, merge
+from cutline.snapshots.fold.sources import PROBLEM
+from cutline.wal.segments.segment_schema import DELETE, PARTIAL, UPSERT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

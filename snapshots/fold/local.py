@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_mask, to_numpy
-from columns.bytes_column import column_of
-from snapshots.fold import limits
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.sources import PROBLEM, SegmentSource
-from snapshots.fold.superseding import find_last
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.bytes_column import column_of
+from cutline.snapshots.fold import limits
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.sources import PROBLEM, SegmentSource
+from cutline.snapshots.fold.superseding import find_last
 
 READERS = 4
 Reader = Callable[[SegmentSource], Iterator[pa.RecordBatch]]

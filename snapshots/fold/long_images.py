@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from columns.bytes_column import Bytes, BytesColumn, offsets_of
-from columns.lines import TAB, UNCHANGED_MARK, find_byte
-from columns.row_batches import BATCH_BYTES
-from snapshots.fold.base_sources import BaseSources
-from snapshots.fold.long_lines import ROW_BITS, LongLines
-from snapshots.fold.sources import PROBLEM, SegmentSource, problem_row
-from storage.errors import SnapshotError
-from storage.location import StoreLocation
+from cutline.columns.bytes_column import Bytes, BytesColumn, offsets_of
+from cutline.columns.lines import TAB, UNCHANGED_MARK, find_byte
+from cutline.columns.row_batches import BATCH_BYTES
+from cutline.snapshots.fold.base_sources import BaseSources
+from cutline.snapshots.fold.long_lines import ROW_BITS, LongLines
+from cutline.snapshots.fold.sources import PROBLEM, SegmentSource, problem_row
+from cutline.storage.errors import SnapshotError
+from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

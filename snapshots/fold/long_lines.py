@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from columns.arrow_numbers import to_arrow, to_mask
-from columns.bytes_column import Bytes, BytesColumn, Flags, column_of, gather
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_sources import BaseCursor, BaseSources
-from snapshots.fold.sources import (
+from cutline.columns.arrow_numbers import to_arrow, to_mask
+from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, column_of, gather
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.base_sources import BaseCursor, BaseSources
+from cutline.snapshots.fold.sources import (
     BaseSource,
     SegmentSource,
     Source,
@@ -29,9 +29,9 @@ from snapshots.fold.sources import (
     read_row_group,
     read_tables,
 )
-from storage.store import ObjectStore
-from wal.segments.damage import ObjectDamagedError
-from wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 
 # Far below what a JVM can hold: Spark holds many rows at once, and all partial images of a row.
 LONG_LINE_BYTES = 1 << 16

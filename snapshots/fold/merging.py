@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from columns.bytes_column import BytesColumn, Ints, gather
-from columns.lines import NEWLINE, TAB, UNCHANGED_MARK
+from cutline.columns.bytes_column import BytesColumn, Ints, gather
+from cutline.columns.lines import NEWLINE, TAB, UNCHANGED_MARK
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list, runs, xxhash64
+from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list, runs, xxhash64
 
 # Hashes are sorted into slots by their highest bits. Up to 2^18 keys have 16 to 32 slots each, more have fewer.
 SLOTS_PER_KEY_BITS, SLOT_BITS_MAX = 4, 22

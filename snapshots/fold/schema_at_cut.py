@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from columns.bytes_column import Flags, Ints, from_arrow, partition_of, runs
-from fleet.lsn import Lsn
-from fleet.tables.groups import Group
-from snapshots.fold.conversions import Conversion, conversion, convert_lines
-from snapshots.records.chain import Chain
-from wal.segments.segment_schema import DELETE, INSERT, NO_GROUP, PARTIAL, UPSERT
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.bytes_column import Flags, Ints, from_arrow, partition_of, runs
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.tables.groups import Group
+from cutline.snapshots.fold.conversions import Conversion, conversion, convert_lines
+from cutline.snapshots.records.chain import Chain
+from cutline.wal.segments.segment_schema import DELETE, INSERT, NO_GROUP, PARTIAL, UPSERT
 
 # Bounds of a block of lines that is converted at once: bytes read, and also bytes added; and number of fields.
 BLOCK_BYTES, BLOCK_FIELDS = 16 << 20, 1 << 20

@@ -14,17 +14,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from columns.arrow_numbers import to_mask, to_numpy
-from fleet.lsn import Lsn
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.declared import check_footer, check_segment, counting_groups
-from snapshots.fold.schema_at_cut import SchemaMapping, to_schema_at_cut
-from storage.errors import ErrorReport, SnapshotError, report_of
-from storage.store import ObjectStore
-from wal.segments.archive import Segment
-from wal.segments.damage import ObjectDamagedError, read_listed
-from wal.segments.parquet_objects import expand_global_ids, open_parquet
-from wal.segments.segment_schema import CHANGES, SEGMENT_SCHEMA, TRUNCATE, check_rows
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.declared import check_footer, check_segment, counting_groups
+from cutline.snapshots.fold.schema_at_cut import SchemaMapping, to_schema_at_cut
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.segments.parquet_objects import expand_global_ids, open_parquet
+from cutline.wal.segments.segment_schema import CHANGES, SEGMENT_SCHEMA, TRUNCATE, check_rows
 
 # Row groups above this size, which have a large row, are expanded one at a time in a process.
 LARGE_BYTES = 64 << 20

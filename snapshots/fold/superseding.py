@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from columns.bytes_column import BytesColumn, Flags, Ints, xxhash64
+from cutline.columns.bytes_column import BytesColumn, Flags, Ints, xxhash64
 
 
 def last_of_every_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags:

@@ -24,23 +24,23 @@ import msgspec
 import psycopg
 import zstandard
 
-from fleet.config import GroupRules, Node
-from fleet.nodes.connections import refuse_views
-from fleet.nodes.encodings import RAW, fetch_texts
-from fleet.nodes.server_messages import shorten_message
-from fleet.nodes.sessions import Sessions, in_parallel
-from fleet.record import from_json, to_builtins
-from fleet.tables.left_out import WHY, LeftOut, LeftOutKind
-from fleet.tables.names import TABLE_NAME, is_included, table_name
-from snapshots.operations.operation import Operation
-from snapshots.records.commit import Commit
-from snapshots.records.compressed import decompress
-from snapshots.records.extension_rows import ExtensionRows, ExtensionSequence, ExtensionTable
-from snapshots.records.keys import ddl_prefix
-from snapshots.records.stored_object import EXTENSION_ROWS, StoredObject
-from storage.store import ObjectStore
-from storage.storing import create_or_find
-from wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.nodes.connections import refuse_views
+from cutline.fleet.nodes.encodings import RAW, fetch_texts
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.record import from_json, to_builtins
+from cutline.fleet.tables.left_out import WHY, LeftOut, LeftOutKind
+from cutline.fleet.tables.names import TABLE_NAME, is_included, table_name
+from cutline.snapshots.operations.operation import Operation
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.compressed import decompress
+from cutline.snapshots.records.extension_rows import ExtensionRows, ExtensionSequence, ExtensionTable
+from cutline.snapshots.records.keys import ddl_prefix
+from cutline.snapshots.records.stored_object import EXTENSION_ROWS, StoredObject
+from cutline.storage.store import ObjectStore
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 # As a message of 16 MiB a script takes 150 MB of the server that runs it.
 BYTES_MAX = 16 << 20

@@ -14,26 +14,26 @@ import msgspec
 import psycopg
 import zstandard
 
-from fleet.nodes.encodings import fetch_texts
-from fleet.nodes.sessions import Sessions, in_parallel
-from fleet.progress import Progress
-from fleet.record import from_json, to_builtins
-from snapshots.operations.operation import Operation
-from snapshots.records.chain import Chain
-from snapshots.records.compressed import decompress
-from snapshots.records.database_facts import DatabaseSetting
-from snapshots.records.keys import ddl_prefix
-from snapshots.records.server_globals import (
+from cutline.fleet.nodes.encodings import fetch_texts
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.progress import Progress
+from cutline.fleet.record import from_json, to_builtins
+from cutline.snapshots.operations.operation import Operation
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.compressed import decompress
+from cutline.snapshots.records.database_facts import DatabaseSetting
+from cutline.snapshots.records.keys import ddl_prefix
+from cutline.snapshots.records.server_globals import (
     ParameterPrivilege,
     RoleMembership,
     ServerGlobals,
     ServerRole,
     ServerTablespace,
 )
-from snapshots.records.stored_object import GLOBALS, StoredObject
-from storage.store import ObjectStore
-from storage.storing import create_or_find
-from wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.snapshots.records.stored_object import GLOBALS, StoredObject
+from cutline.storage.store import ObjectStore
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 GLOBALS_BYTES_MAX = 256 << 20
 # Names that begin with pg_ are PostgreSQL's own.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from snapshots.activity.checks import read_checks
-from snapshots.listing.listing import entry_of
-from snapshots.listing.missing_points import missing_texts, read_missing_after
-from snapshots.records.chain import Chain
-from storage.store import ObjectStore
+from cutline.snapshots.activity.checks import read_checks
+from cutline.snapshots.listing.listing import entry_of
+from cutline.snapshots.listing.missing_points import missing_texts, read_missing_after
+from cutline.snapshots.records.chain import Chain
+from cutline.storage.store import ObjectStore
 
 
 def find_doubts(

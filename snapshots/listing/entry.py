@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from snapshots.records.chain import Chain
-from snapshots.records.commit import CommitSummary
-from snapshots.records.lost_chains import LostChain
-from wal.slots.retained import Retained
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import CommitSummary
+from cutline.snapshots.records.lost_chains import LostChain
+from cutline.wal.slots.retained import Retained
 
 COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended", "only-full"
 

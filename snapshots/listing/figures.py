@@ -6,20 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from fleet.config import Fleet
-from snapshots.listing.entry import BROKEN, ENDED, LOST, Entry
-from snapshots.listing.gaps import Gaps, RestorePlace, find_gaps
-from snapshots.listing.listing import SnapshotDetails, read_entry
-from snapshots.listing.operation_figures import OperationFigures, read_operation_figures
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import Commit
-from snapshots.records.commits import SnapshotMissingError, snapshot_names
-from snapshots.records.cut_times import cut_time
-from snapshots.records.store_identity import StoreIdentity, read_identity
-from snapshots.records.tombstones import check_not_deleted
-from storage.store import ObjectStore
-from wal.cut.safe_time import node_time
+from cutline.fleet.config import Fleet
+from cutline.snapshots.listing.entry import BROKEN, ENDED, LOST, Entry
+from cutline.snapshots.listing.gaps import Gaps, RestorePlace, find_gaps
+from cutline.snapshots.listing.listing import SnapshotDetails, read_entry
+from cutline.snapshots.listing.operation_figures import OperationFigures, read_operation_figures
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commits import SnapshotMissingError, snapshot_names
+from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.store_identity import StoreIdentity, read_identity
+from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.storage.store import ObjectStore
+from cutline.wal.cut.safe_time import node_time
 
 SECONDS_PER_DAY = 86400.0
 

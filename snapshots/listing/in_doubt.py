@@ -10,10 +10,10 @@ from typing import Any
 
 from msgspec import UnsetType
 
-from snapshots.records.commit import Commit
-from snapshots.records.commits import increment_label
-from storage.errors import RefusedError
-from wal.cut.cut_values import InDoubt, NodeCut
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commits import increment_label
+from cutline.storage.errors import RefusedError
+from cutline.wal.cut.cut_values import InDoubt, NodeCut
 
 COMMITTED, ROLLED_BACK = "commit", "rollback"
 

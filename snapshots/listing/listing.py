@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from fleet.config import Fleet
-from snapshots.activity.checks import NewestChecks, read_checks
-from snapshots.listing.entry import Entry
-from snapshots.listing.missing_points import MissingPoint, missing_texts, read_missing
-from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
-from snapshots.operations.recorded import document_names
-from snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
-from snapshots.records.chain import Chain, summary_of
-from snapshots.records.chains import read_chain, read_newest_part, read_readable_part, read_summaries
-from snapshots.records.commits import SnapshotMissingError, snapshot_names
-from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import read_marks
-from snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
-from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted
-from storage.errors import RefusedError
-from storage.store import ObjectStore
-from wal.slots.retained import RetainedAnswers, RetainedQuery
-from wal.slots.slots import slot_name
+from cutline.fleet.config import Fleet
+from cutline.snapshots.activity.checks import NewestChecks, read_checks
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.listing.missing_points import MissingPoint, missing_texts, read_missing
+from cutline.snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
+from cutline.snapshots.operations.recorded import document_names
+from cutline.snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
+from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.chains import read_chain, read_newest_part, read_readable_part, read_summaries
+from cutline.snapshots.records.commits import SnapshotMissingError, snapshot_names
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import read_marks
+from cutline.snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
+from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectStore
+from cutline.wal.slots.retained import RetainedAnswers, RetainedQuery
+from cutline.wal.slots.slots import slot_name
 
 
 @dataclass(frozen=True, slots=True)

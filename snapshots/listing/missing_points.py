@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
 
-from snapshots.activity.ended_operations import Ended, list_ended, read_batches
-from snapshots.listing.entry import Entry
-from snapshots.records.commits import find_place, increment_label
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import DONE
-from snapshots.records.tombstones import is_deleted, is_only_full
-from storage.store import ObjectStore
+from cutline.snapshots.activity.ended_operations import Ended, list_ended, read_batches
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.records.commits import find_place, increment_label
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import DONE
+from cutline.snapshots.records.tombstones import is_deleted, is_only_full
+from cutline.storage.store import ObjectStore
 
 # Operations that have committed nothing, or whose commit is gone, are few, unless snapshots were deleted.
 READ_MAX = 200

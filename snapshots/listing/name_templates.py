@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from fleet.config import Fleet
-from snapshots.operations.recorded import open_operation_ids
-from snapshots.records.commits import SnapshotMissingError, check_name, snapshot_names
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import read_intent
-from snapshots.records.store_identity import read_identity
-from storage.clock import utc_now
-from storage.errors import UsageError
-from storage.store import ObjectStore
+from cutline.fleet.config import Fleet
+from cutline.snapshots.operations.recorded import open_operation_ids
+from cutline.snapshots.records.commits import SnapshotMissingError, check_name, snapshot_names
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import read_intent
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import UsageError
+from cutline.storage.store import ObjectStore
 
 # The pattern of each field. A number has no leading zeros, so that no number has two names.
 FIELDS = {"date": r"\d{4}-\d{2}-\d{2}", "time": r"\d{6}", "n": r"[1-9]\d*"}

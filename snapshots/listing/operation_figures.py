@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from snapshots.activity.checks import EndedCheck, checks_of
-from snapshots.activity.ended_operations import Ended, list_ended, read_batches
-from snapshots.activity.kinds import operation_kind
-from snapshots.operations.recorded import document_names
-from storage.store import ObjectStore
+from cutline.snapshots.activity.checks import EndedCheck, checks_of
+from cutline.snapshots.activity.ended_operations import Ended, list_ended, read_batches
+from cutline.snapshots.activity.kinds import operation_kind
+from cutline.snapshots.operations.recorded import document_names
+from cutline.storage.store import ObjectStore
 
 # So many of the newest are read of operations without an intent (checks, gc, prunes), and of those with one that have
 # committed no increment; what each of them says is one or two reads. A watch takes thousands of increments between two

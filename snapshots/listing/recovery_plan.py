@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.lsn import Lsn
-from snapshots.listing.in_doubt import decision_of, in_doubt_on
-from snapshots.records.chain import Chain
-from wal.cut.cut_values import InDoubt
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.listing.in_doubt import decision_of, in_doubt_on
+from cutline.snapshots.records.chain import Chain
+from cutline.wal.cut.cut_values import InDoubt
 
 # A server that stays in recovery ("pause") can't decide prepared transactions.
 ACTION = "promote"

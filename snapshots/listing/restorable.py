@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from fleet.hints import restore_command
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import SnapshotMissingError
-from snapshots.records.documents import ManifestError
-from storage.errors import SnapshotError
-from storage.store import ObjectStore
+from cutline.fleet.hints import restore_command
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import SnapshotMissingError
+from cutline.snapshots.records.documents import ManifestError
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectStore
 
 COMMIT_FILE = re.compile(r"/increments/0*(\d+)(?:\.\d+)?\.json$")
 

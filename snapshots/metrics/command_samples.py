@@ -9,15 +9,15 @@ from datetime import datetime
 
 from msgspec import UnsetType
 
-from fleet.record import Time
-from snapshots.activity.ended_operations import Ended, EndedOperations
-from snapshots.activity.kinds import operation_kind
-from snapshots.activity.under_way import ActivityState, UnderWay
-from snapshots.metrics import catalog
-from snapshots.metrics.catalog import Metric, Sample
-from snapshots.records.commit import Commit
-from snapshots.records.operation_records import DONE, Intent
-from snapshots.records.restore_figures import RestoreFigures
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.ended_operations import Ended, EndedOperations
+from cutline.snapshots.activity.kinds import operation_kind
+from cutline.snapshots.activity.under_way import ActivityState, UnderWay
+from cutline.snapshots.metrics import catalog
+from cutline.snapshots.metrics.catalog import Metric, Sample
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.operation_records import DONE, Intent
+from cutline.snapshots.records.restore_figures import RestoreFigures
 
 WINDOW_SECONDS = 24 * 3600.0
 UNKNOWN = "unknown"

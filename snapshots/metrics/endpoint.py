@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
-from fleet.config import ListenAddress
-from storage.errors import RefusedError
+from cutline.fleet.config import ListenAddress
+from cutline.storage.errors import RefusedError
 
 # A scraper and a probe are expected. Of more connections the oldest are closed: those that ask at once are answered,
 # whatever others do that send nothing.

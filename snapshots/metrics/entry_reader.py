@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 
-from fleet.config import Fleet
-from snapshots.listing.entry import Entry
-from snapshots.listing.listing import read_entry
-from snapshots.records.commits import ASKING_THREADS_MAX, NAME, is_committed
-from snapshots.records.cut_times import cut_time
-from snapshots.records.store_identity import StoreIdentity, read_identity
-from snapshots.records.tombstones import tombstone_key
-from storage.store import ObjectStore
+from cutline.fleet.config import Fleet
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.listing.listing import read_entry
+from cutline.snapshots.records.commits import ASKING_THREADS_MAX, NAME, is_committed
+from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.store_identity import StoreIdentity, read_identity
+from cutline.snapshots.records.tombstones import tombstone_key
+from cutline.storage.store import ObjectStore
 
 # What is kept of a snapshot is as large as its newest commits, and a kilobyte for each increment.
 KEPT_MAX = 256

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapshots.metrics.catalog import FLEET, Metric, Sample
+from cutline.snapshots.metrics.catalog import FLEET, Metric, Sample
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family

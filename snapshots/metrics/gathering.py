@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
 
-from fleet.config import Fleet
-from snapshots.activity.ended_operations import EndedReader
-from snapshots.metrics import catalog
-from snapshots.metrics.catalog import Sample
-from snapshots.metrics.entry_reader import EntryReader
-from snapshots.metrics.node_samples import samples_of_nodes
-from snapshots.metrics.store_samples import StoreFacts, archived_positions, read_facts, samples_of_store
-from storage.clock import utc_now
-from storage.errors import SnapshotError
-from wal.slots.lags import LagsQuery
+from cutline.fleet.config import Fleet
+from cutline.snapshots.activity.ended_operations import EndedReader
+from cutline.snapshots.metrics import catalog
+from cutline.snapshots.metrics.catalog import Sample
+from cutline.snapshots.metrics.entry_reader import EntryReader
+from cutline.snapshots.metrics.node_samples import samples_of_nodes
+from cutline.snapshots.metrics.store_samples import StoreFacts, archived_positions, read_facts, samples_of_store
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import SnapshotError
+from cutline.wal.slots.lags import LagsQuery
 
 GATHERING_SECONDS_MAX = 10.0
 # Of operations that have committed nothing, with and without an intent.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fleet.config import Fleet, Node
-from fleet.lsn import Lsn
-from snapshots.metrics import catalog
-from snapshots.metrics.catalog import Sample
-from wal.slots.lags import NodeLags
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.metrics import catalog
+from cutline.snapshots.metrics.catalog import Sample
+from cutline.wal.slots.lags import NodeLags
 
 
 def samples_of_nodes(fleet: Fleet, lags: Mapping[str, NodeLags], archived: Mapping[str, Lsn]) -> Iterator[Sample]:

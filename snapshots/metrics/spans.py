@@ -16,11 +16,11 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from fleet.config import Fleet
-from fleet.progress import Progress, Reading
-from snapshots.activity.command import Command
-from snapshots.operations.operation import code_of, reason_of
-from storage.errors import RefusedError, redact
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Progress, Reading
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.operations.operation import code_of, reason_of
+from cutline.storage.errors import RefusedError, redact
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

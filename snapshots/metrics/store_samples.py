@@ -9,21 +9,27 @@ from datetime import datetime
 
 from msgspec import UnsetType
 
-from fleet.config import Fleet
-from fleet.lsn import Lsn
-from snapshots.activity.checks import NewestChecks
-from snapshots.activity.ended_operations import EndedOperations, EndedReader
-from snapshots.activity.kinds import FULL, INCREMENT, ONLY_CUT
-from snapshots.activity.under_way import UnderWay, read_under_way
-from snapshots.listing.entry import BROKEN, COMPLETE, ENDED, LOST, ONLY_FULL, Entry
-from snapshots.listing.missing_points import MissingPoint, committed_by, find_missing
-from snapshots.metrics import catalog
-from snapshots.metrics.catalog import Sample
-from snapshots.metrics.command_samples import KindEnd, end_of_commit, moment_of, samples_of_ends, samples_of_open
-from snapshots.metrics.entry_reader import EntryReader
-from snapshots.operations.recorded import document_names
-from snapshots.records.chain import Chain
-from snapshots.records.cut_times import cut_time
+from cutline.fleet.config import Fleet
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.activity.checks import NewestChecks
+from cutline.snapshots.activity.ended_operations import EndedOperations, EndedReader
+from cutline.snapshots.activity.kinds import FULL, INCREMENT, ONLY_CUT
+from cutline.snapshots.activity.under_way import UnderWay, read_under_way
+from cutline.snapshots.listing.entry import BROKEN, COMPLETE, ENDED, LOST, ONLY_FULL, Entry
+from cutline.snapshots.listing.missing_points import MissingPoint, committed_by, find_missing
+from cutline.snapshots.metrics import catalog
+from cutline.snapshots.metrics.catalog import Sample
+from cutline.snapshots.metrics.command_samples import (
+    KindEnd,
+    end_of_commit,
+    moment_of,
+    samples_of_ends,
+    samples_of_open,
+)
+from cutline.snapshots.metrics.entry_reader import EntryReader
+from cutline.snapshots.operations.recorded import document_names
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.cut_times import cut_time
 
 STATES = (COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL)
 # So many snapshots are named in labels.

@@ -6,9 +6,9 @@ next command decides it before it does anything else (snapshots/operations/decid
 
 from __future__ import annotations
 
-from snapshots.records.commit import Commit, Previous, Void
-from snapshots.records.commit_rules import check_commit
-from snapshots.records.commits import (
+from cutline.snapshots.records.commit import Commit, Previous, Void
+from cutline.snapshots.records.commit_rules import check_commit
+from cutline.snapshots.records.commits import (
     VOID_BYTES_MAX,
     SnapshotExistsError,
     chain_pruned_error,
@@ -17,11 +17,11 @@ from snapshots.records.commits import (
     increment_label,
     read_turn,
 )
-from snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, seal
-from snapshots.records.tombstones import check_not_deleted, is_only_full
-from storage.errors import BusyError, IndeterminateError, RefusedError, SnapshotError
-from storage.store import AnswerLostError, EncryptionIgnoredError, ObjectExistsError, ObjectStore
-from storage.storing import INCONCLUSIVE, read_back
+from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, seal
+from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
+from cutline.storage.errors import BusyError, IndeterminateError, RefusedError, SnapshotError
+from cutline.storage.store import AnswerLostError, EncryptionIgnoredError, ObjectExistsError, ObjectStore
+from cutline.storage.storing import INCONCLUSIVE, read_back
 
 
 class OperationSettledError(BusyError):

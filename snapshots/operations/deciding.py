@@ -7,14 +7,14 @@ second put fails: an operation that was voided can no longer commit (docs/storag
 
 from __future__ import annotations
 
-from snapshots.records.commit import Void
-from snapshots.records.commits import VOID_BYTES_MAX, commit_key, operation_of
-from snapshots.records.documents import seal
-from snapshots.records.operation_records import Intent
-from snapshots.records.tombstones import is_deleted
-from storage.errors import IndeterminateError
-from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore
-from storage.storing import read_back
+from cutline.snapshots.records.commit import Void
+from cutline.snapshots.records.commits import VOID_BYTES_MAX, commit_key, operation_of
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.tombstones import is_deleted
+from cutline.storage.errors import IndeterminateError
+from cutline.storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore
+from cutline.storage.storing import read_back
 
 
 class UndecidedError(IndeterminateError):

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fleet.label import own_label
-from fleet.nodes.lock import FleetBusyError, FleetLock, lock_fleet
-from fleet.nodes.sessions import Sessions
-from snapshots.operations.committing import operation_settled_error
-from snapshots.operations.majority import claim_majority
-from snapshots.operations.operation import Operation
-from snapshots.operations.recorded import is_open, read_open_intents
-from storage.errors import SnapshotError
-from storage.store import ObjectStore
+from cutline.fleet.label import own_label
+from cutline.fleet.nodes.lock import FleetBusyError, FleetLock, lock_fleet
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.snapshots.operations.committing import operation_settled_error
+from cutline.snapshots.operations.majority import claim_majority
+from cutline.snapshots.operations.operation import Operation
+from cutline.snapshots.operations.recorded import is_open, read_open_intents
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectStore
 
 # The length of a time's text down to the second.
 SECOND = len("2026-11-20T11:02:03")

@@ -17,27 +17,27 @@ from datetime import datetime, timedelta
 
 from msgspec import UNSET, UnsetType, structs
 
-from fleet.label import own_label, read_label
-from fleet.own_process import own_process
-from fleet.progress import Progress, Reading
-from fleet.record import Time
-from snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
-from snapshots.operations.recorded import read_open_intents
-from snapshots.records.commits import increments_pruned_error
-from snapshots.records.documents import checking
-from snapshots.records.operation_records import (
+from cutline.fleet.label import own_label, read_label
+from cutline.fleet.own_process import own_process
+from cutline.fleet.progress import Progress, Reading
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.records.commits import increments_pruned_error
+from cutline.snapshots.records.documents import checking
+from cutline.snapshots.records.operation_records import (
     Intent,
     LeaseRenewal,
     operation_key,
     read_renewal,
     write_operation_record,
 )
-from snapshots.records.restore_figures import RestoreFigures
-from snapshots.records.tombstones import check_not_deleted, is_known_only_full
-from storage.clock import utc_now
-from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
-from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnfitError
-from wal.segments.damage import ObjectDamagedError
+from cutline.snapshots.records.restore_figures import RestoreFigures
+from cutline.snapshots.records.tombstones import check_not_deleted, is_known_only_full
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnfitError
+from cutline.wal.segments.damage import ObjectDamagedError
 
 # Long enough for a store that is unreachable for some minutes, and for clocks that differ by as much.
 LEASE_SECONDS = 900.0

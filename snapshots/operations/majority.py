@@ -15,15 +15,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet.nodes.baseline import NodeIdentity
-from snapshots.records.baseline_record import BaselineRecord, RecordedPrimary, baseline_key
-from snapshots.records.commits import read_full, snapshot_names
-from snapshots.records.documents import read_document, seal
-from storage.clock import utc_now
-from storage.errors import RefusedError
-from storage.ids import new_operation_id
-from storage.store import ObjectExistsError, ObjectStore
-from storage.storing import create_or_find
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.snapshots.records.baseline_record import BaselineRecord, RecordedPrimary, baseline_key
+from cutline.snapshots.records.commits import read_full, snapshot_names
+from cutline.snapshots.records.documents import read_document, seal
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import RefusedError
+from cutline.storage.ids import new_operation_id
+from cutline.storage.store import ObjectExistsError, ObjectStore
+from cutline.storage.storing import create_or_find
 
 FILE = re.compile(r"(\d{16})\.json")
 

@@ -17,17 +17,17 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from fleet.progress import Progress
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.stored_objects import check_stored
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot
-from snapshots.records.commits import commit_key
-from snapshots.records.definition_rules import check_distinct
-from snapshots.records.documents import check_about, checking, parse_document, seal, unseal
-from snapshots.records.keys import list_prefix
-from snapshots.records.part_rules import check_listed
-from snapshots.records.stored_object import (
+from cutline.fleet.progress import Progress
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.stored_objects import check_stored
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot
+from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.definition_rules import check_distinct
+from cutline.snapshots.records.documents import check_about, checking, parse_document, seal, unseal
+from cutline.snapshots.records.keys import list_prefix
+from cutline.snapshots.records.part_rules import check_listed
+from cutline.snapshots.records.stored_object import (
     WITHOUT_ROWS,
     ListedObjects,
     LostList,
@@ -37,9 +37,9 @@ from snapshots.records.stored_object import (
     StoredObject,
     compress_content,
 )
-from storage.store import ObjectStore
-from storage.storing import create_or_find
-from wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.storage.store import ObjectStore
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 # The most objects of base copies that a commit lists itself: 300 KB.
 OWN_OBJECTS_MAX = 1000

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.hints import restore_command
-from fleet.some_names import list_some
-from snapshots.operations.deciding import has_committed
-from snapshots.operations.recorded import open_operation_ids
-from snapshots.records.commits import SnapshotMissingError, increment_label
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import Intent, read_intent, read_outcome
-from storage.store import ObjectMissingError, ObjectStore
+from cutline.fleet.hints import restore_command
+from cutline.fleet.some_names import list_some
+from cutline.snapshots.operations.deciding import has_committed
+from cutline.snapshots.operations.recorded import open_operation_ids
+from cutline.snapshots.records.commits import SnapshotMissingError, increment_label
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import Intent, read_intent, read_outcome
+from cutline.storage.store import ObjectMissingError, ObjectStore
 
 CREATE, RESTORE = "create", "restore"
 SHOWN_MAX = 3

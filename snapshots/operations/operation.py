@@ -13,16 +13,16 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from fleet.label import own_label
-from fleet.own_process import own_process
-from fleet.progress import Progress, Reading, Silent
-from fleet.record import Time
-from fleet.step_times import StepTimes
-from snapshots.operations.committing import put_commit
-from snapshots.operations.deciding import decide
-from snapshots.records.commit import Commit
-from snapshots.records.commits import increment_label
-from snapshots.records.operation_records import (
+from cutline.fleet.label import own_label
+from cutline.fleet.own_process import own_process
+from cutline.fleet.progress import Progress, Reading, Silent
+from cutline.fleet.record import Time
+from cutline.fleet.step_times import StepTimes
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.operations.deciding import decide
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commits import increment_label
+from cutline.snapshots.records.operation_records import (
     DONE,
     FAILED,
     Failure,
@@ -30,13 +30,13 @@ from snapshots.records.operation_records import (
     Outcome,
     write_operation_record,
 )
-from snapshots.records.restore_figures import RestoreFigures
-from storage.clock import utc_now
-from storage.errors import IndeterminateError, SnapshotError, StoppedError, UnreachableError, find_behind
-from storage.ids import new_operation_id
-from storage.store import ObjectExistsError, ObjectStore
-from storage.used_up import find_used_up
-from wal.segments.own_store import StoreGoneError
+from cutline.snapshots.records.restore_figures import RestoreFigures
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import IndeterminateError, SnapshotError, StoppedError, UnreachableError, find_behind
+from cutline.storage.ids import new_operation_id
+from cutline.storage.store import ObjectExistsError, ObjectStore
+from cutline.storage.used_up import find_used_up
+from cutline.wal.segments.own_store import StoreGoneError
 
 # The exit codes of what is no SnapshotError (cli/output/exit_codes.py).
 CANCELLED, BUG, INTERRUPTED = 8, 70, 130

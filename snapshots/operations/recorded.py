@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import FAILED, Intent, read_intent, read_outcome
-from storage.store import ObjectMissingError, ObjectStore
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import FAILED, Intent, read_intent, read_outcome
+from cutline.storage.store import ObjectMissingError, ObjectStore
 
 # No outcome is shorter, of whatever version.
 OUTCOME_BYTES_MIN = 100

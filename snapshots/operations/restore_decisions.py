@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fleet.label import own_label
-from snapshots.operations.deciding import UndecidedError
-from snapshots.operations.operation import current_time
-from snapshots.records.operation_records import Decision, Intent, read_decision, write_operation_record
-from storage.store import ObjectExistsError, ObjectStore
-from storage.storing import StoreAnswersLostError
+from cutline.fleet.label import own_label
+from cutline.snapshots.operations.deciding import UndecidedError
+from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.records.operation_records import Decision, Intent, read_decision, write_operation_record
+from cutline.storage.store import ObjectExistsError, ObjectStore
+from cutline.storage.storing import StoreAnswersLostError
 
 PUBLISH: Literal["publish"] = "publish"
 ABANDON: Literal["abandon"] = "abandon"

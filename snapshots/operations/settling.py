@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from fleet.config import Fleet, Node
-from fleet.nodes.sessions import Sessions
-from fleet.progress import Progress
-from fleet.read_only.resume import undo_freeze
-from snapshots.operations.deciding import decide
-from snapshots.operations.open_operations import RESTORE, name_targets
-from snapshots.operations.operation import record_outcome
-from snapshots.operations.recorded import open_operation_ids
-from snapshots.operations.signs import clear_signs
-from snapshots.operations.slot_owners import is_foreign, read_slot_owners
-from snapshots.records.commits import increment_label
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import Intent, read_failure, read_intent, read_outcome
-from snapshots.records.tombstones import only_full_key, tombstone_key
-from storage.store import ObjectMissingError, ObjectStore
-from wal.slots.slots import copy_slot_name, drop_slots, slot_name
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.progress import Progress
+from cutline.fleet.read_only.resume import undo_freeze
+from cutline.snapshots.operations.deciding import decide
+from cutline.snapshots.operations.open_operations import RESTORE, name_targets
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.operations.recorded import open_operation_ids
+from cutline.snapshots.operations.signs import clear_signs
+from cutline.snapshots.operations.slot_owners import is_foreign, read_slot_owners
+from cutline.snapshots.records.commits import increment_label
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import Intent, read_failure, read_intent, read_outcome
+from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
+from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.wal.slots.slots import copy_slot_name, drop_slots, slot_name
 
 # The mark of a deletion or a pruning: once it is stored, the next delete or prune resumes it.
 MARKS = {"delete": tombstone_key, "prune": only_full_key}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-from snapshots.records.operation_records import (
+from cutline.snapshots.records.operation_records import (
     CancelRequest,
     SignOfLife,
     operation_key,
@@ -19,8 +19,8 @@ from snapshots.records.operation_records import (
     read_sign,
     write_operation_record,
 )
-from storage.errors import SnapshotError
-from storage.store import ObjectExistsError, ObjectStore
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectExistsError, ObjectStore
 
 SIGN, REQUEST = (re.compile(rf"{name}-([1-9]\d{{0,11}})\.json") for name in ("sign", "cancel"))
 # Nobody stores so many; a higher number is none of Cutline's.

@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fleet.nodes.sessions import Sessions
-from fleet.progress import Progress
-from fleet.sizes import size_text
-from snapshots.operations.deciding import has_committed
-from snapshots.operations.operation import current_time
-from snapshots.operations.recorded import has_failed
-from snapshots.operations.slot_owners import read_slot_owners
-from snapshots.records.commits import increment_numbers, listed_numbers
-from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, mark_lost
-from snapshots.records.operation_records import Intent
-from snapshots.records.tombstones import is_deleted, is_only_full
-from storage.store import ObjectMissingError, ObjectStore
-from wal.slots.retained import Retained, RetainedAnswers, query_retained, read_retained
-from wal.slots.slots import COPY_SUFFIX, drop_slots
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.progress import Progress
+from cutline.fleet.sizes import size_text
+from cutline.snapshots.operations.deciding import has_committed
+from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.operations.recorded import has_failed
+from cutline.snapshots.operations.slot_owners import read_slot_owners
+from cutline.snapshots.records.commits import increment_numbers, listed_numbers
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, mark_lost
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.tombstones import is_deleted, is_only_full
+from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.wal.slots.retained import Retained, RetainedAnswers, query_retained, read_retained
+from cutline.wal.slots.slots import COPY_SUFFIX, drop_slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import Intent, read_intent
-from snapshots.records.store_identity import read_fleet_id
-from storage.store import ObjectMissingError, ObjectStore
-from wal.slots.slots import slot_name
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import Intent, read_intent
+from cutline.snapshots.records.store_identity import read_fleet_id
+from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.wal.slots.slots import slot_name
 
 
 @dataclass(frozen=True, slots=True)

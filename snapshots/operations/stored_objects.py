@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from fleet.some_names import list_some
-from storage.errors import RefusedError
-from storage.store import ObjectMissingError, ObjectStore
+from cutline.fleet.some_names import list_some
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectMissingError, ObjectStore
 
 NAMED_MAX = 3
 ASKING_THREADS_MAX = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.record import Record
+from cutline.fleet.record import Record
 
 
 class RecordedPrimary(Record, frozen=True):

@@ -12,12 +12,12 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from fleet.lsn import Lsn
-from fleet.nodes.baseline import NodeIdentity
-from fleet.tables.groups import Group
-from fleet.tables.left_out import LeftOut, LeftOutKind, append_only_of
-from fleet.tables.table_state import TableState
-from snapshots.records.commit import (
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.left_out import LeftOut, LeftOutKind, append_only_of
+from cutline.fleet.tables.table_state import TableState
+from cutline.snapshots.records.commit import (
     COMMENT_MAX,
     SUMMARIZED_MAX,
     ChainHistory,
@@ -28,9 +28,9 @@ from snapshots.records.commit import (
     Increment,
     Sequence,
 )
-from snapshots.records.database_facts import DatabaseFacts, DatabaseProperties
-from snapshots.records.stored_object import BASE, DDL, GLOBALS, NamedObject, StoredObject
-from wal.segments.archive import Segment, check_contiguous
+from cutline.snapshots.records.database_facts import DatabaseFacts, DatabaseProperties
+from cutline.snapshots.records.stored_object import BASE, DDL, GLOBALS, NamedObject, StoredObject
+from cutline.wal.segments.archive import Segment, check_contiguous
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-from snapshots.records.chain import Chain, summary_of
-from snapshots.records.commit import Commit, CommitSummary, FullSnapshot, Increment
-from snapshots.records.commit_rules import check_fits
-from snapshots.records.commits import (
+from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.commit import Commit, CommitSummary, FullSnapshot, Increment
+from cutline.snapshots.records.commit_rules import check_fits
+from cutline.snapshots.records.commits import (
     ASKING_THREADS_MAX,
     VOID_BYTES_MAX,
     CommitPlace,
@@ -31,10 +31,10 @@ from snapshots.records.commits import (
     read_full,
     read_place,
 )
-from snapshots.records.documents import ManifestError
-from snapshots.records.tombstones import check_not_deleted, is_known_only_full, is_only_full
-from storage.errors import RefusedError
-from storage.store import ObjectStore
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.tombstones import check_not_deleted, is_known_only_full, is_only_full
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectStore
 
 
 class OnlyCutError(RefusedError):

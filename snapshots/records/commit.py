@@ -12,17 +12,17 @@ from typing import TypeAlias
 
 from msgspec import UNSET, UnsetType, field
 
-from fleet.config import GroupRules
-from fleet.lsn import Lsn
-from fleet.nodes.baseline import NodeIdentity
-from fleet.record import Count, Integer, Record, Seconds, Time
-from fleet.tables.groups import Group
-from fleet.tables.left_out import LeftOut
-from fleet.tables.table_state import TableState
-from snapshots.records.database_facts import DatabaseFacts
-from snapshots.records.stored_object import NamedObject, ObjectList, StoredObject, listed_objects
-from wal.cut.cut_values import NodeCut
-from wal.segments.archive import Segment
+from cutline.fleet.config import GroupRules
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.fleet.record import Count, Integer, Record, Seconds, Time
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.left_out import LeftOut
+from cutline.fleet.tables.table_state import TableState
+from cutline.snapshots.records.database_facts import DatabaseFacts
+from cutline.snapshots.records.stored_object import NamedObject, ObjectList, StoredObject, listed_objects
+from cutline.wal.cut.cut_values import NodeCut
+from cutline.wal.segments.archive import Segment
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
 # A commit summarizes at most so many increments before it: 25 KB without their comments. `list` reads one in so many.

@@ -11,9 +11,16 @@ from dataclasses import replace
 
 from msgspec import UNSET, UnsetType, structs
 
-from snapshots.records.chain import Chain, first_summarized
-from snapshots.records.commit import ChainHistory, Commit, CommitSummary, DefinitionChanges, FullSnapshot, Increment
-from snapshots.records.definition_rules import (
+from cutline.snapshots.records.chain import Chain, first_summarized
+from cutline.snapshots.records.commit import (
+    ChainHistory,
+    Commit,
+    CommitSummary,
+    DefinitionChanges,
+    FullSnapshot,
+    Increment,
+)
+from cutline.snapshots.records.definition_rules import (
     check_definition_counts,
     check_definitions,
     check_distinct,
@@ -22,8 +29,8 @@ from snapshots.records.definition_rules import (
     check_states,
     check_tables,
 )
-from snapshots.records.documents import checking
-from snapshots.records.part_rules import (
+from cutline.snapshots.records.documents import checking
+from cutline.snapshots.records.part_rules import (
     check_baseline,
     check_continues,
     check_counts,
@@ -31,8 +38,8 @@ from snapshots.records.part_rules import (
     check_objects,
     check_segments,
 )
-from snapshots.records.stored_object import DDL, LARGE_OBJECTS, LARGE_OBJECTS_COUNT, NamedObject
-from storage.store import check_key
+from cutline.snapshots.records.stored_object import DDL, LARGE_OBJECTS, LARGE_OBJECTS_COUNT, NamedObject
+from cutline.storage.store import check_key
 
 COUNTS_SHOWN = ("bytes", "changes", "transactions")
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from fleet.hints import NEW_CHAIN
-from snapshots.records.commit import Commit, FullSnapshot, Increment, Void
-from snapshots.records.commit_rules import check_commit
-from snapshots.records.documents import ManifestError, check_about, checking, parse_document, read_body, unseal
-from snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
-from storage.errors import ChainEnd, RefusedError, UsageError
-from storage.store import ObjectMissingError, ObjectStore
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.snapshots.records.commit import Commit, FullSnapshot, Increment, Void
+from cutline.snapshots.records.commit_rules import check_commit
+from cutline.snapshots.records.documents import ManifestError, check_about, checking, parse_document, read_body, unseal
+from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
+from cutline.storage.errors import ChainEnd, RefusedError, UsageError
+from cutline.storage.store import ObjectMissingError, ObjectStore
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 INCREMENT_FILE = re.compile(r"(\d{16})(\.\d+)?\.json")

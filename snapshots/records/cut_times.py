@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import UnsetType
 
-from fleet.record import Time
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit, CommitSummary
-from snapshots.records.commits import SnapshotMissingError
+from cutline.fleet.record import Time
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit, CommitSummary
+from cutline.snapshots.records.commits import SnapshotMissingError
 
 
 def cut_time(commit: Commit | CommitSummary) -> datetime:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import field
 
-from fleet.record import Count, Record
+from cutline.fleet.record import Count, Record
 
 NO_LIMIT = -1
 

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fleet.tables.groups import Group
-from fleet.tables.table_state import XML_STAMP, TableState
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit, DefinitionChanges
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.table_state import XML_STAMP, TableState
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit, DefinitionChanges
 
 PARTITIONS_MAX = 1024
 # The identities whose groups have a key, and those whose groups have none.

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from fleet.record import Record, fields_of, from_json
-from storage.digest import digest
-from storage.errors import RefusedError
-from storage.store import ObjectStore
-from storage.stored_form import ENCRYPTED_END, UndecryptableError, stored_form
+from cutline.fleet.record import Record, fields_of, from_json
+from cutline.storage.digest import digest
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectStore
+from cutline.storage.stored_form import ENCRYPTED_END, UndecryptableError, stored_form
 
 FORMAT = re.compile(rb'"schema": "(cutline/[a-z-]+/([0-9]{1,9}))"')
 SEAL = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n}\Z')

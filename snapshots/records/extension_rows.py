@@ -7,7 +7,7 @@ standard_conforming_strings on.
 
 from __future__ import annotations
 
-from fleet.record import Count, Record
+from cutline.fleet.record import Count, Record
 
 EXTENSION_ROWS_FORMAT = "cutline/extension-rows/1"
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from storage.ids import OPERATION_ID
+from cutline.storage.ids import OPERATION_ID
 
 
 class Kind(StrEnum):

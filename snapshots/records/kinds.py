@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from fleet.record import json_schema
-from snapshots.records.baseline_record import BaselineRecord
-from snapshots.records.commit import FullSnapshot, Increment, Void
-from snapshots.records.extension_rows import ExtensionRows
-from snapshots.records.lost_chains import LostChain
-from snapshots.records.operation_records import (
+from cutline.fleet.record import json_schema
+from cutline.snapshots.records.baseline_record import BaselineRecord
+from cutline.snapshots.records.commit import FullSnapshot, Increment, Void
+from cutline.snapshots.records.extension_rows import ExtensionRows
+from cutline.snapshots.records.lost_chains import LostChain
+from cutline.snapshots.records.operation_records import (
     CancelRequest,
     Decision,
     Failure,
@@ -27,12 +27,12 @@ from snapshots.records.operation_records import (
     Outcome,
     SignOfLife,
 )
-from snapshots.records.server_globals import ServerGlobals
-from snapshots.records.store_identity import StoreIdentity
-from snapshots.records.stored_object import ListedObjects
-from snapshots.records.tombstones import Mark
-from storage.encryption.key_documents import KEY_DOCUMENT, KeyDocument
-from wal.segments.segments import SegmentMetadata
+from cutline.snapshots.records.server_globals import ServerGlobals
+from cutline.snapshots.records.store_identity import StoreIdentity
+from cutline.snapshots.records.stored_object import ListedObjects
+from cutline.snapshots.records.tombstones import Mark
+from cutline.storage.encryption.key_documents import KEY_DOCUMENT, KeyDocument
+from cutline.wal.segments.segments import SegmentMetadata
 
 DIGEST_SCHEMA = {
     "type": "string",

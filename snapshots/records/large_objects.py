@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fleet.record import Record, from_json
-from fleet.tables.left_out import LeftOut, mark_large_objects
-from snapshots.records.commit import FullSnapshot
-from snapshots.records.documents import shortened
-from snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject, listed_objects
+from cutline.fleet.record import Record, from_json
+from cutline.fleet.tables.left_out import LeftOut, mark_large_objects
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject, listed_objects
 
 # PostgreSQL's text has no NUL.
 Text = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]

@@ -14,15 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.hints import NEW_CHAIN
-from fleet.record import Count, Record, Time, fields_of
-from fleet.sizes import size_text
-from snapshots.records.chain import Chain
-from snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
-from snapshots.records.tombstones import is_only_full, only_full_key
-from storage.errors import ChainEnd, RefusedError
-from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
-from storage.storing import create_or_find
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.record import Count, Record, Time, fields_of
+from cutline.fleet.sizes import size_text
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
+from cutline.snapshots.records.tombstones import is_only_full, only_full_key
+from cutline.storage.errors import ChainEnd, RefusedError
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from cutline.storage.storing import create_or_find
 
 DAMAGED_HINT = "put it back from a copy of the store, or remove it: the next increment tells whether the chain goes on"
 

@@ -12,13 +12,13 @@ from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from fleet.label import read_label
-from fleet.record import Count, Record, Seconds, Time
-from snapshots.records.commits import NAME
-from snapshots.records.documents import check_about, checking, read_document, seal
-from snapshots.records.restore_figures import RestoreFigures
-from storage.store import ObjectMissingError, ObjectStore
-from storage.storing import create_or_find
+from cutline.fleet.label import read_label
+from cutline.fleet.record import Count, Record, Seconds, Time
+from cutline.snapshots.records.commits import NAME
+from cutline.snapshots.records.documents import check_about, checking, read_document, seal
+from cutline.snapshots.records.restore_figures import RestoreFigures
+from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.storing import create_or_find
 
 FORMAT = "cutline/operation/1"
 DONE: Literal["done"] = "done"

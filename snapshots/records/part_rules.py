@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 from msgspec import UnsetType
 
-from fleet.nodes.baseline import NodeIdentity
-from snapshots.records.commit import Commit, CutRecord, FullSnapshot
-from snapshots.records.definition_rules import check_distinct
-from snapshots.records.documents import DOCUMENT_BYTES_MAX
-from snapshots.records.keys import base_prefix, ddl_prefix, list_prefix
-from snapshots.records.stored_object import (
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot
+from cutline.snapshots.records.definition_rules import check_distinct
+from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX
+from cutline.snapshots.records.keys import base_prefix, ddl_prefix, list_prefix
+from cutline.snapshots.records.stored_object import (
     BASE,
     DDL,
     LARGE_OBJECTS,
@@ -24,10 +24,10 @@ from snapshots.records.stored_object import (
     ObjectList,
     StoredObject,
 )
-from storage.store import check_key
-from wal.cut.cut_values import NodeCut
-from wal.cut.safe_time import safe_time
-from wal.segments.archive import Segment, archive_prefix, segment_key
+from cutline.storage.store import check_key
+from cutline.wal.cut.cut_values import NodeCut
+from cutline.wal.cut.safe_time import safe_time
+from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
 
 # What pg_encoding_to_char prints for a database's encoding (PostgreSQL manual, "Supported Character Sets").
 ENCODINGS = frozenset({

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType, field
 
-from fleet.record import Count, Record, Seconds
+from cutline.fleet.record import Count, Record, Seconds
 
 
 class StepFigures(Record, frozen=True):

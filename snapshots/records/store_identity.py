@@ -8,15 +8,15 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from fleet.config import Fleet
-from fleet.record import END, Record
-from snapshots.records.chain import Chain
-from snapshots.records.commits import commit_key
-from snapshots.records.documents import read_document, seal
-from storage.errors import RefusedError
-from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
-from storage.storing import create_or_find
-from wal.segments import own_store
+from cutline.fleet.config import Fleet
+from cutline.fleet.record import END, Record
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.documents import read_document, seal
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments import own_store
 
 FLEET_KEY = own_store.FLEET_KEY
 FOLDER_URL = "file://"

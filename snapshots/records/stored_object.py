@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import zstandard
 
-from fleet.record import Count, Record, from_json
+from cutline.fleet.record import Count, Record, from_json
 
 LIST_FORMAT = "cutline/objects/1"
 BASE = "base"

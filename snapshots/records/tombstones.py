@@ -16,11 +16,11 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType, field
 
-from fleet.record import Count, Record, Time
-from snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
-from storage.errors import RefusedError
-from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
-from storage.storing import create_or_find
+from cutline.fleet.record import Count, Record, Time
+from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from cutline.storage.storing import create_or_find
 
 DAMAGED_HINT = "if nobody {done}, Cutline did not write this object: remove it from the store; {otherwise}"
 DELETED: Literal["cutline/deleted/1"] = "cutline/deleted/1"

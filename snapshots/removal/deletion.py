@@ -12,30 +12,30 @@ from dataclasses import dataclass
 import psycopg
 from msgspec import structs
 
-from fleet.config import Fleet
-from fleet.nodes.clocks import check_clocks, note_clocks
-from fleet.nodes.connections import raising_unreachable
-from fleet.nodes.lock import FleetLock
-from fleet.nodes.server_messages import shorten_message
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Progress
-from fleet.tables.event_triggers import EventTriggerError
-from fleet.tables.publications import drop_publications
-from snapshots.operations.exclusive import exclusive
-from snapshots.operations.leases import check_not_in_use
-from snapshots.operations.operation import new_operation
-from snapshots.operations.settling import settle_operations
-from snapshots.records.commits import check_name
-from snapshots.records.store_identity import read_identity
-from snapshots.records.tombstones import Mark
-from snapshots.removal.deletion_plan import (
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.clocks import check_clocks, note_clocks
+from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.fleet.nodes.lock import FleetLock
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Progress
+from cutline.fleet.tables.event_triggers import EventTriggerError
+from cutline.fleet.tables.publications import drop_publications
+from cutline.snapshots.operations.exclusive import exclusive
+from cutline.snapshots.operations.leases import check_not_in_use
+from cutline.snapshots.operations.operation import new_operation
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.records.commits import check_name
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.tombstones import Mark
+from cutline.snapshots.removal.deletion_plan import (
     DeletionPlan,
     is_finished,
     plan_deletion,
     servers_left_behind,
     unfinished_mark,
 )
-from snapshots.removal.removal import (
+from cutline.snapshots.removal.removal import (
     DELETE,
     NodeCleanup,
     Removal,
@@ -43,9 +43,9 @@ from snapshots.removal.removal import (
     objects_of,
     remove_recorded,
 )
-from storage.store import ObjectStore
-from wal.slots.own_slots import list_own_slots
-from wal.slots.slots import drop_slots
+from cutline.storage.store import ObjectStore
+from cutline.wal.slots.own_slots import list_own_slots
+from cutline.wal.slots.slots import drop_slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,25 +11,25 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from fleet.config import Fleet
-from fleet.label import own_label
-from snapshots.activity.ended_operations import list_ended, read_batches
-from snapshots.operations.leases import Lease, open_leases
-from snapshots.operations.majority import read_recorded_servers
-from snapshots.operations.operation import current_time
-from snapshots.operations.recorded import document_names
-from snapshots.records.chain import Chain
-from snapshots.records.commits import SnapshotMissingError, find_place, listed_numbers, snapshot_names
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import DONE, read_intent
-from snapshots.records.tombstones import DELETED, Mark, is_deleted, read_mark, tombstone_key
-from snapshots.removal.removal import DELETE, objects_of, open_removals
-from snapshots.removal.size_total import SizeTotal
-from snapshots.removal.survey import SurveyedSnapshot, first_restorable, survey_snapshot
-from storage.clock import utc_now
-from storage.errors import RefusedError
-from storage.store import ObjectMissingError, ObjectStore
-from wal.slots.slots import slot_name
+from cutline.fleet.config import Fleet
+from cutline.fleet.label import own_label
+from cutline.snapshots.activity.ended_operations import list_ended, read_batches
+from cutline.snapshots.operations.leases import Lease, open_leases
+from cutline.snapshots.operations.majority import read_recorded_servers
+from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.operations.recorded import document_names
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commits import SnapshotMissingError, find_place, listed_numbers, snapshot_names
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import DONE, read_intent
+from cutline.snapshots.records.tombstones import DELETED, Mark, is_deleted, read_mark, tombstone_key
+from cutline.snapshots.removal.removal import DELETE, objects_of, open_removals
+from cutline.snapshots.removal.size_total import SizeTotal
+from cutline.snapshots.removal.survey import SurveyedSnapshot, first_restorable, survey_snapshot
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.wal.slots.slots import slot_name
 
 
 class LastSnapshotError(RefusedError):

@@ -15,27 +15,27 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
-from fleet.config import Fleet
-from fleet.nodes.clocks import note_clocks
-from fleet.nodes.lock import FleetBusyError
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Progress
-from snapshots.operations.exclusive import exclusive
-from snapshots.operations.leases import open_leases
-from snapshots.operations.open_operations import CREATE, read_open_operations
-from snapshots.operations.operation import record_outcome
-from snapshots.operations.settling import settle_operations
-from snapshots.records.commits import NAME
-from snapshots.records.keys import Kind, parse_key
-from snapshots.records.store_identity import FLEET_KEY, read_identity
-from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
-from snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
-from snapshots.removal.old_records import RecordJudge, judge_probe
-from snapshots.removal.removal import open_removals
-from storage.clock import machine_now, utc_now
-from storage.errors import RefusedError, SnapshotError, UnreachableError
-from storage.probe import PROBES
-from storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError, Unfinished
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.clocks import note_clocks
+from cutline.fleet.nodes.lock import FleetBusyError
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Progress
+from cutline.snapshots.operations.exclusive import exclusive
+from cutline.snapshots.operations.leases import open_leases
+from cutline.snapshots.operations.open_operations import CREATE, read_open_operations
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.records.commits import NAME
+from cutline.snapshots.records.keys import Kind, parse_key
+from cutline.snapshots.records.store_identity import FLEET_KEY, read_identity
+from cutline.snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
+from cutline.snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
+from cutline.snapshots.removal.old_records import RecordJudge, judge_probe
+from cutline.snapshots.removal.removal import open_removals
+from cutline.storage.clock import machine_now, utc_now
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
+from cutline.storage.probe import PROBES
+from cutline.storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError, Unfinished
 
 THREADS_MAX = 16
 # How many removals are submitted at once. An interrupt waits for these.

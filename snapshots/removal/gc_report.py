@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from snapshots.operations.open_operations import OpenOperation
-from snapshots.records.keys import Kind
-from snapshots.removal.garbage import GarbageReason, GarbageVerdict
-from snapshots.removal.size_total import SizeTotal
-from storage.store import Listed, Unfinished
+from cutline.snapshots.operations.open_operations import OpenOperation
+from cutline.snapshots.records.keys import Kind
+from cutline.snapshots.removal.garbage import GarbageReason, GarbageVerdict
+from cutline.snapshots.removal.size_total import SizeTotal
+from cutline.storage.store import Listed, Unfinished
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from snapshots.records.commit import Commit
-from snapshots.records.keys import parse_key
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.keys import parse_key
 
 # Where a chain's increments have objects.
 COPY_FOLDERS = ("base", "schema", "lists")

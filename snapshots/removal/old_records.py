@@ -27,16 +27,16 @@ from itertools import chain, groupby
 
 from msgspec import UnsetType
 
-from snapshots.activity.checks import REMOVAL_READ_MAX, read_checks, standing_check
-from snapshots.operations.recorded import document_names
-from snapshots.operations.signs import request_numbers, sign_numbers
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import DONE, read_outcome
-from snapshots.records.tombstones import is_deleted, is_only_full
-from snapshots.removal.garbage import GarbageReason, GarbageVerdict
-from storage.ids import OPERATION_ID
-from storage.probe import PROBES
-from storage.store import Listed, ObjectStore
+from cutline.snapshots.activity.checks import REMOVAL_READ_MAX, read_checks, standing_check
+from cutline.snapshots.operations.recorded import document_names
+from cutline.snapshots.operations.signs import request_numbers, sign_numbers
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import DONE, read_outcome
+from cutline.snapshots.records.tombstones import is_deleted, is_only_full
+from cutline.snapshots.removal.garbage import GarbageReason, GarbageVerdict
+from cutline.storage.ids import OPERATION_ID
+from cutline.storage.probe import PROBES
+from cutline.storage.store import Listed, ObjectStore
 
 RECORD_SECONDS = 30 * 86400.0
 # A probe takes seconds, and holds no lock.

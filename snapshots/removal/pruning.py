@@ -12,28 +12,28 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from fleet.config import Fleet, Retention
-from fleet.label import own_label
-from fleet.progress import Progress
-from fleet.some_names import list_some
-from snapshots.activity.checks import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
-from snapshots.operations.leases import check_not_in_use
-from snapshots.operations.operation import current_time, new_operation
-from snapshots.operations.recorded import document_names
-from snapshots.records.commits import read_commit, snapshot_names
-from snapshots.records.store_identity import read_identity
-from snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
-from snapshots.removal.deletion import RemovalRun, hold_fleet, snapshot_removal
-from snapshots.removal.deletion_plan import (
+from cutline.fleet.config import Fleet, Retention
+from cutline.fleet.label import own_label
+from cutline.fleet.progress import Progress
+from cutline.fleet.some_names import list_some
+from cutline.snapshots.activity.checks import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
+from cutline.snapshots.operations.leases import check_not_in_use
+from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.operations.recorded import document_names
+from cutline.snapshots.records.commits import read_commit, snapshot_names
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
+from cutline.snapshots.removal.deletion import RemovalRun, hold_fleet, snapshot_removal
+from cutline.snapshots.removal.deletion_plan import (
     list_unfinished_deletions,
     plan_deletion,
     servers_of,
     slots_left_behind,
     tombstone_of,
 )
-from snapshots.removal.increment_objects import CHAIN_FOLDERS, of_increments
-from snapshots.removal.removal import DELETE, PRUNE, Removal, RemovalResult, open_removals, remove_recorded
-from snapshots.removal.retention import (
+from cutline.snapshots.removal.increment_objects import CHAIN_FOLDERS, of_increments
+from cutline.snapshots.removal.removal import DELETE, PRUNE, Removal, RemovalResult, open_removals, remove_recorded
+from cutline.snapshots.removal.retention import (
     HeldSnapshot,
     RetentionFate,
     RetentionVerdict,
@@ -41,10 +41,10 @@ from snapshots.removal.retention import (
     check_rules,
     list_kept_instead,
 )
-from snapshots.removal.survey import SurveyedSnapshot, survey_snapshots
-from storage.clock import utc_now
-from storage.store import Listed, ObjectStore
-from wal.slots.slots import slot_name
+from cutline.snapshots.removal.survey import SurveyedSnapshot, survey_snapshots
+from cutline.storage.clock import utc_now
+from cutline.storage.store import Listed, ObjectStore
+from cutline.wal.slots.slots import slot_name
 
 NAMES_SHOWN_MAX = 10
 

@@ -22,18 +22,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from fleet.progress import Progress, Reading
-from snapshots.operations.leases import check_not_in_use
-from snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
-from snapshots.operations.recorded import read_open_intents
-from snapshots.operations.slot_owners import read_slot_owners
-from snapshots.records.commits import snapshot_names
-from snapshots.records.operation_records import Intent, operation_key
-from snapshots.records.tombstones import Mark, put_mark
-from storage.errors import SnapshotError
-from storage.store import DeletionRefusedError, Listed, ObjectStore
-from storage.storing import StoreAnswersLostError
-from wal.slots.slots import chain_of_slot
+from cutline.fleet.progress import Progress, Reading
+from cutline.snapshots.operations.leases import check_not_in_use
+from cutline.snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.operations.slot_owners import read_slot_owners
+from cutline.snapshots.records.commits import snapshot_names
+from cutline.snapshots.records.operation_records import Intent, operation_key
+from cutline.snapshots.records.tombstones import Mark, put_mark
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import DeletionRefusedError, Listed, ObjectStore
+from cutline.storage.storing import StoreAnswersLostError
+from cutline.wal.slots.slots import chain_of_slot
 
 DELETE, PRUNE = "delete", "prune"
 DELETING_THREADS_MAX = 8

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from fleet.config import Retention
-from snapshots.activity.checks import EndedCheck
-from snapshots.records.operation_records import CONFLICTS, VALID
-from storage.errors import UsageError
+from cutline.fleet.config import Retention
+from cutline.snapshots.activity.checks import EndedCheck
+from cutline.snapshots.records.operation_records import CONFLICTS, VALID
+from cutline.storage.errors import UsageError
 
 FOUND_IN_NEWER = "checks of newer ones found conflicts"
 

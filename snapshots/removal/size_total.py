@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from storage.store import Listed
+from cutline.storage.store import Listed
 
 
 @dataclass(slots=True)

@@ -11,20 +11,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from snapshots.operations.object_lists import read_chain_lists
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import listed_numbers
-from snapshots.records.cut_times import cut_time
-from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import ChainMarks, read_marks
-from snapshots.records.stored_object import LostList
-from snapshots.records.tombstones import RestorePoint
-from snapshots.removal.increment_objects import of_increments
-from snapshots.removal.size_total import SizeTotal
-from storage.errors import RefusedError
-from storage.store import Inventory, ObjectMissingError, ObjectStore
-from wal.segments.archive import ArchiveError
+from cutline.snapshots.operations.object_lists import read_chain_lists
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import listed_numbers
+from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import ChainMarks, read_marks
+from cutline.snapshots.records.stored_object import LostList
+from cutline.snapshots.records.tombstones import RestorePoint
+from cutline.snapshots.removal.increment_objects import of_increments
+from cutline.snapshots.removal.size_total import SizeTotal
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import Inventory, ObjectMissingError, ObjectStore
+from cutline.wal.segments.archive import ArchiveError
 
 
 @dataclass(frozen=True, slots=True)

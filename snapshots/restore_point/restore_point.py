@@ -10,35 +10,35 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from fleet.config import Fleet, GroupRules
-from fleet.lsn import ORIGIN, Lsn
-from fleet.nodes.clocks import check_clocks
-from fleet.nodes.preconditions import find_node_problems
-from fleet.nodes.problems import refuse_unfit
-from fleet.nodes.sessions import Sessions, open_sessions
-from fleet.progress import Progress
-from fleet.read_only.resume import check_terminal
-from fleet.step_times import StepTimes
-from fleet.tables.publications import check_exists, publication_names
-from snapshots.base_copy.copy_slots import drop_copy_slots, export_snapshots
-from snapshots.create.commit_counts import counted_full
-from snapshots.create.context import CreateContext, begin_full, undo_create
-from snapshots.create.make_cut import ArchivedCut, CutPlan, LastCut, make_cut
-from snapshots.create.prepared_transactions import await_prepared
-from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.exclusive import check_exclusive
-from snapshots.operations.operation import commit_operation, record_operation
-from snapshots.operations.slot_guard import preview_guard
-from snapshots.operations.stored_objects import check_stored
-from snapshots.records.commit import FullSnapshot
-from snapshots.records.commits import check_name, free_turn
-from snapshots.records.store_identity import read_identity
-from snapshots.records.tombstones import check_not_deleted
-from storage.store import ObjectStore
-from wal.drain.drain_task import DrainTask
-from wal.segments.own_store import check_own_store
-from wal.slots.slots import slot_name
+from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.nodes.clocks import check_clocks
+from cutline.fleet.nodes.preconditions import find_node_problems
+from cutline.fleet.nodes.problems import refuse_unfit
+from cutline.fleet.nodes.sessions import Sessions, open_sessions
+from cutline.fleet.progress import Progress
+from cutline.fleet.read_only.resume import check_terminal
+from cutline.fleet.step_times import StepTimes
+from cutline.fleet.tables.publications import check_exists, publication_names
+from cutline.snapshots.base_copy.copy_slots import drop_copy_slots, export_snapshots
+from cutline.snapshots.create.commit_counts import counted_full
+from cutline.snapshots.create.context import CreateContext, begin_full, undo_create
+from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, LastCut, make_cut
+from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.exclusive import check_exclusive
+from cutline.snapshots.operations.operation import commit_operation, record_operation
+from cutline.snapshots.operations.slot_guard import preview_guard
+from cutline.snapshots.operations.stored_objects import check_stored
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.commits import check_name, free_turn
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.storage.store import ObjectStore
+from cutline.wal.drain.drain_task import DrainTask
+from cutline.wal.segments.own_store import check_own_store
+from cutline.wal.slots.slots import slot_name
 
 
 @dataclass(frozen=True, slots=True)

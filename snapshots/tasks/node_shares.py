@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from fleet.progress import Progress, Reading
+from cutline.fleet.progress import Progress, Reading
 
 Task = TypeVar("Task")
 

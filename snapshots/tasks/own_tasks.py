@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import TypeVar
 
-from fleet.nodes.sessions import Sessions
-from fleet.nodes.shut_down import shut_down_sessions
-from fleet.progress import Progress
-from storage.store import stoppable_requests
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.nodes.shut_down import shut_down_sessions
+from cutline.fleet.progress import Progress
+from cutline.storage.store import stoppable_requests
 
 Task = TypeVar("Task")
 Report = TypeVar("Report")

@@ -9,18 +9,18 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from columns.python_workers import FirstWork, begin_task, first_work
-from fleet.nodes.watch import Watch
-from fleet.progress import Progress
-from snapshots.executors.failures import raising_executor_errors
-from snapshots.executors.needs import WAIT_SECONDS, ExecutorNeeds
-from snapshots.executors.preflight import WAIT_SETTING, awaiting_executors
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.tasks.dealing import Dealing, cores_of, deal
-from snapshots.tasks.ended_lanes import EndedLanes, Lanes, say_ended
-from snapshots.tasks.node_shares import NodeShares
-from storage.errors import ErrorReport, error_of
-from storage.waits import pass_on
+from cutline.columns.python_workers import FirstWork, begin_task, first_work
+from cutline.fleet.nodes.watch import Watch
+from cutline.fleet.progress import Progress
+from cutline.snapshots.executors.failures import raising_executor_errors
+from cutline.snapshots.executors.needs import WAIT_SECONDS, ExecutorNeeds
+from cutline.snapshots.executors.preflight import WAIT_SETTING, awaiting_executors
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.tasks.dealing import Dealing, cores_of, deal
+from cutline.snapshots.tasks.ended_lanes import EndedLanes, Lanes, say_ended
+from cutline.snapshots.tasks.node_shares import NodeShares
+from cutline.storage.errors import ErrorReport, error_of
+from cutline.storage.waits import pass_on
 
 if TYPE_CHECKING:
     from pyspark import Accumulator

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from storage.stored_form import ENCRYPTED_END
+from cutline.storage.stored_form import ENCRYPTED_END
 
 KEY_BYTES = 32
 FRAME_BYTES = 1 << 16

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from storage.digest import digest
-from storage.store import Inventory, Keys, Leftovers, ObjectStore, Unfinished, check_range
-from storage.stored_form import UndecryptableError
+from cutline.storage.digest import digest
+from cutline.storage.store import Inventory, Keys, Leftovers, ObjectStore, Unfinished, check_range
+from cutline.storage.stored_form import UndecryptableError
 
 if TYPE_CHECKING:
-    from storage.encryption.cipher import Cipher
+    from cutline.storage.encryption.cipher import Cipher
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +37,7 @@ class EncryptedStore:
 
     @cached_property
     def _cipher(self) -> Cipher:
-        from storage.encryption.cipher import Cipher
+        from cutline.storage.encryption.cipher import Cipher
 
         return Cipher(self.data_key)
 
@@ -47,7 +47,7 @@ class EncryptedStore:
 
     def decode(self, key: str, stored: bytes, start: int = 0) -> bytes:
         """See StoredForm."""
-        from storage.encryption.cipher import NotAuthenticError
+        from cutline.storage.encryption.cipher import NotAuthenticError
 
         try:
             return self._cipher.decrypt(key, stored, start)
@@ -56,13 +56,13 @@ class EncryptedStore:
 
     def stored_offset(self, start: int) -> int:
         """See StoredForm."""
-        from storage.encryption.cipher import frame_offset
+        from cutline.storage.encryption.cipher import frame_offset
 
         return frame_offset(start)
 
     def stored_size(self, written_size: int) -> int:
         """See StoredForm."""
-        from storage.encryption.cipher import stored_size
+        from cutline.storage.encryption.cipher import stored_size
 
         return stored_size(written_size)
 
@@ -88,7 +88,7 @@ class EncryptedStore:
 
     def size(self, key: str) -> int:
         """See ObjectStore."""
-        from storage.encryption.cipher import plain_size
+        from cutline.storage.encryption.cipher import plain_size
 
         return plain_size(self.raw.size(key))
 
@@ -110,7 +110,7 @@ class EncryptedStore:
 
     def inventory(self, prefix: str) -> Inventory:
         """See ObjectStore."""
-        from storage.encryption.cipher import plain_size
+        from cutline.storage.encryption.cipher import plain_size
 
         return [replace(one, size=plain_size(one.size)) for one in self.raw.inventory(prefix)]
 

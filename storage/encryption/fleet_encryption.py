@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storage.encryption.encrypted_store import EncryptedStore
-from storage.encryption.key_source import KeySource
-from storage.store import ObjectStore
+from cutline.storage.encryption.encrypted_store import EncryptedStore
+from cutline.storage.encryption.key_source import KeySource
+from cutline.storage.store import ObjectStore
 
 if TYPE_CHECKING:
-    from storage.encryption.key_documents import EncryptionKey
+    from cutline.storage.encryption.key_documents import EncryptionKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class FleetEncryption:
 
     def read_key(self) -> EncryptionKey:
         """Read the encryption key; raise EncryptionKeyError, KeyCommandError."""
-        from storage.encryption.key_documents import EncryptionKey
+        from cutline.storage.encryption.key_documents import EncryptionKey
 
         return EncryptionKey(self.source.read(), self.fleet)
 
@@ -30,7 +30,7 @@ class FleetEncryption:
         """Return the encrypted store over `raw`. Neither the key nor the store is read before it is used."""
 
         def find() -> bytes:
-            from storage.encryption.key_documents import find_data_key
+            from cutline.storage.encryption.key_documents import find_data_key
 
             return find_data_key(raw, self.read_key())
 

@@ -21,11 +21,11 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from storage.clock import utc_now
-from storage.encryption.cipher import KEY_BYTES, derive_key
-from storage.errors import RefusedError
-from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
-from storage.storing import create_or_find
+from cutline.storage.clock import utc_now
+from cutline.storage.encryption.cipher import KEY_BYTES, derive_key
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from cutline.storage.storing import create_or_find
 
 KEYS = "keys"
 KEY_DOCUMENT = re.compile(rf"{KEYS}/([0-9]{{16}})\.json")

@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.errors import UnreachableError, UsageError, remember_secret
+from cutline.storage.errors import UnreachableError, UsageError, remember_secret
 
 KEY_BYTES = 32
 COMMAND_SECONDS_MAX = 60.0

@@ -12,8 +12,8 @@ from typing import Self
 
 import psycopg
 
-from embedded.bank import shard_of
-from embedded.bank_client import BankClient, choose_transfer, open_session
+from cutline.embedded.bank import shard_of
+from cutline.embedded.bank_client import BankClient, choose_transfer, open_session
 from tests.causal.chain import COMMIT, HALF, HOLD, HOLD_THEN_ROLL_BACK, Calendar, ChainClient
 from tests.causal.journal import Transaction
 

@@ -19,19 +19,19 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from check.report import SnapshotReport
-from embedded.fleet import EmbeddedFleet
-from embedded.server import EmbeddedNode
-from fleet.config import Fleet, load_fleet
-from fleet.nodes.connections import with_database
-from fleet.programs.wheel import run_tool
-from fleet.progress import Silent
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import Commit
+from cutline.check.report import SnapshotReport
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import EmbeddedNode
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.programs.wheel import run_tool
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import Commit
 from tests.chains.exact_databases import RULES, ExactDatabase, OtherVersionDatabase, run_schema_cases
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import roll_back_prepared

@@ -11,9 +11,10 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, Node
-from fleet.nodes.connections import with_database
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.connections import with_database
+from cutline.wal.slots.slots import drop_slot
 from tests.commands.snapshot_runs import configure_fleet
 from tests.servers.installed import has
 from tests.tables.encoded_tables import (
@@ -29,7 +30,6 @@ from tests.tables.encoded_tables import (
     run,
     session,
 )
-from wal.slots.slots import drop_slot
 
 REPLAY_SECONDS_MAX = 30
 

@@ -9,20 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from columns.bytes_column import from_list, partition_of
-from fleet.lsn import Lsn
-from fleet.tables.groups import Column, Group
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA, base_table
-from snapshots.records.chain import Chain
-from snapshots.records.commit import DefinitionChanges
-from snapshots.records.stored_object import StoredObject
-from storage.digest import digest
-from storage.store import ObjectStore
+from cutline.columns.bytes_column import from_list, partition_of
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.tables.groups import Column, Group
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, base_table
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import DefinitionChanges
+from cutline.snapshots.records.stored_object import StoredObject
+from cutline.storage.digest import digest
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment, SegmentRange
+from cutline.wal.segments.parquet_objects import parquet_options
+from cutline.wal.segments.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA
+from cutline.wal.segments.segments import create_segment
 from tests.unit.made_commits import full_commit, increment_commit
-from wal.segments.archive import Segment, SegmentRange
-from wal.segments.parquet_objects import parquet_options
-from wal.segments.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA
-from wal.segments.segments import create_segment
 
 NODES = ("a", "b")
 STRANGER = 77  # a number that no commit lists

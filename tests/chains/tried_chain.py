@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.progress import Noting, Silent
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.commit import Commit, DefinitionChanges
-from storage.errors import SnapshotError
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Noting, Silent
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.records.commit import Commit, DefinitionChanges
+from cutline.storage.errors import SnapshotError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.refusing import execute
 from tests.run.soak import SEED, SOAK_SECONDS

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.watch import Watch
-from restore.ddl.archive import read_archive
-from restore.ddl.ddl import Ddl, DdlEntry
-from restore.rows.ledger import create_ledger
-from snapshots.ddl.dump import dump_archive
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.watch import Watch
+from cutline.restore.ddl.archive import read_archive
+from cutline.restore.ddl.ddl import Ddl, DdlEntry
+from cutline.restore.rows.ledger import create_ledger
+from cutline.snapshots.ddl.dump import dump_archive
 
 NOTHING = Ddl("", (), (), ())
 

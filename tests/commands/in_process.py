@@ -13,9 +13,9 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from cli.main import run
-from cli.spark.on_demand import SparkOnDemand
-from fleet.config import Fleet
+from cutline.cli.main import run
+from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.fleet.config import Fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

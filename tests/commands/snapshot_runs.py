@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from check.report import CheckReport, SnapshotReport
-from check.verify import CheckRequest, check_snapshots
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
-from fleet.progress import Silent
-from restore.plan import plan_restore
-from restore.report import RestoreReport
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.initialise import initialise
-from snapshots.create.request import CreateRequest
-from snapshots.records.commit import Commit
-from snapshots.records.commits import snapshot_names
+from cutline.check.report import CheckReport, SnapshotReport
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.progress import Silent
+from cutline.restore.plan import plan_restore
+from cutline.restore.report import RestoreReport
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commits import snapshot_names
+from cutline.wal.slots.slots import drop_slot
 from tests.run.quick_spark import with_spark
-from wal.slots.slots import drop_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -164,7 +164,7 @@ def names_of_snapshots(fleet: Fleet) -> list[str]:
 
 def command_line(fleet: Fleet, *words: str) -> list[str]:
     """The command line that runs `snapshot` as a process."""
-    return [sys.executable, "-c", "from cli.main import main; main()", "--fleet", str(fleet.path), *words]
+    return [sys.executable, "-c", "from cutline.cli.main import main; main()", "--fleet", str(fleet.path), *words]
 
 
 def run_command(fleet: Fleet, *words: str) -> tuple[int, dict[str, Any]]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fleet.progress import Reading
+from cutline.fleet.progress import Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,22 +15,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import cli.main
-import cli.output.activity
-import cli.output.stopping
-import snapshots.activity.activity as activities
-from fleet.progress import Reading, Silent
-from snapshots.activity.activity import Activity
-from snapshots.activity.cancelling import Cancelled, cancel_operations
-from snapshots.activity.under_way import UnderWay, read_one
+import cutline.cli.main
+import cutline.cli.output.activity
+import cutline.cli.output.stopping
+import cutline.snapshots.activity.activity as activities
+from cutline.fleet.progress import Reading, Silent
+from cutline.snapshots.activity.activity import Activity
+from cutline.snapshots.activity.cancelling import Cancelled, cancel_operations
+from cutline.snapshots.activity.under_way import UnderWay, read_one
 from tests.commands.in_process import run_here
 from tests.commands.watching import Reached, Watching
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleet.config import Fleet
-    from snapshots.records.operation_records import CancelRequest
+    from cutline.fleet.config import Fleet
+    from cutline.snapshots.records.operation_records import CancelRequest
 
 LOOK_SECONDS, SIGN_SECONDS = 0.02, 0.05
 SECONDS_MAX = 60.0
@@ -130,11 +130,11 @@ class Canceller:
                 super()._obey(request)
                 canceller.looked.set()
 
-        before = signal.signal(signal.SIGTERM, cli.main._unwind)
+        before = signal.signal(signal.SIGTERM, cutline.cli.main._unwind)
         try:
             with (
-                patch.object(cli.output.activity, "Activity", Observed),
-                patch.object(cli.output.activity, "progress", lambda _: nullcontext(self.watching)),
+                patch.object(cutline.cli.output.activity, "Activity", Observed),
+                patch.object(cutline.cli.output.activity, "progress", lambda _: nullcontext(self.watching)),
                 patch.object(activities, "LOOK_SECONDS", LOOK_SECONDS),
                 patch.object(activities, "SIGN_SECONDS", SIGN_SECONDS),
             ):
@@ -142,9 +142,9 @@ class Canceller:
         finally:
             signal.signal(signal.SIGTERM, before)
             # Of this process, which goes on.
-            cli.output.stopping._requests.clear()
-            cli.output.stopping._is_stopping.clear()
-            cli.main._signals.clear()
+            cutline.cli.output.stopping._requests.clear()
+            cutline.cli.output.stopping._is_stopping.clear()
+            cutline.cli.main._signals.clear()
 
 
 def cancel_at(

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from snapshots.operations.crash_points import (
+from cutline.snapshots.operations.crash_points import (
     CUT_POINTS,
     FREEZE_POINTS,
     FULL_POINTS,

@@ -14,9 +14,9 @@ from itertools import zip_longest
 
 import psycopg
 
-from embedded.fleet import EmbeddedFleet
-from embedded.server import EmbeddedNode
-from fleet.config import Fleet
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import EmbeddedNode
+from cutline.fleet.config import Fleet
 
 LOGGING: Mapping[str, str] = {
     "log_statement": "all",

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psycopg
 
-from embedded.fleet import EmbeddedFleet
-from embedded.server import EmbeddedNode
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import EmbeddedNode
 from tests.faults.pg_proxy import Mode, PgProxy
 from tests.s3.proxy import Fault, S3Proxy
 

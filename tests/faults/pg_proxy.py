@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from embedded.fleet import EmbeddedFleet
-from embedded.server import SUPERUSER, EmbeddedNode
-from fleet.config import Fleet, load_fleet
-from fleet.nodes.connections import database_name
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import SUPERUSER, EmbeddedNode
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.nodes.connections import database_name
 from tests.faults.ports import HOST, free_ports
 
 CHUNK_BYTES = 1 << 16

@@ -9,8 +9,8 @@ from enum import StrEnum
 
 import psycopg
 
-from embedded.fleet import EmbeddedFleet
-from storage.store import ObjectStore
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.storage.store import ObjectStore
 
 POLL_SECONDS = 0.005
 SLOTS_QUERY = "SELECT slot_name, confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name LIKE 'cutline%'"

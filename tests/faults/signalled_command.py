@@ -16,11 +16,11 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import cli.commands.create
-import cli.commands.restore
-import cli.main
-import cli.output.activity
-import snapshots.operations.committing
+import cutline.cli.commands.create
+import cutline.cli.commands.restore
+import cutline.cli.main
+import cutline.cli.output.activity
+import cutline.snapshots.operations.committing
 from tests.commands.watching import Reached, Watching
 from tests.run.archiving import archive_by_spark
 
@@ -47,19 +47,19 @@ def main() -> None:
             sys.stdout.flush()
             os.kill(os.getpid(), signal.Signals[signal_name])
 
-    watching, check = Watching(then), snapshots.operations.committing.check_predecessor
+    watching, check = Watching(then), cutline.snapshots.operations.committing.check_predecessor
 
     def check_predecessor(*arguments: Any) -> None:
         check(*arguments)
         watching.reached(ABOUT_TO_COMMIT)
 
-    snapshots.operations.committing.check_predecessor = check_predecessor
-    for module in (cli.commands.create, cli.commands.restore, cli.output.activity):
+    cutline.snapshots.operations.committing.check_predecessor = check_predecessor
+    for module in (cutline.cli.commands.create, cutline.cli.commands.restore, cutline.cli.output.activity):
         module.progress = lambda _context: nullcontext(watching)
     if BY_SPARK in os.environ:
         archive_by_spark()
     sys.argv = ["snapshot", *words]
-    cli.main.main()
+    cutline.cli.main.main()
 
 
 if __name__ == "__main__":

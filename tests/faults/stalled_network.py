@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from fleet.config import Fleet
-from fleet.progress import Silent
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import Commit
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import Commit
 from tests.commands.snapshot_runs import (
     Ready,
 )

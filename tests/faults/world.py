@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from fleet.read_only.frozen import read_record
-from fleet.read_only.resume import resume_fleet
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.operations.recorded import read_open_intents
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import increment_numbers
-from storage.errors import BusyError, SnapshotError
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.fleet.read_only.frozen import read_record
+from cutline.fleet.read_only.resume import resume_fleet
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import increment_numbers
+from cutline.storage.errors import BusyError, SnapshotError
+from cutline.wal.slots.slots import drop_slot, slot_name
 from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.faults.awaited import QUIET_SECONDS_MAX, await_none, is_running
@@ -34,15 +35,14 @@ from tests.faults.sights import TaskEffect, on_effect
 from tests.faults.signalled_command import BY_SPARK
 from tests.faults.writers import Writers
 from tests.run.archiving import archiving_by_spark
-from wal.slots.slots import drop_slot, slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleet.config import Fleet
-    from snapshots.records.commit import Commit
-    from snapshots.records.operation_records import Intent
-    from storage.store import ObjectStore
+    from cutline.fleet.config import Fleet
+    from cutline.snapshots.records.commit import Commit
+    from cutline.snapshots.records.operation_records import Intent
+    from cutline.storage.store import ObjectStore
     from tests.faults.injection import FaultTargets, Repair
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ COMMAND_SECONDS_MAX = 60
 PROCESS_SECONDS_MAX = 150
 RETRIES, WAIT_SECONDS = 1, 15.0
 RESTORED = "restored"
-COMMAND = "from cli.main import main; main()"
+COMMAND = "from cutline.cli.main import main; main()"
 BY_SPARK_COMMAND = f"from tests.run.archiving import archive_by_spark; archive_by_spark(); {COMMAND}"
 SESSIONS_QUERY = """
 SELECT format('%s %s %s', pid, state, left(query, 60)) FROM pg_stat_activity

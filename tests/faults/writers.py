@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from embedded.fleet import EmbeddedFleet
+from cutline.embedded.fleet import EmbeddedFleet
 from tests.commands.snapshot_runs import removing_new_transfers
 
 JOURNAL = """

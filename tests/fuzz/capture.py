@@ -9,13 +9,13 @@ import sys
 
 import psycopg
 
-from fleet.tables.groups import number_groups, read_tables
-from fleet.tables.publications import ensure_publications, publication_names
+from cutline.fleet.tables.groups import number_groups, read_tables
+from cutline.fleet.tables.publications import ensure_publications, publication_names
+from cutline.wal.cut.markers import Marker
+from cutline.wal.segments.definitions import Definition
 from tests.fuzz.captured import Captured, store
 from tests.integration.wal_follower import FLEET, RULES
 from tests.wal.markers import write_marker
-from wal.cut.markers import Marker
-from wal.segments.definitions import Definition
 
 SLOT = "captured"
 SCHEMA = r"""

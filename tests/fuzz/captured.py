@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.record import from_builtins, to_builtins
+from cutline.fleet.record import from_builtins, to_builtins
+from cutline.wal.segments.definitions import Definition
 from tests.unit.made_changes import ALL_MESSAGES, VERSIONS
-from wal.segments.definitions import Definition
 
 
 @dataclass(frozen=True, slots=True)

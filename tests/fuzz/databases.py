@@ -9,8 +9,8 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
 from tests.fuzz.names import ROLES
 from tests.fuzz.servers import ORIGIN
 from tests.fuzz.state import judge_dsn

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import psycopg
 from msgspec import structs
 
-from embedded.fleet import is_fleet, stop_fleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from storage.location import StoreLocation
+from cutline.embedded.fleet import is_fleet, stop_fleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.databases import (
     SOURCE,

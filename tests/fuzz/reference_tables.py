@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fleet.tables.groups import Group
+from cutline.fleet.tables.groups import Group
+from cutline.wal.segments.definitions import Definition
 from tests.fuzz.reference_cursor import Cursor, RefusedError
-from wal.segments.definitions import Definition
 
 MOVED = "moved"
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.nodes.relation_locks import RelationLockedError
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from storage.errors import RefusedError, SnapshotError
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.nodes.relation_locks import RelationLockedError
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.storage.errors import RefusedError, SnapshotError
+from cutline.wal.slots.waiting import SlotWaitError
 from tests.commands.snapshot_runs import Runs
 from tests.fuzz.databases import drop_databases
 from tests.fuzz.during import During
@@ -27,7 +28,6 @@ from tests.fuzz.remedies import apply_remedies
 from tests.fuzz.script import Case, Transaction
 from tests.fuzz.servers import Shards
 from tests.fuzz.state import FoundError, Sequences, State, compare, sequences_of, state_of
-from wal.slots.waiting import SlotWaitError
 
 WAIT_SECONDS = 3.0
 NAME = "fuzzed"

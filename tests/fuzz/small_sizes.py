@@ -11,25 +11,25 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-import fleet.nodes.relation_locks
-import restore.rows.jobs
-import snapshots.base_copy.copy_plan
-import snapshots.create.make_cut
-import snapshots.fold.changed_keys
-import wal.decoding.changes
-import wal.drain.drain
-from wal.drain.drain import drain
-from wal.drain.drain_task import DrainReport, DrainTask
+import cutline.fleet.nodes.relation_locks
+import cutline.restore.rows.jobs
+import cutline.snapshots.base_copy.copy_plan
+import cutline.snapshots.create.make_cut
+import cutline.snapshots.fold.changed_keys
+import cutline.wal.decoding.changes
+import cutline.wal.drain.drain
+from cutline.wal.drain.drain import drain
+from cutline.wal.drain.drain_task import DrainReport, DrainTask
 
 Bounds = dict[ModuleType, dict[str, Any]]
 DRAIN_BOUNDS: Bounds = {
-    wal.drain.drain: {
+    cutline.wal.drain.drain: {
         "FIRST_CHUNK_MESSAGES": 50,
         "CHUNK_MESSAGES_MIN": 50,
         "CHUNK_MESSAGES_MAX": 50,
         "SEGMENT_BYTES_MAX": 4000,
     },
-    wal.decoding.changes: {"VALUES_PER_BLOCK": 4},
+    cutline.wal.decoding.changes: {"VALUES_PER_BLOCK": 4},
 }
 
 
@@ -40,10 +40,10 @@ def drain_small(task: DrainTask) -> DrainReport:
 
 
 DRIVER_BOUNDS: Bounds = {
-    snapshots.base_copy.copy_plan: {"TASK_PAGES": 2, "TASK_TABLES": 2},
-    snapshots.fold.changed_keys: {"COUNTED_FROM": 0, "KEYS_BYTES_MAX": 0},
-    restore.rows.jobs: {"MIXED_GROUPS_MAX": 0},
-    snapshots.create.make_cut: {"drain": drain_small},
+    cutline.snapshots.base_copy.copy_plan: {"TASK_PAGES": 2, "TASK_TABLES": 2},
+    cutline.snapshots.fold.changed_keys: {"COUNTED_FROM": 0, "KEYS_BYTES_MAX": 0},
+    cutline.restore.rows.jobs: {"MIXED_GROUPS_MAX": 0},
+    cutline.snapshots.create.make_cut: {"drain": drain_small},
 }
 
 
@@ -57,7 +57,7 @@ def small_sizes() -> Iterator[None]:
 @contextmanager
 def short_waits() -> Iterator[None]:
     """In the block, wait for a lock only as long as it takes to know that nobody will release it."""
-    with lowered({fleet.nodes.relation_locks: {"LOCK_SECONDS_MAX": 2.0}}):
+    with lowered({cutline.fleet.nodes.relation_locks: {"LOCK_SECONDS_MAX": 2.0}}):
         yield
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from fleet.programs.wheel import run_tool
+from cutline.fleet.programs.wheel import run_tool
 
 # The settings of the judge's session, which override the database's.
 JUDGE = {

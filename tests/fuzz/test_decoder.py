@@ -14,16 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from columns.bytes_column import from_list
+from cutline.columns.bytes_column import from_list
+from cutline.wal.decoding.decoder import Decoded, Decoder
+from cutline.wal.decoding.known_definitions import SchemaMovedError
+from cutline.wal.decoding.pgoutput import DecodingError
 from tests.fuzz.captured import Captured, load_captured
 from tests.fuzz.reference_cursor import RefusedError
 from tests.fuzz.reference_reader import Reader, ReadResult
 from tests.fuzz.reference_tables import Tables
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.wal.pgoutput_messages import begin, commit
-from wal.decoding.decoder import Decoded, Decoder
-from wal.decoding.known_definitions import SchemaMovedError
-from wal.decoding.pgoutput import DecodingError
 
 SHORT_SECONDS = 6.0
 NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**63)

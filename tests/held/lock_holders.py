@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Fleet
+from cutline.fleet.config import Fleet
 from tests.integration.refusing import execute
 
 # The sessions that hold an advisory lock in this database.

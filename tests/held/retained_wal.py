@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import psycopg
 
-from fleet.config import Fleet
-from fleet.progress import Silent
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.listing.listing import list_store
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.listing.listing import list_store
+from cutline.wal.slots.slots import slot_name
 from tests.commands.snapshot_runs import Ready, Runs, slots_of
 from tests.integration.refusing import execute
-from wal.slots.slots import slot_name
 
 FILLER_BYTES = 4 << 20
 REPLAY_SECONDS_MAX = 30

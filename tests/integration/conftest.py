@@ -14,8 +14,8 @@ from typing import Protocol
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet, is_fleet, stop_fleet
-from embedded.server import EmbeddedNode, log_tail
+from cutline.embedded.fleet import EmbeddedFleet, is_fleet, stop_fleet
+from cutline.embedded.server import EmbeddedNode, log_tail
 from tests.integration.left_on_servers import check_nothing_left
 from tests.s3.kinds import NamedS3, named_s3
 from tests.s3.minio import minio_server

@@ -14,9 +14,9 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from embedded.server import EmbeddedNode
-from fleet.config import Fleet, load_fleet
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import EmbeddedNode
+from cutline.fleet.config import Fleet, load_fleet
 from tests.commands.snapshot_runs import dropping_slots
 from tests.integration.refusing import execute
 from tests.run.quick_spark import with_spark

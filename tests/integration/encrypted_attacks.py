@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import zstandard
 
-from fleet.record import Record
-from snapshots.records.documents import seal
-from storage.encryption.encrypted_store import EncryptedStore
+from cutline.fleet.record import Record
+from cutline.snapshots.records.documents import seal
+from cutline.storage.encryption.encrypted_store import EncryptedStore
 from tests.integration.encrypted_chain import NAME, EncryptedChain, contents, put
 from tests.unit.made_archives import MadeEntry, made_body
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.config import Fleet, load_fleet
+from cutline.fleet.config import Fleet, load_fleet
 from tests.commands.snapshot_runs import Runs
 
 NAME = "sealed"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from itertools import count
 
-from fleet.config import Node
-from fleet.hints import NEW_CHAIN
-from snapshots.records.commit import Commit
-from storage.errors import SnapshotError
+from cutline.fleet.config import Node
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.snapshots.records.commit import Commit
+from cutline.storage.errors import SnapshotError
+from cutline.wal.slots.slots import drop_slots
 from tests.commands.snapshot_runs import Runs, slots_of
 from tests.integration.refusing import refused, take_increment
-from wal.slots.slots import drop_slots
 
 NAMES = (f"chain-{number}" for number in count(1))
 LATEST_CHAINS: dict[tuple[Node, ...], Commit] = {}

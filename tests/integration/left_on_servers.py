@@ -6,7 +6,7 @@ import time
 
 import psycopg
 
-from embedded.fleet import EmbeddedFleet
+from cutline.embedded.fleet import EmbeddedFleet
 
 LEFT_QUERY = """
 SELECT 'slot ' || slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline%'

@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, load_fleet
 from tests.integration.wal_place import await_database
 from tests.run.quick_spark import with_spark
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from fleet.config import Fleet
-from fleet.progress import Silent
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from storage.errors import SnapshotError
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.storage.errors import SnapshotError
 from tests.run.archiving import archiving_by_spark
 
 if TYPE_CHECKING:

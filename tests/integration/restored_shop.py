@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from fleet.config import Fleet
+from cutline.fleet.config import Fleet
 
 LARGE = "SELECT lo_from_bytea(4711, 'x'); GRANT SELECT ON LARGE OBJECT 4711"
 LARGE_OF_OTHERS = (

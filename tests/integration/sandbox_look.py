@@ -13,8 +13,8 @@ from typing import Any
 
 import psycopg
 
-from embedded.fleet import stop_fleet
-from embedded.sandbox import SandboxedServer, find_confinement, start_sandboxed
+from cutline.embedded.fleet import stop_fleet
+from cutline.embedded.sandbox import SandboxedServer, find_confinement, start_sandboxed
 
 SECRET, SHOWN = "a password", "AWS_SECRET_ACCESS_KEY"
 # As long as fleet.toml allows: no path of a socket has room for it beside a few folders.

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer.main
 
-from cli.main import COMMANDS, app, hoist_shared_options, run
-from embedded.fleet import is_fleet, stop_fleet
+from cutline.cli.main import COMMANDS, app, hoist_shared_options, run
+from cutline.embedded.fleet import is_fleet, stop_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,7 +243,7 @@ def shell_in(directory: Path, spark: SparkSession, shell: Shell) -> Iterator[She
         patch.setenv("SNAPSHOT_FLEET", "")
         patch.setenv("TERM", "xterm")
         patch.setenv("XDG_STATE_HOME", str(directory / "state"))
-        patch.setattr("cli.spark.start.start_spark", lambda *_: SharedSpark(spark))
+        patch.setattr("cutline.cli.spark.start.start_spark", lambda *_: SharedSpark(spark))
         try:
             yield shell
         finally:
@@ -254,7 +254,7 @@ def shell_in(directory: Path, spark: SparkSession, shell: Shell) -> Iterator[She
 
 def _start(words: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", "from cli.main import main; main()", *words],
+        [sys.executable, "-c", "from cutline.cli.main import main; main()", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 

@@ -14,18 +14,18 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from fleet.nodes.connections import NodeUnreachableError, connect
-from fleet.nodes.sessions import in_parallel
-from fleet.nodes.watch import Watch, watch_nodes
-from restore.ddl.ddl import refresh_views
-from restore.ddl.running import DdlRun
-from restore.ddl.unprivileged import adapt_ddl
-from restore.memberships import check_memberships, read_our_name
-from restore.rehearsal import refuse, rehearse
-from restore.targets.databases import drop_database
-from restore.targets.target import Target, TargetUnfitError, target_of
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import NodeUnreachableError, connect
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.nodes.watch import Watch, watch_nodes
+from cutline.restore.ddl.ddl import refresh_views
+from cutline.restore.ddl.running import DdlRun
+from cutline.restore.ddl.unprivileged import adapt_ddl
+from cutline.restore.memberships import check_memberships, read_our_name
+from cutline.restore.rehearsal import refuse, rehearse
+from cutline.restore.targets.databases import drop_database
+from cutline.restore.targets.target import Target, TargetUnfitError, target_of
 from tests.commands.ddl_runs import NOTHING, ddl_of, make_ledger
 from tests.integration.refusing import execute
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from fleet.config import GroupRules
-from fleet.nodes.connections import connect
-from fleet.tables.groups import Table, read_tables
-from fleet.tables.publications import TableNotAdmissibleError, check_admissible, ensure_publications
+from cutline.fleet.config import GroupRules
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.tables.groups import Table, read_tables
+from cutline.fleet.tables.publications import TableNotAdmissibleError, check_admissible, ensure_publications
 from tests.integration.wal_place import Place, place
 
 __all__ = ["place"]  # the fixture

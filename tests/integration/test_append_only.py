@@ -15,17 +15,23 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import snapshots.create.full_attempt
-import snapshots.create.increment_attempt
-from cli.commands.check import lines_of as check_lines
-from cli.commands.create import document_of as create_document
-from cli.commands.create import lines_of as create_lines
-from cli.output.restore_report import document_of as restore_document
-from cli.output.restore_report import lines_of as restore_lines
-from fleet.config import Fleet
-from fleet.nodes.connections import connect
-from fleet.tables.append_only import AppendOnlyChangedError, Counters, are_counters_unknown, has_changed, read_counters
-from snapshots.records.commits import increment_numbers
+import cutline.snapshots.create.full_attempt
+import cutline.snapshots.create.increment_attempt
+from cutline.cli.commands.check import lines_of as check_lines
+from cutline.cli.commands.create import document_of as create_document
+from cutline.cli.commands.create import lines_of as create_lines
+from cutline.cli.output.restore_report import document_of as restore_document
+from cutline.cli.output.restore_report import lines_of as restore_lines
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.tables.append_only import (
+    AppendOnlyChangedError,
+    Counters,
+    are_counters_unknown,
+    has_changed,
+    read_counters,
+)
+from cutline.snapshots.records.commits import increment_numbers
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target
@@ -34,7 +40,7 @@ from tests.integration.refusing import execute, refused, take_increment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
     from tests.integration.conftest import FleetFactory
 
 NAME = "logs"
@@ -166,14 +172,18 @@ def test_an_update_during_a_create_is_found_before_the_commit(runs: Runs, monkey
         return update_and_work
 
     with monkeypatch.context() as patched:
-        patched.setattr(snapshots.create.full_attempt, "_copy", update_before(snapshots.create.full_attempt._copy))
+        patched.setattr(
+            cutline.snapshots.create.full_attempt, "_copy", update_before(cutline.snapshots.create.full_attempt._copy)
+        )
         with pytest.raises(AppendOnlyChangedError) as raised:
             runs.full(NAME)
     assert "since this snapshot was begun" in raised.value.message
     runs.full(NAME)
     with monkeypatch.context() as patched:
         patched.setattr(
-            snapshots.create.increment_attempt, "take_cut", update_before(snapshots.create.increment_attempt.take_cut)
+            cutline.snapshots.create.increment_attempt,
+            "take_cut",
+            update_before(cutline.snapshots.create.increment_attempt.take_cut),
         )
         with pytest.raises(AppendOnlyChangedError) as raised:
             runs.increment(NAME)

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-import snapshots.between_cuts.archive_ahead as module
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.nodes.lock import FleetBusyError
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Silent
-from snapshots.between_cuts.archive_ahead import ArchivedAhead, archive_ahead
-from snapshots.between_cuts.supersede import supersede
-from snapshots.listing.listing import list_store
-from snapshots.operations.exclusive import exclusive
-from snapshots.records.commits import read_full
-from snapshots.records.lost_chains import ChainLostError
+import cutline.snapshots.between_cuts.archive_ahead as module
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.nodes.lock import FleetBusyError
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Silent
+from cutline.snapshots.between_cuts.archive_ahead import ArchivedAhead, archive_ahead
+from cutline.snapshots.between_cuts.supersede import supersede
+from cutline.snapshots.listing.listing import list_store
+from cutline.snapshots.operations.exclusive import exclusive
+from cutline.snapshots.records.commits import read_full
+from cutline.snapshots.records.lost_chains import ChainLostError
+from cutline.wal.slots.retained import read_waiting
+from cutline.wal.slots.slots import SlotLostError, slot_name
 from tests.commands.snapshot_runs import Runs, runs_on, slots_of, sorted_copies
 from tests.integration.refusing import execute
-from wal.slots.retained import read_waiting
-from wal.slots.slots import SlotLostError, slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

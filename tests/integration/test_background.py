@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from storage.ids import OPERATION_ID
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.storage.ids import OPERATION_ID
 from tests.commands.snapshot_runs import Runs, command_line, run_command, runs_on
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_the_command_that_has_no_operation_yet(runs: Runs, tmp_path:
         file.write_text(text.replace(dsn, f"postgresql:///bank?host=127.0.0.1&port={port}&user=postgres"))
         words = ["--fleet", str(file), "create", "never", "--background"]
         typed = subprocess.Popen(
-            [sys.executable, "-c", "from cli.main import main; main()", *words],
+            [sys.executable, "-c", "from cutline.cli.main import main; main()", *words],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         silent.settimeout(SECONDS_MAX)

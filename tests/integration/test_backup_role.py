@@ -16,15 +16,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-import fleet.nodes.preconditions as preconditions
-from fleet.config import Fleet
-from fleet.nodes.connections import connect, with_database
-from fleet.nodes.problems import NodeUnfitError
-from fleet.progress import Silent
-from fleet.tables.groups import read_tables
-from fleet.tables.left_out import LeftOutKind, read_left_out
-from snapshots.create.initialise import initialise
-from storage.errors import SnapshotError
+import cutline.fleet.nodes.preconditions as preconditions
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import connect, with_database
+from cutline.fleet.nodes.problems import NodeUnfitError
+from cutline.fleet.progress import Silent
+from cutline.fleet.tables.groups import read_tables
+from cutline.fleet.tables.left_out import LeftOutKind, read_left_out
+from cutline.snapshots.create.initialise import initialise
+from cutline.storage.errors import SnapshotError
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.documented_roles import await_standbys
 from tests.integration.own_database import own_database
@@ -34,7 +34,7 @@ from tests.integration.refusing import create, execute, refused, take_increment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
 
 NAME = "nightly"
 ROLE = "role_backup"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from embedded.bank import BankInvariants, NoBankError, read_invariants, read_prepared_gids
-from embedded.bank_workload import BankBusyError, BankStoppedError, BankWorkload
-from embedded.fleet import EmbeddedFleet
+from cutline.embedded.bank import BankInvariants, NoBankError, read_invariants, read_prepared_gids
+from cutline.embedded.bank_workload import BankBusyError, BankStoppedError, BankWorkload
+from cutline.embedded.fleet import EmbeddedFleet
 
 if TYPE_CHECKING:
     from tests.integration.conftest import FleetFactory
@@ -212,7 +212,7 @@ def test_abandoning_does_not_wait_for_locks(shared_fleet: EmbeddedFleet) -> None
 @contextmanager
 def load(fleet: EmbeddedFleet, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run `snapshot demo load` as a subprocess, and kill it at the end if it is still running."""
-    command = [sys.executable, "-c", "from cli.main import main; main()"]
+    command = [sys.executable, "-c", "from cutline.cli.main import main; main()"]
     words = ["demo", "load", str(fleet.directory), *arguments]
     with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, runs_on, slots_of
 from tests.faults.awaited import await_none
 from tests.faults.cancelled_command import cancel_when

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.recorded import read_open_intents
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.wal.slots.slots import slot_name
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on, slots_of
 from tests.faults.cancelled_command import BEGUN, STEP, cancel_at
 from tests.run.soak import draw
-from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

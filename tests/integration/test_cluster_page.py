@@ -27,7 +27,7 @@ from tests.run.quick_spark import QUICK
 from tests.s3.server import free_port
 
 if TYPE_CHECKING:
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 START_SECONDS_MAX, COMMAND_SECONDS_MAX = 120, 240

@@ -8,20 +8,20 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, Node
-from fleet.nodes.collation_versions import _read, difference_text
-from fleet.nodes.connections import with_database
-from fleet.progress import Noting, Silent
-from snapshots.create.full_plan import preview_full
-from snapshots.create.initialise import initialise
-from snapshots.create.request import CreateRequest
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.collation_versions import _read, difference_text
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Noting, Silent
+from cutline.snapshots.create.full_plan import preview_full
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.request import CreateRequest
+from cutline.wal.drain.peek import open_reader
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
 from tests.run.soak import draw
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import MAJORS, require_server
-from wal.drain.peek import open_reader
 
 BY_HAND = (
     "as a superuser: UPDATE pg_database SET datcollversion = pg_database_collation_actual_version(oid)"

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from embedded.server import EmbeddedNode
-from fleet.config import Fleet, KnownServer, Node, load_fleet
-from fleet.nodes.baseline import BaselineChangedError, find_node
-from fleet.nodes.connections import (
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import EmbeddedNode
+from cutline.fleet.config import Fleet, KnownServer, Node, load_fleet
+from cutline.fleet.nodes.baseline import BaselineChangedError, find_node
+from cutline.fleet.nodes.connections import (
     NodeUnreachableError,
     OtherServerError,
     as_connected,
@@ -23,16 +23,16 @@ from fleet.nodes.connections import (
     connect_replication,
     database_name,
 )
-from fleet.nodes.privileges import find_decoding_problems, read_role
-from fleet.nodes.problems import NodeUnfitError
-from fleet.nodes.sessions import open_sessions
-from fleet.programs.wheel import wheel_bin_directory
-from snapshots.ddl.dump import dump_archive
-from storage.errors import UsageError
+from cutline.fleet.nodes.privileges import find_decoding_problems, read_role
+from cutline.fleet.nodes.problems import NodeUnfitError
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.programs.wheel import wheel_bin_directory
+from cutline.snapshots.ddl.dump import dump_archive
+from cutline.storage.errors import UsageError
+from cutline.wal.drain.peek import open_reader
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
 from tests.integration.conftest import FleetFactory
 from tests.integration.refusing import execute
-from wal.drain.peek import open_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,30 +16,30 @@ import pytest
 from msgspec import structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import connect, with_database
-from fleet.nodes.privileges import quote
-from fleet.progress import Silent
-from fleet.read_only.frozen import freeze, thaw
-from restore.ddl.ddl import SchemaLoadError
-from restore.ddl.statements import literal
-from restore.obstacles.obstacles import TargetLacksError
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.preview import preview_restore
-from restore.request import RestoreRequest
-from restore.restore import resume_restore
-from restore.targets.database_records import DatabaseRecord, Phase, record_text
-from restore.targets.target import TargetUnfitError
-from restore.undoing.abandoning import abandon_restore
-from restore.unfinished import UnfinishedRestoreError
-from restore.unfinished_checks import NothingUnfinishedError
-from snapshots.ddl.database_facts import read_properties
-from snapshots.records.chain import Chain
-from snapshots.records.database_facts import DatabaseProperties, DatabaseSetting
-from snapshots.records.store_identity import read_identity
-from storage.errors import StoppedError
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import connect, with_database
+from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.progress import Silent
+from cutline.fleet.read_only.frozen import freeze, thaw
+from cutline.restore.ddl.ddl import SchemaLoadError
+from cutline.restore.ddl.statements import literal
+from cutline.restore.obstacles.obstacles import TargetLacksError
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import resume_restore
+from cutline.restore.targets.database_records import DatabaseRecord, Phase, record_text
+from cutline.restore.targets.target import TargetUnfitError
+from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.unfinished_checks import NothingUnfinishedError
+from cutline.snapshots.ddl.database_facts import read_properties
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.database_facts import DatabaseProperties, DatabaseSetting
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.storage.errors import StoppedError
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute
@@ -330,8 +330,8 @@ def test_the_owner_follows_where_the_process_ended_before_it_gave_it(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("restore.restore.clear_records", lambda *_: [])
-        patch.setattr("restore.restore._clear_own_records", lose)
+        patch.setattr("cutline.restore.restore.clear_records", lambda *_: [])
+        patch.setattr("cutline.restore.restore._clear_own_records", lose)
         with pytest.raises(StoppedError):
             runs.restore(NAME, target, 0)
     assert {owner for owner, *_ in properties_of(target).values()} == {"postgres"}

@@ -10,15 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 
-import restore.ddl.running
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from fleet.nodes.connections import with_database
-from fleet.nodes.watch import watch_nodes
-from fleet.programs.wheel import run_tool
-from restore.ddl.ddl import SchemaLoadError
-from restore.ddl.running import DdlRun
-from restore.rows.ledger import has_ledger
+import cutline.restore.ddl.running
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.nodes.watch import watch_nodes
+from cutline.fleet.programs.wheel import run_tool
+from cutline.restore.ddl.ddl import SchemaLoadError
+from cutline.restore.ddl.running import DdlRun
+from cutline.restore.rows.ledger import has_ledger
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute
 from tests.integration.test_definitions import ROLES, run_script
@@ -97,7 +97,7 @@ def test_what_follows_the_rows_goes_on_after_every_transaction(
         some = DdlRun(again, ddl, watch)
         some._run_side_by_side(long[::2], {})
         assert some.refusals == {}
-        monkeypatch.setattr(restore.ddl.running, "OBJECTS_AT_ONCE", 5)
+        monkeypatch.setattr(cutline.restore.ddl.running, "OBJECTS_AT_ONCE", 5)
         work, steps = DdlRun._run_chunk, 0
         while True:
             steps += 1

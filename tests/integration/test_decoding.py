@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-import wal.drain.drain
-from fleet.nodes.connections import connect
+import cutline.wal.drain.drain
+from cutline.fleet.nodes.connections import connect
+from cutline.wal.cut.markers import Marker, marker_from_bytes
+from cutline.wal.segments.definitions import Definition
+from cutline.wal.slots.slots import drop_slot
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, create_one_table, groups_of, place, shrink_chunks
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.tables.random_tables import Traffic, create_tables
 from tests.wal.markers import write_marker
-from wal.cut.markers import Marker, marker_from_bytes
-from wal.segments.definitions import Definition
-from wal.slots.slots import drop_slot
 
 __all__ = ["place"]  # the fixture
 
@@ -202,7 +202,7 @@ def test_every_change_is_decoded_under_the_definition_that_it_was_made_under(pla
 
 
 def confirmed_on_primary(place: Place, follower: Follower) -> int:
-    state = wal.drain.drain.slot_state(place.connection, follower.task.slot)
+    state = cutline.wal.drain.drain.slot_state(place.connection, follower.task.slot)
     assert state is not None
     return state.confirmed
 
@@ -247,6 +247,6 @@ def test_a_drain_advances_over_wal_that_has_only_other_programs_messages(
 
 def confirmed_on_its_node(follower: Follower) -> int:
     with connect(follower.task.node) as connection:
-        state = wal.drain.drain.slot_state(connection, follower.task.slot)
+        state = cutline.wal.drain.drain.slot_state(connection, follower.task.slot)
         assert state is not None
         return state.confirmed

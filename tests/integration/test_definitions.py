@@ -15,16 +15,16 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.programs.wheel import run_tool
-from fleet.progress import Noting, Silent
-from restore.plan import plan_restore
-from restore.preview import preview_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from restore.targets.target import TargetUnfitError
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.programs.wheel import run_tool
+from cutline.fleet.progress import Noting, Silent
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.restore.targets.target import TargetUnfitError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.run.soak import SOAK_SECONDS
 

@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from check.verify import CheckRequest, check_snapshots
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, Retention, load_fleet
-from fleet.progress import Silent
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from snapshots.listing.listing import list_store
-from snapshots.records.chains import read_chain
-from snapshots.records.tombstones import is_deleted
-from snapshots.removal.deletion import delete_snapshot
-from snapshots.removal.pruning import preview_prune
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, Retention, load_fleet
+from cutline.fleet.progress import Silent
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.snapshots.listing.listing import list_store
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.tombstones import is_deleted
+from cutline.snapshots.removal.deletion import delete_snapshot
+from cutline.snapshots.removal.pruning import preview_prune
+from cutline.wal.slots.slots import slot_name
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import (
     Ready,
@@ -46,7 +47,6 @@ from tests.s3.server import S3Server
 from tests.stores.damage import flip_byte
 from tests.stores.documents import check_documents
 from tests.stores.listed import objects_of
-from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,12 +13,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.programs.wheel import run_tool
-from restore.ddl.function_paths import RESTRICTED_VERSION
-from restore.report import RestoreReport
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.programs.wheel import run_tool
+from cutline.restore.ddl.function_paths import RESTRICTED_VERSION
+from cutline.restore.report import RestoreReport
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import restore.ddl.ddl
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from fleet.nodes.connections import NodeDisruptedError, connect, raising_unreachable, with_database
-from fleet.nodes.watch import watch_nodes
-from restore.ddl.ddl import DdlEntry, refresh_views, set_sequences
-from restore.ddl.running import DdlRun
-from restore.rehearsal import rehearse
-from restore.rows.ledger import LoadError
-from restore.rows.loaders import load_error
-from restore.targets.superusers import Superusers
-from restore.targets.target import Target, target_of
-from snapshots.records.commit import Sequence
+import cutline.restore.ddl.ddl
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import NodeDisruptedError, connect, raising_unreachable, with_database
+from cutline.fleet.nodes.watch import watch_nodes
+from cutline.restore.ddl.ddl import DdlEntry, refresh_views, set_sequences
+from cutline.restore.ddl.running import DdlRun
+from cutline.restore.rehearsal import rehearse
+from cutline.restore.rows.ledger import LoadError
+from cutline.restore.rows.loaders import load_error
+from cutline.restore.targets.superusers import Superusers
+from cutline.restore.targets.target import Target, target_of
+from cutline.snapshots.records.commit import Sequence
 from tests.commands.ddl_runs import NOTHING, ddl_of, make_ledger
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
@@ -118,7 +118,7 @@ def test_nothing_else_that_a_restore_runs_takes_it_for_a_refusal(
         with pytest.raises(NodeDisruptedError, match="could not extend file"):
             DdlRun(node, NOTHING, watch).last(make_ledger(node), "SELECT public.full_disk();")
     monkeypatch.setattr(
-        restore.ddl.ddl, "SET_QUERY", "SELECT public.full_disk(), %s::text, %s::text, %s::text, %s::text"
+        cutline.restore.ddl.ddl, "SET_QUERY", "SELECT public.full_disk(), %s::text, %s::text, %s::text, %s::text"
     )
     with connect(node) as connection, pytest.raises(NodeDisruptedError), raising_unreachable(node):
         set_sequences(connection, [Sequence("public", "s", 1, is_called=True, increment=1, cycles=False)])

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-import wal.drain.drain
-from fleet.lsn import Lsn
-from storage.location import StoreLocation
-from storage.open import open_store
-from storage.store import ObjectStore
+import cutline.wal.drain.drain
+from cutline.fleet.lsn import Lsn
+from cutline.storage.location import StoreLocation
+from cutline.storage.open import open_store
+from cutline.storage.store import ObjectStore
+from cutline.wal.drain.drain import advance_slot
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, create_one_table, place, shrink_chunks
-from wal.drain.drain import advance_slot
 
 __all__ = ["place"]  # the fixture
 
@@ -65,7 +65,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
         return CrashingStore(open_store(location.url, location.options), die)
 
     monkeypatch.setattr(StoreLocation, "open", open_crashing)
-    monkeypatch.setattr(wal.drain.drain, "advance_slot", advance)
+    monkeypatch.setattr(cutline.wal.drain.drain, "advance_slot", advance)
     return set_point
 
 
@@ -165,9 +165,9 @@ def test_a_drain_that_dies_within_a_large_transaction_is_continued_there(
     place.connection.execute("INSERT INTO t VALUES (-2, 'after')")
     finish = place.write_finish()
     die_at(None)
-    monkeypatch.setattr(wal.drain.drain, "SEGMENT_BYTES_MAX", 1 << 30)
+    monkeypatch.setattr(cutline.wal.drain.drain, "SEGMENT_BYTES_MAX", 1 << 30)
     assert len(undisturbed.drain_fully(finish).segments) == 1
-    monkeypatch.setattr(wal.drain.drain, "SEGMENT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(cutline.wal.drain.drain, "SEGMENT_BYTES_MAX", 1 << 20)
     # It dies after its first and after its second segment, both in the middle of the transaction.
     die_at(2)
     with pytest.raises(CrashError):
@@ -200,7 +200,7 @@ def test_a_slot_that_another_client_advances_before_the_drain_does_is_lost(
         connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [name])
         advance_slot(connection, name, Lsn(through))
 
-    monkeypatch.setattr(wal.drain.drain, "advance_slot", advance_after_another)
+    monkeypatch.setattr(cutline.wal.drain.drain, "advance_slot", advance_after_another)
     report = follower.drain(finish)
     assert report.problem is not None
     assert report.problem["slug"] == "slot-lost"

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from fleet.config import Fleet
-from fleet.lsn import Lsn
-from fleet.nodes.connections import with_database
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import Commit
-from storage.errors import BusyError, SnapshotError
-from storage.local import LocalStore
+from cutline.fleet.config import Fleet
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import with_database
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import Commit
+from cutline.storage.errors import BusyError, SnapshotError
+from cutline.storage.local import LocalStore
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segments import read_metadata
 from tests.commands.snapshot_runs import Ready, Runs, command_line, configure_fleet, sorted_copies
 from tests.integration.conftest import FleetFactory
 from tests.run.soak import SOAK_SECONDS
-from wal.segments.archive import Segment
-from wal.segments.segments import read_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,18 +50,18 @@ SHORT_SECONDS_MAX, LONG_SECONDS_MAX = 300, 3600
 # a worker pauses after segment `last`.
 PAUSE_AFTER_LAST = """
 import time
-import wal.drain.drain
+import cutline.wal.drain.drain
 
-create = wal.drain.drain.create_segment
+create = cutline.wal.drain.drain.create_segment
 
 def create_some(store, prefix, number, held, *rest):
     while number > {last}:
         time.sleep(1)
     return create(store, prefix, number, held, *rest)
 
-wal.drain.drain.create_segment = create_some
+cutline.wal.drain.drain.create_segment = create_some
 for name in ("FIRST_CHUNK_MESSAGES", "CHUNK_MESSAGES_MIN", "CHUNK_MESSAGES_MAX"):
-    setattr(wal.drain.drain, name, {messages})
+    setattr(cutline.wal.drain.drain, name, {messages})
 """
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import psycopg
 import pytest
 
-import wal.decoding.undecodable
-import wal.drain.drain
-from columns.bytes_column import from_list
-from fleet.config import Node
-from fleet.lsn import Lsn
-from fleet.nodes.connections import connect
+import cutline.wal.decoding.undecodable
+import cutline.wal.drain.drain
+from cutline.columns.bytes_column import from_list
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import connect
+from cutline.wal.decoding.undecodable import LINE_BYTES_MAX
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, create_one_table, groups_of, place
 from tests.run.soak import SOAK_SECONDS
 from tests.wal import pgoutput_messages as pgoutput
-from wal.decoding.undecodable import LINE_BYTES_MAX
 
 __all__ = ["place"]  # the fixture
 
@@ -28,7 +28,7 @@ __all__ = ["place"]  # the fixture
 def test_a_segment_with_unplanned_definitions_belongs_to_another_drain(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wal.drain.drain, "SLOT_IN_USE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(cutline.wal.drain.drain, "SLOT_IN_USE_SECONDS_MAX", 0.2)
     follower = place.follow(create_one_table(place))
     (unlisted,) = follower.task.definitions
     rival = Follower(
@@ -76,7 +76,7 @@ def test_nothing_of_an_invalid_chunk_is_stored(
     follower = place.follow(create_one_table(place))
     place.connection.execute("INSERT INTO t VALUES (1, 'one'), (2, 'another')")
     finish = place.write_finish()
-    peek = wal.drain.drain.peek
+    peek = cutline.wal.drain.drain.peek
 
     def altered_peek(
         node: Node, slot: str, publications: tuple[str, ...], finish: int, messages_max: int
@@ -86,7 +86,7 @@ def test_nothing_of_an_invalid_chunk_is_stored(
         ]
         yield from_list(alter(messages, finish)).to_arrow()
 
-    monkeypatch.setattr(wal.drain.drain, "peek", altered_peek)
+    monkeypatch.setattr(cutline.wal.drain.drain, "peek", altered_peek)
     report = follower.drain(finish)
     assert report.problem is not None
     assert report.problem["slug"] == "decoding"
@@ -141,7 +141,7 @@ def test_a_row_whose_line_copy_could_not_read_is_named(
     key = "00000000-0000-0000-0000-00000000002a"
     # 7, its uuid, two separators, and 60 newlines of two characters each; a newline ends the line.
     fits = 1 + 36 + 3 + 2 * 60
-    monkeypatch.setattr(wal.decoding.undecodable, "LINE_BYTES_MAX", fits)
+    monkeypatch.setattr(cutline.wal.decoding.undecodable, "LINE_BYTES_MAX", fits)
     place.connection.execute("INSERT INTO escaped VALUES (repeat(E'\n', 60), 7, %s)", (key,))
     follower.drain_fully(place.write_finish())
     place.connection.execute("INSERT INTO escaped VALUES (repeat(E'\n', 61), 8, %s)", (key,))

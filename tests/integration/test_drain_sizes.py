@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.lsn import Lsn
-from fleet.tables.groups import Group
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.tables.groups import Group
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, groups_of, place
 from tests.run.soak import SOAK_SECONDS
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Prints the process's peak memory before and after the drain, in MiB, and the drain's result.
 WORKER = """
 import base64, json, pickle, sys
-from wal.drain.drain import drain
+from cutline.wal.drain.drain import drain
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:")) >> 10

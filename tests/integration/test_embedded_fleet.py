@@ -12,13 +12,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet, NoFleetError, is_fleet, open_fleet, start_fleet, stop_fleet
-from embedded.folder import EmbeddedFleetBusyError, FolderTakenError, lock_folder
-from embedded.server import EmbeddedNode, ServerFailedError, running_pid
-from fleet.config import Fleet, load_fleet
-from fleet.nodes.baseline import find_node
-from fleet.nodes.connections import connect
-from storage.errors import RefusedError
+from cutline.embedded.fleet import EmbeddedFleet, NoFleetError, is_fleet, open_fleet, start_fleet, stop_fleet
+from cutline.embedded.folder import EmbeddedFleetBusyError, FolderTakenError, lock_folder
+from cutline.embedded.server import EmbeddedNode, ServerFailedError, running_pid
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.nodes.baseline import find_node
+from cutline.fleet.nodes.connections import connect
+from cutline.storage.errors import RefusedError
 from tests.commands.in_process import run_here
 from tests.servers.installed import SERVERS
 

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 import psycopg
 import pytest
 
-import embedded.folder
-from embedded.fleet import EmbeddedFleet, open_fleet, start_fleet, stop_fleet
-from embedded.folder import FolderTakenError
-from embedded.server import FOLDER_BYTES_MAX, running_pid
+import cutline.embedded.folder
+from cutline.embedded.fleet import EmbeddedFleet, open_fleet, start_fleet, stop_fleet
+from cutline.embedded.folder import FolderTakenError
+from cutline.embedded.server import FOLDER_BYTES_MAX, running_pid
 from tests.other_user import OTHER_UID, as_other_user, needs_root
 
 
@@ -90,12 +90,12 @@ def test_a_fleet_that_another_user_planted_is_not_run_stopped_or_deleted(tmp_pat
     victim = tmp_path / "victim"
     (victim / "s1").mkdir(parents=True)
     document = {
-        "schema": embedded.folder.STATE_SCHEMA,
+        "schema": cutline.embedded.folder.STATE_SCHEMA,
         "complete": True,
         "nodes_directory": str(victim),
         "nodes": [{"id": "s1", "backup_of": None}],
     }
-    state = directory / embedded.folder.STATE
+    state = directory / cutline.embedded.folder.STATE
     state.write_text(json.dumps(document))
     if planted == "link":
         state.rename(tmp_path / "theirs")
@@ -122,12 +122,12 @@ def test_nothing_is_made_in_a_folder_of_another_user(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
 def test_a_state_that_others_can_write_is_not_read(tmp_path: Path, mode: int) -> None:
-    (tmp_path / embedded.folder.STATE).write_text("{}")
-    (tmp_path / embedded.folder.STATE).chmod(mode)
+    (tmp_path / cutline.embedded.folder.STATE).write_text("{}")
+    (tmp_path / cutline.embedded.folder.STATE).chmod(mode)
     with pytest.raises(FolderTakenError, match="another user"):
         stop_fleet(tmp_path)
 
 
 def test_the_state_and_the_store_are_private(shared_fleet: EmbeddedFleet) -> None:
-    for path in (shared_fleet.directory / embedded.folder.STATE, shared_fleet.store):
+    for path in (shared_fleet.directory / cutline.embedded.folder.STATE, shared_fleet.store):
         assert (path.stat().st_uid, path.stat().st_mode & 0o077) == (os.geteuid(), 0)

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from cli.main import COMMANDS
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
-from fleet.nodes.lock import lock_fleet
-from fleet.nodes.sessions import open_sessions
-from fleet.record import Time
-from snapshots.operations.operation import begin, new_operation
-from snapshots.records.chains import read_chain
-from snapshots.records.documents import seal
-from snapshots.records.keys import base_prefix
-from snapshots.records.operation_records import Outcome, operation_key
-from snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
-from storage.digest import digest
-from storage.ids import new_operation_id
+from cutline.cli.main import COMMANDS
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.nodes.lock import lock_fleet
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.operation import begin, new_operation
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.keys import base_prefix
+from cutline.snapshots.records.operation_records import Outcome, operation_key
+from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
+from cutline.storage.digest import digest
+from cutline.storage.ids import new_operation_id
+from cutline.wal.slots.slots import slot_name
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.encrypted_attacks import ATTACKS, planted_by_strangers
@@ -46,7 +47,6 @@ from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
 from tests.run.soak import draw
 from tests.stores.damage import flip_byte
-from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

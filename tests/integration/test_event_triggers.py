@@ -14,12 +14,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.progress import Silent
-from fleet.read_only.resume import resume_fleet
-from fleet.tables.event_triggers import EventTriggerError
-from snapshots.create.initialise import initialise
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
+from cutline.fleet.read_only.resume import resume_fleet
+from cutline.fleet.tables.event_triggers import EventTriggerError
+from cutline.snapshots.create.initialise import initialise
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.spark.protection import PROTECTION, SECRET
-from snapshots.executors.build import PACKAGES
+from cutline.cli.spark.protection import PROTECTION, SECRET
+from cutline.snapshots.executors.build import PACKAGES
 from tests.commands.snapshot_runs import configure_fleet, slots_of
 from tests.integration.refusing import read_changeable
 from tests.run.quick_spark import QUICK
 from tests.spark.standalone_cluster import Worker, running_worker, standalone_master, standalone_workers
 
 if TYPE_CHECKING:
-    from embedded.fleet import EmbeddedFleet
-    from fleet.config import Fleet
+    from cutline.embedded.fleet import EmbeddedFleet
+    from cutline.fleet.config import Fleet
 
 ROOT = Path(__file__).parents[2]
 GIVEN = PROTECTION | {SECRET: "the secret of this cluster"}
@@ -32,18 +32,18 @@ COMMAND_SECONDS_MAX = 240
 LATE_JOB = """
 import json, sys, time
 from pathlib import Path
-from cli.spark.on_demand import SparkOnDemand
-from columns.python_workers import first_work
-from fleet.config import load_fleet
-from fleet.progress import Silent
-from snapshots.executors.needs import ExecutorNeeds
-from snapshots.executors.preflight import count_executors
-from snapshots.tasks.spark_jobs import run_tasks
-from storage.errors import SnapshotError, report_of
+from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.columns.python_workers import first_work
+from cutline.fleet.config import load_fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.executors.needs import ExecutorNeeds
+from cutline.snapshots.executors.preflight import count_executors
+from cutline.snapshots.tasks.spark_jobs import run_tasks
+from cutline.storage.errors import SnapshotError, report_of
 
 fleet = load_fleet(Path(sys.argv[1]))
 with SparkOnDemand(fleet, "test") as spark:
-    spark.begin(ExecutorNeeds(fleet.store, fleet.nodes, writes=True), Silent())
+    spark.begin(ExecutorNeeds(fleet.store, cutline.fleet.nodes, writes=True), Silent())
     print("checked", [node.id for node in first_work().args[1].nodes], flush=True)
     sys.stdin.readline()
     while count_executors(spark.session()) < 2:
@@ -90,7 +90,7 @@ def fleet_on(master: str, embedded: EmbeddedFleet, folder: Path) -> Fleet:
 
 def run_command(folder: Path, *words: str) -> tuple[int, dict[str, object]]:
     """Run a command in a process of its own; return its exit code and its JSON."""
-    code = "from cli.main import main; main()"
+    code = "from cutline.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "--fleet", str(folder / "fleet.toml"), "--json", *words],
         capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False, env=os.environ | CODE,

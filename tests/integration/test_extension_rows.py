@@ -24,32 +24,32 @@ import zstandard
 from msgspec import structs
 from psycopg.conninfo import make_conninfo
 
-from cli.commands.create import lines_of as create_lines
-from fleet.config import Fleet, GroupRules
-from fleet.fleet_file import AssertionTable
-from fleet.nodes.connections import connect, with_database
-from fleet.nodes.encodings import RAW
-from fleet.programs.wheel import run_tool
-from fleet.programs.wheel_copy import shared_temporary_directory
-from fleet.progress import Silent
-from fleet.tables.left_out import LeftOutKind
-from restore.checked_ddl import _find_extension_rows
-from restore.data_only.checker import TablesUnfitError
-from restore.ddl.function_paths import run_statements
-from restore.drill.assertions import AssertionResult
-from restore.drill.drill import verdict_of
-from restore.obstacles.obstacles import Obstacles
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.preview import preview_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from restore.targets.target import TargetUnfitError
-from snapshots.create.full import create_full
-from snapshots.create.request import CreateRequest
-from snapshots.ddl.archive import EXTENSION
-from snapshots.globals import extension_rows
-from snapshots.globals.extension_rows import (
+from cutline.cli.commands.create import lines_of as create_lines
+from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.fleet_file import AssertionTable
+from cutline.fleet.nodes.connections import connect, with_database
+from cutline.fleet.nodes.encodings import RAW
+from cutline.fleet.programs.wheel import run_tool
+from cutline.fleet.programs.wheel_copy import shared_temporary_directory
+from cutline.fleet.progress import Silent
+from cutline.fleet.tables.left_out import LeftOutKind
+from cutline.restore.checked_ddl import _find_extension_rows
+from cutline.restore.data_only.checker import TablesUnfitError
+from cutline.restore.ddl.function_paths import run_statements
+from cutline.restore.drill.assertions import AssertionResult
+from cutline.restore.drill.drill import verdict_of
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.restore.targets.target import TargetUnfitError
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.ddl.archive import EXTENSION
+from cutline.snapshots.globals import extension_rows
+from cutline.snapshots.globals.extension_rows import (
     BYTES_MAX,
     _compress_rows,
     _divide,
@@ -60,20 +60,20 @@ from snapshots.globals.extension_rows import (
     read_extension_rows,
     read_extension_rows_object,
 )
-from snapshots.records.chains import read_chain
-from snapshots.removal.gc import collect_garbage
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.removal.gc import collect_garbage
+from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.in_process import run_as_text
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import execute
 from tests.servers.dealt import current_server
-from wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
-    from restore.plan import RestorePlan
-    from snapshots.ddl.archive import ArchiveEntry
+    from cutline.embedded.fleet import EmbeddedFleet
+    from cutline.restore.plan import RestorePlan
+    from cutline.snapshots.ddl.archive import ArchiveEntry
     from tests.integration.conftest import FleetFactory
 
 NAME = "kept"

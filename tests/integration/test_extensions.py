@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import load_fleet
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from restore.ddl.ddl import SchemaLoadError
-from restore.drill.drill import run_drill
-from restore.drill.place import DrillUnfitError
-from restore.request import RestoreRequest
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import load_fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.ddl.ddl import SchemaLoadError
+from cutline.restore.drill.drill import run_drill
+from cutline.restore.drill.place import DrillUnfitError
+from cutline.restore.request import RestoreRequest
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.state import state_of

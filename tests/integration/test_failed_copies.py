@@ -9,11 +9,11 @@ import time
 import psycopg
 import pytest
 
-from fleet.progress import Noting, Silent
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from storage.errors import SnapshotError
+from cutline.fleet.progress import Noting, Silent
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.storage.errors import SnapshotError
 from tests.chains.tried_chain import Tried, tried
 from tests.commands.snapshot_runs import slots_of
 from tests.run.soak import SOAK_SECONDS

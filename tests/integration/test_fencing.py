@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.chains import read_chain
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.records.chains import read_chain
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.faults.awaited import await_none
 from tests.faults.contest import (
@@ -38,7 +38,7 @@ from tests.s3.proxy import S3Proxy
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
 
 NODES = 4
 CHAIN, NEW, OTHER = "chain", "new", "other"

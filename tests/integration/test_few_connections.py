@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from fleet.config import load_fleet
-from fleet.nodes.connections import connect
-from fleet.nodes.free_connections import TooFewConnectionsError, check_free_connections, task_sessions
+from cutline.fleet.config import load_fleet
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.free_connections import TooFewConnectionsError, check_free_connections, task_sessions
 from tests.commands.snapshot_runs import configure_fleet
 from tests.run.quick_spark import QUICK
 from tests.run.soak import draw
 
 if TYPE_CHECKING:
-    from embedded.fleet import EmbeddedFleet
-    from fleet.config import Fleet
+    from cutline.embedded.fleet import EmbeddedFleet
+    from cutline.fleet.config import Fleet
     from tests.integration.conftest import FleetFactory
 
 ROOT = Path(__file__).parents[2]
@@ -37,11 +37,12 @@ ENDING_SECONDS_MAX = 60
 OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
 # Many small tasks, all changes folded by Spark.
 COMMAND = """
-import snapshots.base_copy.copy_plan, snapshots.fold.limits as limits, snapshots.tasks.dealing as dealing
-snapshots.base_copy.copy_plan.TASK_PAGES = 8
+import cutline.snapshots.base_copy.copy_plan
+import cutline.snapshots.fold.limits as limits, cutline.snapshots.tasks.dealing as dealing
+cutline.snapshots.base_copy.copy_plan.TASK_PAGES = 8
 dealing.LANE_BYTES = 1
 limits.CHANGES_MAX = limits.CHOSEN_CHANGES_MAX = 0
-from cli.main import main
+from cutline.cli.main import main
 main()
 """
 COUNT = """

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from fleet.nodes.connections import connect
-from snapshots.ddl.fingerprint import CATALOGS, USER_MAPPINGS, read_fingerprint
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect
+from cutline.snapshots.ddl.fingerprint import CATALOGS, USER_MAPPINGS, read_fingerprint
 from tests.run.soak import SOAK_SECONDS
 
 DATABASE = "fingerprints"

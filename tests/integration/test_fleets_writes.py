@@ -11,11 +11,11 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from fleet.config import Fleet, GroupRules
-from fleet.nodes.connections import connect
-from fleet.progress import Silent
-from snapshots.create.initialise import initialise
-from storage.errors import SnapshotError
+from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.initialise import initialise
+from cutline.storage.errors import SnapshotError
 from tests.integration.own_database import own_database
 from tests.integration.refusing import create, execute, publication_name, refused
 from tests.servers.dealt import NEWEST

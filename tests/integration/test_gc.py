@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from check.verify import CheckRequest, check_snapshots
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.operation import record_outcome
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import increment_numbers
-from snapshots.records.store_identity import ensure_identity
-from snapshots.removal.garbage import GarbageReason
-from snapshots.removal.gc import collect_garbage, preview_garbage
-from snapshots.removal.gc_report import GcReport
-from storage.errors import BusyError, IndeterminateError
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import increment_numbers
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.snapshots.removal.garbage import GarbageReason
+from cutline.snapshots.removal.gc import collect_garbage, preview_garbage
+from cutline.snapshots.removal.gc_report import GcReport
+from cutline.storage.errors import BusyError, IndeterminateError
+from cutline.wal.slots.slots import slot_name
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, configure_fleet, removing_new_transfers, runs_on, slots_of, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.s3.server import S3Server
 from tests.stores.documents import check_documents
 from tests.unit.made_garbage import StoreBuilder, needed_by, run_gc
-from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,14 +19,14 @@ import psycopg
 import pytest
 from msgspec import UnsetType
 
-from embedded.fleet import EmbeddedFleet
-from embedded.server import EmbeddedNode
-from fleet.config import Fleet, Node, load_fleet
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import EmbeddedNode
+from cutline.fleet.config import Fleet, Node, load_fleet
+from cutline.wal.cut.cut_values import NodeCut
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.refusing import execute
 from tests.integration.wal_place import Place, await_database, create_one_table, place
 from tests.run.soak import SEED, SOAK_SECONDS
-from wal.cut.cut_values import NodeCut
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import check.contents
-import check.partitions
-import check.streams
-from check.contents import hold_archive
-from check.copies import Copies
-from check.findings import Findings
-from check.hashing import combine_all
-from check.partitions import PartitionHashes, hash_partitions
-from check.report import SnapshotReport
-from check.streams import StreamHashes, hash_streams
-from check.verify import CheckRequest, check_snapshots
-from embedded.bank_workload import BankWorkload
-from fleet.progress import Silent
-from snapshots.fold import limits
-from snapshots.fold.find_sources import sources_of
-from snapshots.records.chains import read_chain
-from storage.local import LocalStore
+import cutline.check.contents
+import cutline.check.partitions
+import cutline.check.streams
+from cutline.check.contents import hold_archive
+from cutline.check.copies import Copies
+from cutline.check.findings import Findings
+from cutline.check.hashing import combine_all
+from cutline.check.partitions import PartitionHashes, hash_partitions
+from cutline.check.report import SnapshotReport
+from cutline.check.streams import StreamHashes, hash_streams
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.fleet.progress import Silent
+from cutline.snapshots.fold import limits
+from cutline.snapshots.fold.find_sources import sources_of
+from cutline.snapshots.records.chains import read_chain
+from cutline.storage.local import LocalStore
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.run.quick_spark import LINES
 from tests.run.soak import draw
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
 
 INCREMENTS = 3
 ENCRYPTION = f'[spark]\n{LINES}[encryption]\nkey_file = "{{key}}"\n'
@@ -67,9 +67,9 @@ def runs(
 @pytest.fixture(autouse=True)
 def driver_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever folds small amounts is drawn for other tests (tests/run/folding.py)."""
-    monkeypatch.setattr(limits, "CHANGES_MAX", check.contents.CHANGES_MAX)
+    monkeypatch.setattr(limits, "CHANGES_MAX", cutline.check.contents.CHANGES_MAX)
     monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 5_000_000)
-    monkeypatch.setattr(check.contents, "STORED_BYTES_MAX", limits.STORED_BYTES_MAX)
+    monkeypatch.setattr(cutline.check.contents, "STORED_BYTES_MAX", limits.STORED_BYTES_MAX)
 
 
 def test_each_segment_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_each_segment_of_a_larger_archive_is_read_by_one_job(runs: Runs, monkeyp
         read.append(key)
         return read_range(self, key, start, length)
 
-    monkeypatch.setattr(check.contents, "STORED_BYTES_MAX", 0)
+    monkeypatch.setattr(cutline.check.contents, "STORED_BYTES_MAX", 0)
     monkeypatch.setattr(LocalStore, "read_range", noting)
     context, group = runs.spark.running.sparkContext, str(runs.fleet.path)
     context.setJobGroup(group, group)
@@ -135,7 +135,7 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
             with monkeypatch.context() as patched:
                 for name in exceeded:
                     patched.setattr(limits, name, 0)
-                patched.setattr(check.partitions, "HASHED_AT_ONCE", 100)
+                patched.setattr(cutline.check.partitions, "HASHED_AT_ONCE", 100)
                 # The reports are released once they were used.
                 again = replace(streams, last=dict(streams.last))
                 hashed = hash_partitions(runs.spark.running, copies, store, findings, Silent(), again)
@@ -162,11 +162,11 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
     versions = [sum(one[0] for one in found[1].values()) for found in (every, since, recopied)]
     assert versions[0] > versions[1] > versions[2] > 0
     reports = []
-    unlimited = check.contents.STORED_BYTES_MAX, limits.CHOSEN_CHANGES_MAX, check.streams.EVENTS_MAX
+    unlimited = cutline.check.contents.STORED_BYTES_MAX, limits.CHOSEN_CHANGES_MAX, cutline.check.streams.EVENTS_MAX
     for held_max, changes_max, events_max in (unlimited, (0, *unlimited[1:]), (0, 0, 0)):
-        monkeypatch.setattr(check.contents, "STORED_BYTES_MAX", held_max)
+        monkeypatch.setattr(cutline.check.contents, "STORED_BYTES_MAX", held_max)
         monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", changes_max)
-        monkeypatch.setattr(check.streams, "EVENTS_MAX", events_max)
+        monkeypatch.setattr(cutline.check.streams, "EVENTS_MAX", events_max)
         (report,) = check_snapshots(runs.fleet, CheckRequest("held"), runs.spark, Silent()).snapshots
         reports.append(report)
     assert reports[0].compared == reports[1].compared == reports[2].compared

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-import fleet.nodes.connections as connections
-import snapshots.base_copy.copy_plan
-import snapshots.base_copy.copy_tables
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, GroupRules
-from fleet.nodes.connections import connect, with_database
-from fleet.tables.groups import read_tables
-from snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
-from snapshots.base_copy.destination import CopyDestination
-from snapshots.create.sequences import read_sequences
-from snapshots.records.commit import FullSnapshot
-from storage.errors import error_of
-from storage.location import StoreLocation
+import cutline.fleet.nodes.connections as connections
+import cutline.snapshots.base_copy.copy_plan
+import cutline.snapshots.base_copy.copy_tables
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.nodes.connections import connect, with_database
+from cutline.fleet.tables.groups import read_tables
+from cutline.snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
+from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.snapshots.create.sequences import read_sequences
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.storage.errors import error_of
+from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
@@ -111,8 +111,8 @@ def test_functions_of_indexes_and_statistics_do_not_run_when_a_table_is_copied(
     own: Fleet, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, task_pages: int
 ) -> None:
     """The planner evaluates what is constant in them, as the role of the session, for any query of the table."""
-    monkeypatch.setattr(snapshots.base_copy.copy_plan, "TASK_PAGES", task_pages)
-    monkeypatch.setattr(snapshots.base_copy.copy_tables, "TASK_PAGES", task_pages)
+    monkeypatch.setattr(cutline.snapshots.base_copy.copy_plan, "TASK_PAGES", task_pages)
+    monkeypatch.setattr(cutline.snapshots.base_copy.copy_tables, "TASK_PAGES", task_pages)
     (node,) = own.primaries
     execute(
         node.dsn, "SET ROLE mallory",

@@ -11,20 +11,20 @@ import psycopg
 import pytest
 from msgspec import UNSET, structs
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Silent
-from snapshots.create.initialise import initialise
-from snapshots.operations.operation import begin, new_operation, record_outcome
-from snapshots.operations.recorded import open_operation_ids
-from snapshots.operations.settling import settle_operations
-from snapshots.operations.slot_guard import read_kept_chains
-from snapshots.records.operation_records import Intent
-from snapshots.records.store_identity import ensure_identity
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
+from cutline.snapshots.operations.recorded import open_operation_ids
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.operations.slot_guard import read_kept_chains
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.wal.slots.slots import slot_name
 from tests.held.retained_wal import Notes
 from tests.integration.own_shard import database_on
-from wal.slots.slots import slot_name
 
 APPLICATION, STANDBY = "debezium_orders", "standby_of_somebody"
 LIVE = "20261120T074343Z-3f9a01bc77"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from restore.data_only.references import find_temporal
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.restore.data_only.references import find_temporal
 from tests.integration.own_shard import database_on
 from tests.integration.referred import parents_on, verify
 

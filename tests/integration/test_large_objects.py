@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cli.commands.check import lines_of as check_lines
-from cli.commands.create import lines_of as create_lines
-from cli.output.restore_report import lines_of as restore_lines
-from fleet.progress import Silent
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from restore.rows.large_objects import load_large
-from snapshots.base_copy.large_objects import PART_BYTES
-from snapshots.create.full import create_full
-from snapshots.create.request import CreateRequest
-from snapshots.operations.recorded import read_open_intents
-from snapshots.records.commit import FullSnapshot
+from cutline.cli.commands.check import lines_of as check_lines
+from cutline.cli.commands.create import lines_of as create_lines
+from cutline.cli.output.restore_report import lines_of as restore_lines
+from cutline.fleet.progress import Silent
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.restore.rows.large_objects import load_large
+from cutline.snapshots.base_copy.large_objects import PART_BYTES
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import NoSpark, execute, refused
 from tests.stores.damage import change_large_objects, flip_byte, remove, with_value
 from tests.tables.large_object_states import HOSTILE_DEFINITIONS, read_large_objects
-from wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
 
 NAME = "large"
 MANY = 150
@@ -130,13 +130,13 @@ def test_large_objects_are_restored_as_of_the_full_snapshot(runs: Runs, monkeypa
 
 def assert_a_repeated_task_loads_nothing_twice(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark may repeat any task, even one that has completed its work."""
-    import restore.rows.large_objects
+    import cutline.restore.rows.large_objects
 
-    def load_twice(task: restore.rows.large_objects.LargeLoadTask) -> object:
+    def load_twice(task: cutline.restore.rows.large_objects.LargeLoadTask) -> object:
         assert load_large(task).problem is None
         return load_large(task)
 
-    monkeypatch.setattr(restore.rows.large_objects, "load_large", load_twice)
+    monkeypatch.setattr(cutline.restore.rows.large_objects, "load_large", load_twice)
     runs.restore(NAME, restore_target(runs.fleet), 0)
     assert len(read_large_objects(restore_target(runs.fleet).nodes[0].dsn)) == COUNT
 

@@ -20,8 +20,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
 from tests.commands.snapshot_runs import command_line, dropping_slots
 from tests.integration.own_shard import database_on
 from tests.run.soak import SOAK_SECONDS

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import stop_fleet
-from fleet.config import Node
-from fleet.progress import Silent
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.records.chains import read_chain
-from storage.errors import SnapshotError
+from cutline.embedded.fleet import stop_fleet
+from cutline.fleet.config import Node
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.records.chains import read_chain
+from cutline.storage.errors import SnapshotError
+from cutline.wal.slots.replay import ReplayLagError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, slots_of
 from tests.servers.dealt import start_fleet
-from wal.slots.replay import ReplayLagError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import Commit
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import Commit
 from tests.commands.in_process import run_and_capture, run_as_text, run_here
 from tests.commands.snapshot_runs import COMMAND_SECONDS_MAX, Runs, command_line, runs_on
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from fleet.nodes.baseline import ICU, LIBC, NodeIdentity, find_node
-from fleet.nodes.connections import connect, with_database
-from fleet.record import fields_of, from_builtins
-from restore.obstacles.obstacles import Obstacles
-from restore.obstacles.server import check_locales
-from restore.targets.databases import create_database, drop_database
-from restore.targets.target import TargetUnfitError, target_of
-from snapshots.records.database_facts import DatabaseFacts, UsedCollation
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.baseline import ICU, LIBC, NodeIdentity, find_node
+from cutline.fleet.nodes.connections import connect, with_database
+from cutline.fleet.record import fields_of, from_builtins
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.restore.obstacles.server import check_locales
+from cutline.restore.targets.databases import create_database, drop_database
+from cutline.restore.targets.target import TargetUnfitError, target_of
+from cutline.snapshots.records.database_facts import DatabaseFacts, UsedCollation
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import MAJORS, require_server
 

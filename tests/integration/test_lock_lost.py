@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import snapshots.create.cut_attempt as taking
-import snapshots.create.increment_attempt as incremental
-from embedded.fleet import EmbeddedFleet
-from fleet.label import own_label
-from fleet.nodes.lock import lock_fleet
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Silent
-from snapshots.operations.settling import settle_operations
-from snapshots.records.commits import increment_numbers
-from storage.errors import SnapshotError
+import cutline.snapshots.create.cut_attempt as taking
+import cutline.snapshots.create.increment_attempt as incremental
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.label import own_label
+from cutline.fleet.nodes.lock import lock_fleet
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.records.commits import increment_numbers
+from cutline.storage.errors import SnapshotError
 from tests.commands.snapshot_runs import (
     Runs,
     runs_on,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import LoginTriggerError, connect
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import LoginTriggerError, connect
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import storage.storing as storing
-from snapshots.records.chains import read_chain
-from storage.errors import SnapshotError
+import cutline.storage.storing as storing
+from cutline.snapshots.records.chains import read_chain
+from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.commands.watching import Watching
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
-    from snapshots.records.commit import Commit
+    from cutline.embedded.fleet import EmbeddedFleet
+    from cutline.snapshots.records.commit import Commit
     from tests.s3.server import S3Server
 
 CHAIN = "chain"

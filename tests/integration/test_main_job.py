@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from embedded.bank import read_invariants
-from embedded.bank_workload import BankWorkload
-from embedded.fleet import EmbeddedFleet, stop_fleet
-from fleet.config import Fleet, load_fleet
+from cutline.embedded.bank import read_invariants
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.config import Fleet, load_fleet
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, sorted_copies
 from tests.run.soak import SEED, SOAK_SECONDS

@@ -14,15 +14,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import wal.cut.markers
-from embedded.fleet import EmbeddedFleet
-from embedded.server import DEFAULT_SETTINGS, SUPERUSER, EmbeddedNode, start_server, stop_server
-from fleet.lsn import Lsn
-from fleet.programs.wheel import Programs, server_programs
-from fleet.programs.wheel_copy import shared_temporary_directory
+import cutline.wal.cut.markers
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import DEFAULT_SETTINGS, SUPERUSER, EmbeddedNode, start_server, stop_server
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.programs.wheel import Programs, server_programs
+from cutline.fleet.programs.wheel_copy import shared_temporary_directory
+from cutline.wal.cut.markers import Marker, marker_from_bytes, write_markers
 from tests.servers.installed import require_server
 from tests.wal.markers import write_marker
-from wal.cut.markers import Marker, marker_from_bytes, write_markers
 
 MARKER = Marker("chain ü", "1", "start")
 BEFORE_17 = (15, 16)
@@ -75,7 +75,7 @@ def test_a_server_that_does_not_answer_is_named_within_the_bound(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent, other = reversed(list(sessions))
-    monkeypatch.setattr(wal.cut.markers, "MARKER_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(cutline.wal.cut.markers, "MARKER_SECONDS_MAX", 1.0)
     stopped = pid(sessions[silent])
     os.kill(stopped, signal.SIGSTOP)
     try:

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 import pytest
 
-import wal.slots.lags as module
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.lsn import Lsn
-from snapshots.metrics import catalog
-from snapshots.metrics.gathering import MetricsGatherer
-from snapshots.records.chains import read_chain
+import cutline.wal.slots.lags as module
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.metrics import catalog
+from cutline.snapshots.metrics.gathering import MetricsGatherer
+from cutline.snapshots.records.chains import read_chain
+from cutline.wal.slots.lags import LagsQuery, NodeLags
 from tests.commands.in_process import run_here, run_with_stderr
 from tests.commands.snapshot_runs import Runs, command_line, runs_on, slots_of
 from tests.faults.ports import HOST, free_ports
 from tests.faults.stalled_network import execute
 from tests.unit.metric_values import of, read, values_of
-from wal.slots.lags import LagsQuery, NodeLags
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

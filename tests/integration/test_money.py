@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from fleet.nodes.connections import with_database
-from fleet.programs.wheel_copy import shared_temporary_directory
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.programs.wheel_copy import shared_temporary_directory
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_copies
 from tests.integration.refusing import execute
 from tests.run.soak import SOAK_SECONDS

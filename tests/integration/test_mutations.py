@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from check.report import CheckReport
-from check.verify import CheckRequest, check_snapshots
-from embedded.fleet import EmbeddedFleet
-from fleet.progress import Silent
-from restore.ddl.ddl import SchemaLoadError
-from restore.rows.ledger import LoadError
+from cutline.check.report import CheckReport
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.progress import Silent
+from cutline.restore.ddl.ddl import SchemaLoadError
+from cutline.restore.rows.ledger import LoadError
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.mutations.sealing import planted, resealed
 from tests.mutations.table import Trial

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
+from cutline.embedded.fleet import EmbeddedFleet
 from tests.commands.snapshot_runs import Runs, runs_on
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ NOTING = """
 import json, sys
 started = []
 sys.addaudithook(lambda name, values: started.append(str(values[:2])) if name == "subprocess.Popen" else None)
-from cli.main import run
+from cutline.cli.main import run
 code = run(sys.argv[1:])
 print(json.dumps([code, [one for one in started if "spark" in one or "java" in one], "pyspark" in sys.modules]))
 """

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from snapshots.base_copy.destination import CopyDestination
-from snapshots.create import full_attempt, prepare_tables
-from snapshots.create.full import create_full
-from snapshots.create.request import CreateRequest
-from snapshots.operations import object_lists
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.object_lists import check_commit_stored
-from snapshots.operations.stored_objects import ObjectsNotStoredError
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import Commit
-from snapshots.tasks import spark_jobs
-from storage.store import ObjectStore
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.snapshots.create import full_attempt, prepare_tables
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations import object_lists
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.object_lists import check_commit_stored
+from cutline.snapshots.operations.stored_objects import ObjectsNotStoredError
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.tasks import spark_jobs
+from cutline.storage.store import ObjectStore
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, sorted_copies
 from tests.integration.own_database import own_database, restore_target
@@ -34,7 +34,7 @@ from tests.run.soak import draw
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
 
 NAME = "listed"
 SCHEMA = (

@@ -23,7 +23,7 @@ LEFT_OUT = "standbys below PostgreSQL 16 can't decode WAL, and are left out: s1-
 
 
 def run_demo(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from cli.main import main; main()", "--json", "demo", *words]
+    command = [sys.executable, "-c", "from cutline.cli.main import main; main()", "--json", "demo", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=STORY_SECONDS_MAX)
 
 

@@ -17,8 +17,8 @@ from tests.run.soak import draw
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
-    from fleet.config import Fleet
+    from cutline.embedded.fleet import EmbeddedFleet
+    from cutline.fleet.config import Fleet
 
 SECONDS_MAX = 60
 LIMITS = range(18, 60, 2)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.progress import Silent
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
 from tests.commands.snapshot_runs import Runs, run_command, runs_on
 from tests.integration.refusing import NoSpark, execute
 from tests.run.archiving import archiving_by_spark
@@ -33,18 +33,18 @@ STANDBY = "s2-b1"
 # What the command has imported when it ends.
 IMPORTING = """
 import json, sys
-from cli.main import run
+from cutline.cli.main import run
 code = run(sys.argv[1:])
 print(json.dumps([code, sorted({"pandas", "pyspark", "pyarrow"} & set(sys.modules))]))
 """
 # A server that decodes for ever.
 DECODING = """
-import wal.drain.peek
-wal.drain.peek.peek_query = lambda *_: "SELECT ''::bytea FROM pg_sleep(600)"
-from cli.main import main
+import cutline.wal.drain.peek
+cutline.wal.drain.peek.peek_query = lambda *_: "SELECT ''::bytea FROM pg_sleep(600)"
+from cutline.cli.main import main
 main()
 """
-COMMAND = "from cli.main import main; main()"
+COMMAND = "from cutline.cli.main import main; main()"
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet, stop_fleet
-from embedded.server import PORT, SUPERUSER
-from fleet.config import Node
-from fleet.nodes.connections import connect
-from fleet.nodes.encodings import RAW
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.embedded.server import PORT, SUPERUSER
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.encodings import RAW
 from tests.faults.ports import HOST, free_ports
 from tests.run.command_lines import recording, seen_programs
 from tests.run.quick_spark import LINES
@@ -37,7 +37,7 @@ from tests.servers.dealt import start_fleet
 
 COMMAND_SECONDS_MAX = 240
 ROOT = Path(__file__).resolve().parents[2]
-MAIN = "from cli.main import main; main()"
+MAIN = "from cutline.cli.main import main; main()"
 # Either part is also found where the rest is escaped, or taken for another parameter.
 PARTS = [f"UNMISTAKABLE{part}{uuid.uuid4().hex}" for part in ("HEAD", "TAIL")]
 PASSWORD = f"{PARTS[0]}%40@ '\\:é/{PARTS[1]}"

@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import load_fleet
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import load_fleet
 from tests.faults.pg_proxy import Mode, PgProxy, pg_proxies, route_through
 
 STALL_SECONDS = 0.5

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.programs.wheel import run_tool, tool
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.programs.wheel import run_tool, tool
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 
 if TYPE_CHECKING:

@@ -12,16 +12,16 @@ import psycopg
 import pytest
 from msgspec import structs
 
-from embedded.fleet import EmbeddedFleet, stop_fleet
-from fleet.config import Retention, load_fleet
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from fleet.read_only.resume import resume_fleet
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.operations import leases, object_lists
-from snapshots.operations.crash_points import (
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.config import Retention, load_fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.fleet.read_only.resume import resume_fleet
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations import leases, object_lists
+from cutline.snapshots.operations.crash_points import (
     FREEZE_POINTS,
     FULL_POINTS,
     INCREMENT_POINTS,
@@ -33,25 +33,25 @@ from snapshots.operations.crash_points import (
     spark_crash_points,
     terminal_crash_points,
 )
-from snapshots.operations.operation import Operation, new_operation, record_operation
-from snapshots.records.kinds import KINDS
-from snapshots.records.operation_records import CancelRequest, Failure, SignOfLife
-from snapshots.removal.deletion import delete_snapshot
-from snapshots.removal.pruning import prune_store
-from storage.errors import IndeterminateError
+from cutline.snapshots.operations.operation import Operation, new_operation, record_operation
+from cutline.snapshots.records.kinds import KINDS
+from cutline.snapshots.records.operation_records import CancelRequest, Failure, SignOfLife
+from cutline.snapshots.removal.deletion import delete_snapshot
+from cutline.snapshots.removal.pruning import prune_store
+from cutline.storage.errors import IndeterminateError
+from cutline.wal.segments.segments import SegmentMetadata
+from cutline.wal.slots.slots import create_exported_slot
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.commands.watching import Reached, Watching
 from tests.faults.effects import LOGGING, Effects
 from tests.run.archiving import archiving_by_spark
 from tests.servers.dealt import start_fleet
 from tests.stores.documents import check_documents
-from wal.segments.segments import SegmentMetadata
-from wal.slots.slots import create_exported_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleet.config import Fleet
+    from cutline.fleet.config import Fleet
 
 NOTHING: frozenset[str] = frozenset()
 # The effects allowed between a point and the one before it. The DDL is stored while the rows are copied.

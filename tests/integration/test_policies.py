@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.recorded import read_open_intents
-from snapshots.removal.gc import collect_garbage
-from storage.open import open_store
-from storage.store import DeletionRefusedError, ObjectStore, WritingRefusedError
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.removal.gc import collect_garbage
+from cutline.storage.open import open_store
+from cutline.storage.store import DeletionRefusedError, ObjectStore, WritingRefusedError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import (
     Ready,

@@ -16,26 +16,26 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from fleet.config import Fleet
-from fleet.nodes.connections import connect
-from fleet.nodes.encodings import RAW
-from fleet.nodes.pinned import PINNED_SETTINGS
-from fleet.nodes.poolers import SessionUnfitError
-from fleet.nodes.problems import NodeUnfitError
-from fleet.nodes.watch import watch_nodes
-from fleet.progress import Silent
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from snapshots.create.initialise import initialise
-from snapshots.ddl.dump import dump_archive
+from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.encodings import RAW
+from cutline.fleet.nodes.pinned import PINNED_SETTINGS
+from cutline.fleet.nodes.poolers import SessionUnfitError
+from cutline.fleet.nodes.problems import NodeUnfitError
+from cutline.fleet.nodes.watch import watch_nodes
+from cutline.fleet.progress import Silent
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.ddl.dump import dump_archive
+from cutline.wal.drain.peek import _ask, open_reader
 from tests.commands.snapshot_runs import Runs, runs_on, sorted_copies
 from tests.integration.conftest import SETTINGS
 from tests.integration.refusing import create, execute
 from tests.poolers.pgbouncer import COMMON, Pooler, pgbouncer
-from wal.drain.peek import _ask, open_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

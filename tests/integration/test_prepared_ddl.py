@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from embedded.server import EmbeddedNode
-from fleet.config import Fleet, Node, load_fleet
-from fleet.lsn import Lsn
-from fleet.nodes.relation_locks import PUBLISHING
-from fleet.progress import Noting, Silent
-from snapshots.create import prepared_transactions
-from snapshots.create.increment import create_increment
-from snapshots.create.prepared_transactions import DDL_QUERY
-from snapshots.create.request import CreateRequest
-from snapshots.records.commit import Commit
-from storage.errors import SnapshotError
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import EmbeddedNode
+from cutline.fleet.config import Fleet, Node, load_fleet
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.relation_locks import PUBLISHING
+from cutline.fleet.progress import Noting, Silent
+from cutline.snapshots.create import prepared_transactions
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.prepared_transactions import DDL_QUERY
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.records.commit import Commit
+from cutline.storage.errors import SnapshotError
+from cutline.wal.drain.prepare_record import changes_catalogs
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import roll_back_prepared
 from tests.integration.refusing import execute
 from tests.run.soak import draw
 from tests.servers.installed import MAJORS
-from wal.drain.prepare_record import changes_catalogs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from fleet.nodes.connections import with_database
-from fleet.nodes.lock import lock_fleet
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Silent
-from restore.plan import plan_restore
-from restore.preview import preview_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from restore.targets.target import lock_targets
-from snapshots.create.increment import create_increment
-from snapshots.create.initialise import initialise
-from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import CrashPoint
-from storage.errors import SnapshotError
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.nodes.lock import lock_fleet
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Silent
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.restore.targets.target import lock_targets
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import (
     Runs,

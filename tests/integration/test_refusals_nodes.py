@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.bank import create_bank
-from embedded.fleet import EmbeddedFleet, stop_fleet
-from embedded.server import DEFAULT_SETTINGS, EmbeddedNode, start_server, stop_server
-from fleet.config import Node
-from fleet.programs.wheel import Programs, run_as, server_programs
-from fleet.progress import Silent
-from snapshots.create.initialise import initialise
-from snapshots.listing.listing import list_store
-from snapshots.records.lost_chains import ChainLostError
-from snapshots.removal.deletion import delete_snapshot
-from snapshots.removal.deletion_plan import DeletionPlan
-from storage.errors import SnapshotError
-from storage.location import StoreLocation
+from cutline.embedded.bank import create_bank
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.embedded.server import DEFAULT_SETTINGS, EmbeddedNode, start_server, stop_server
+from cutline.fleet.config import Node
+from cutline.fleet.programs.wheel import Programs, run_as, server_programs
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.listing.listing import list_store
+from cutline.snapshots.records.lost_chains import ChainLostError
+from cutline.snapshots.removal.deletion import delete_snapshot
+from cutline.snapshots.removal.deletion_plan import DeletionPlan
+from cutline.storage.errors import SnapshotError
+from cutline.storage.location import StoreLocation
+from cutline.wal.slots.slots import check_slot, slot_name, slot_state
 from tests.commands.in_process import run_and_capture
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.ended_chains import assert_refused, begin_chain, continue_chain
 from tests.integration.refusing import create, execute, refused, take_increment
 from tests.servers.dealt import start_fleet
 from tests.servers.installed import require_server
-from wal.slots.slots import check_slot, slot_name, slot_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

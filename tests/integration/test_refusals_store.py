@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.hints import NEW_CHAIN
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.stored_objects import ObjectsNotStoredError
-from snapshots.records.commits import commit_key, snapshot_names
-from storage.errors import SnapshotError
-from storage.location import StoreLocation
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.operations.stored_objects import ObjectsNotStoredError
+from cutline.snapshots.records.commits import commit_key, snapshot_names
+from cutline.storage.errors import SnapshotError
+from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import create, refused, take_increment

@@ -17,18 +17,18 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.hints import NEW_CHAIN
-from fleet.nodes.connections import with_database
-from fleet.progress import Noting, Silent
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.records.commit import DefinitionChanges
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Noting, Silent
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.records.commit import DefinitionChanges
+from cutline.wal.slots.slots import drop_slots
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
 from tests.integration.refusing import create, execute, publication_name, refused, take_increment
 from tests.tables.changes_between import CHANGES, LIKE_PERSON, RENAMED, SET_TABLES, TAKEN_OUT
-from wal.slots.slots import drop_slots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

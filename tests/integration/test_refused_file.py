@@ -15,22 +15,22 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-import restore.refused
-from cli.output.refused_statements import READING, write_refused
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from fleet.nodes.connections import with_database
-from fleet.nodes.watch import watch_nodes
-from fleet.programs.wheel import run_tool, tool
-from fleet.tables.names import quote_identifier
-from restore.checked_ddl import CheckedDdl
-from restore.ddl.database_ddl import DatabaseDdl
-from restore.ddl.ddl import PRE_DATA, DdlEntry, Refusal
-from restore.ddl.running import EARLIER, DdlRun
-from restore.ddl.statements import is_statements_alone
-from restore.report import RefusedStatement, describe_refusals
-from restore.targets.target import target_of
-from snapshots.records.database_facts import DatabasePrivilege, DatabaseProperties
+import cutline.restore.refused
+from cutline.cli.output.refused_statements import READING, write_refused
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.nodes.watch import watch_nodes
+from cutline.fleet.programs.wheel import run_tool, tool
+from cutline.fleet.tables.names import quote_identifier
+from cutline.restore.checked_ddl import CheckedDdl
+from cutline.restore.ddl.database_ddl import DatabaseDdl
+from cutline.restore.ddl.ddl import PRE_DATA, DdlEntry, Refusal
+from cutline.restore.ddl.running import EARLIER, DdlRun
+from cutline.restore.ddl.statements import is_statements_alone
+from cutline.restore.report import RefusedStatement, describe_refusals
+from cutline.restore.targets.target import target_of
+from cutline.snapshots.records.database_facts import DatabasePrivilege, DatabaseProperties
 from tests.commands.ddl_runs import NOTHING, dumped_ddl
 from tests.integration.refusing import execute
 
@@ -198,7 +198,7 @@ def test_no_statement_runs_a_program(
 ) -> None:
     """Whoever can write to a store that is not encrypted chooses the statements. psql's restrict mode is enough."""
     if not is_checked:
-        monkeypatch.setattr("cli.output.refused_statements.is_statements_alone", lambda _: True)
+        monkeypatch.setattr("cutline.cli.output.refused_statements.is_statements_alone", lambda _: True)
     for name, entries in HOSTILE.items():
         marker = tmp_path / name.replace(" ", "_")
         refused = refused_rows(two[0], *(one.format(marker=marker) for one in entries))
@@ -234,12 +234,12 @@ def test_what_belongs_to_the_database_is_in_its_encoding(
         (refused,) = describe_refusals(target, run.refusals.values())
         assert refused.reason.endswith("does not exist")
         assert f'TO "{role}"' in refused.statement
-        monkeypatch.setattr(restore.refused, "plan_database", lambda *_: None)
-        monkeypatch.setattr(restore.refused, "read_all_ddl", lambda *_: CheckedDdl({"s1": ddl}))
+        monkeypatch.setattr(cutline.restore.refused, "plan_database", lambda *_: None)
+        monkeypatch.setattr(cutline.restore.refused, "read_all_ddl", lambda *_: CheckedDdl({"s1": ddl}))
         baseline = {target.source: SimpleNamespace(encoding="LATIN1")}
         plan = SimpleNamespace(chain=SimpleNamespace(baseline=baseline))
         resumed: Any = SimpleNamespace(plan=plan, connections={"s1": connection}, folder=tmp_path)
-        (earlier,) = restore.refused._describe_earlier(resumed, target, [refused.object])
+        (earlier,) = cutline.restore.refused._describe_earlier(resumed, target, [refused.object])
     assert (earlier.reason, earlier.script) == (EARLIER, refused.script)
     path, _ = write_refused("database", [refused], tmp_path, is_published=True)
     in_utf8 = make_conninfo(again.dsn, client_encoding="UTF8")
@@ -278,7 +278,7 @@ def test_no_statement_takes_in_what_follows(two: list[Node], tmp_path: Path, mon
         for node in two:
             execute(node.dsn, "TRUNCATE job")
         with monkeypatch.context() as context:
-            context.setattr("cli.output.refused_statements.is_statements_alone", lambda _: True)
+            context.setattr("cutline.cli.output.refused_statements.is_statements_alone", lambda _: True)
             path, _ = write_refused(f"joined-{number}", refused, tmp_path, is_published=True)
         run_psql(f"--file={path}", "--dbname", two[0].dsn)
         assert [rows_of(node) for node in two] != [["s1"], ["s2"]], text

@@ -21,10 +21,10 @@ import pytest
 from msgspec import structs
 from psycopg import sql
 
-from embedded.fleet import stop_fleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.programs.wheel import tool
+from cutline.embedded.fleet import stop_fleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.programs.wheel import tool
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.state import Sequences, State, compare, judge_dsn, sequences_of, state_of
 from tests.servers.dealt import CHOSEN, DECODING_STANDBYS, current_server, start_fleet

@@ -12,26 +12,26 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-import fleet.nodes.relation_locks as relation_locks
-import snapshots.ddl.table_changes as schema_changes
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, GroupRules
-from fleet.nodes.connections import connect
-from fleet.nodes.sessions import open_sessions
-from fleet.nodes.watch import watch_nodes
-from fleet.progress import Silent
-from fleet.tables.groups import read_tables
-from snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
-from snapshots.base_copy.destination import CopyDestination
-from snapshots.base_copy.exported_snapshot import open_exported
-from snapshots.base_copy.large_objects import LargeObjectTask, copy_large_objects
-from snapshots.create.initialise import initialise
-from snapshots.create.sequences import read_sequences
-from snapshots.ddl.dump import dump_archive
-from snapshots.ddl.fingerprint import read_fingerprint
-from snapshots.ddl.table_changes import TableSelection, add_to_publications
-from storage.errors import SnapshotError, error_of
-from storage.location import StoreLocation
+import cutline.fleet.nodes.relation_locks as relation_locks
+import cutline.snapshots.ddl.table_changes as schema_changes
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.nodes.watch import watch_nodes
+from cutline.fleet.progress import Silent
+from cutline.fleet.tables.groups import read_tables
+from cutline.snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
+from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.snapshots.base_copy.exported_snapshot import open_exported
+from cutline.snapshots.base_copy.large_objects import LargeObjectTask, copy_large_objects
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.sequences import read_sequences
+from cutline.snapshots.ddl.dump import dump_archive
+from cutline.snapshots.ddl.fingerprint import read_fingerprint
+from cutline.snapshots.ddl.table_changes import TableSelection, add_to_publications
+from cutline.storage.errors import SnapshotError, error_of
+from cutline.storage.location import StoreLocation
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
 

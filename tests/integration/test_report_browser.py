@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.report.page import page_of
-from snapshots.listing.figures import NodeLag
+from cutline.cli.report.page import page_of
+from cutline.snapshots.listing.figures import NodeLag
 from tests.browser.chromium import VARIABLE, Browser, chromium, find_chromium
 from tests.unit.made_figures import made_figures, made_snapshot
 from tests.unit.test_report_page import hostile_figures

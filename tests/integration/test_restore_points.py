@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from check.verify import CheckRequest, check_snapshots
-from cli.commands.list import entry_document
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, Retention
-from fleet.progress import Silent
-from fleet.tables.publications import PublicationChangedError
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from snapshots.create.initialise import initialise
-from snapshots.create.request import CreateRequest
-from snapshots.listing.listing import list_store
-from snapshots.listing.recovery_plan import plan_recovery
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.chains import OnlyCutError
-from snapshots.records.commit import FullSnapshot
-from snapshots.removal.pruning import preview_prune
-from snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.cli.commands.list import entry_document
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, Retention
+from cutline.fleet.progress import Silent
+from cutline.fleet.tables.publications import PublicationChangedError
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.listing.listing import list_store
+from cutline.snapshots.listing.recovery_plan import plan_recovery
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.records.chains import OnlyCutError
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.removal.pruning import preview_prune
+from cutline.snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
+from cutline.wal.slots.waiting import SlotWaitError
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots, removing_new_transfers, run_command, slots_of
 from tests.integration.refusing import execute, take_increment
 from tests.run.soak import draw
-from wal.slots.waiting import SlotWaitError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

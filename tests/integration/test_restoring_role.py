@@ -12,16 +12,16 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cli.output.restore_report import lines_of
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.preview import preview_restore
-from restore.report import RestoreReport
-from restore.request import RestoreRequest
-from restore.targets.target import TargetUnfitError
+from cutline.cli.output.restore_report import lines_of
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_restore
+from cutline.restore.report import RestoreReport
+from cutline.restore.request import RestoreRequest
+from cutline.restore.targets.target import TargetUnfitError
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.documented_roles import (
     ADMIN,
@@ -152,7 +152,7 @@ def test_what_takes_a_superuser_is_refused_before_a_row_is_loaded(
     before = databases_of(shop)
     try:
         number = runs.increment("first").increment
-        monkeypatch.setattr("restore.loading.load_databases", lambda *_, **__: pytest.fail("rows were loaded"))
+        monkeypatch.setattr("cutline.restore.loading.load_databases", lambda *_, **__: pytest.fail("rows were loaded"))
         with pytest.raises(TargetUnfitError) as raised:
             restore(runs, target, increment=number)
         assert named in raised.value.message
@@ -170,7 +170,7 @@ def test_owners_and_grantors_of_large_objects_are_compared_before_a_row_is_loade
     try:
         runs.init()
         runs.full("large", large_objects=True)
-        monkeypatch.setattr("restore.rows.jobs.load_rows", lambda *_, **__: pytest.fail("rows were loaded"))
+        monkeypatch.setattr("cutline.restore.rows.jobs.load_rows", lambda *_, **__: pytest.fail("rows were loaded"))
         with pytest.raises(TargetUnfitError, match="is not a member of large_owner") as raised:
             restore(runs, target, "large")
         granted = [line for line in raised.value.hint.splitlines() if not line.startswith("-- ")]

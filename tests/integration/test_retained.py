@@ -17,20 +17,21 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-import snapshots.operations.slot_guard as module
-from embedded.fleet import EmbeddedFleet, stop_fleet
-from fleet.config import Fleet, Node
-from fleet.nodes.connections import with_database
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Silent
-from snapshots.create.full import create_full
-from snapshots.create.full_plan import preview_full
-from snapshots.create.increment import preview_increment
-from snapshots.create.initialise import initialise
-from snapshots.create.request import CreateRequest
-from snapshots.listing.listing import Listing, list_store
-from snapshots.operations.slot_guard import guard_nodes
-from snapshots.records.lost_chains import ChainLostError, lost_key
+import cutline.snapshots.operations.slot_guard as module
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.full_plan import preview_full
+from cutline.snapshots.create.increment import preview_increment
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.listing.listing import Listing, list_store
+from cutline.snapshots.operations.slot_guard import guard_nodes
+from cutline.snapshots.records.lost_chains import ChainLostError, lost_key
+from cutline.wal.slots.slots import create_exported_slot, drop_slot, slot_name
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready, configure_fleet, dropping_slots, sorted_copies
 from tests.faults.ports import HOST, free_ports
@@ -38,7 +39,6 @@ from tests.held.retained_wal import FILLER_BYTES, GuardedFleet, Notes
 from tests.integration.refusing import NoSpark, execute, take_increment
 from tests.servers.dealt import start_fleet
 from tests.stores.documents import check_documents
-from wal.slots.slots import create_exported_slot, drop_slot, slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

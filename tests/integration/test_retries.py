@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import snapshots.create.cut_markers as cut_markers
-import snapshots.create.make_cut as cutting
-from cli.commands.create import document_of
-from embedded.fleet import EmbeddedFleet, stop_fleet
-from fleet.progress import Silent
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.records.commit import Commit
-from snapshots.records.commits import increment_numbers, read_commit
-from storage.errors import SnapshotError
+import cutline.snapshots.create.cut_markers as cut_markers
+import cutline.snapshots.create.make_cut as cutting
+from cutline.cli.commands.create import document_of
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commits import increment_numbers, read_commit
+from cutline.storage.errors import SnapshotError
+from cutline.wal.cut.markers import Marker, WrittenMarker
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import COMMAND_SECONDS_MAX, Ready, Runs, configure_fleet
 from tests.run.archiving import archiving_by_spark
 from tests.servers.dealt import start_fleet
-from wal.cut.markers import Marker, WrittenMarker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 NAME = "retried"
 # `snapshot` that writes no start markers, and takes the end of WAL for their positions.
 WITHOUT_START_MARKERS = """
-import snapshots.create.cut_markers as cut_markers
+import cutline.snapshots.create.cut_markers as cut_markers
 from datetime import UTC, datetime
-from fleet.lsn import Lsn
-from wal.cut.markers import WrittenMarker
+from cutline.fleet.lsn import Lsn
+from cutline.wal.cut.markers import WrittenMarker
 written = cut_markers.write_markers
 def write_markers(connections, marker):
     if marker.kind == "finish":
@@ -49,7 +49,7 @@ def write_markers(connections, marker):
         for node, found in connections.items()
     }
 cut_markers.write_markers = write_markers
-from cli.main import main
+from cutline.cli.main import main
 main()
 """
 

@@ -14,18 +14,18 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cli.output.failure import failure_of, report
-from fleet.config import Fleet
-from fleet.nodes.problems import NodeUnfitError, Purpose, grants_of
-from fleet.progress import Silent
-from fleet.read_only.resume import resume_fleet
-from snapshots.create.increment import create_increment
-from snapshots.create.initialise import initialise
-from snapshots.create.request import CreateRequest
-from snapshots.ddl.dump import read_stored_ddl
-from snapshots.records.chains import read_chain
-from storage.errors import SnapshotError
-from storage.location import StoreLocation
+from cutline.cli.output.failure import failure_of, report
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.problems import NodeUnfitError, Purpose, grants_of
+from cutline.fleet.progress import Silent
+from cutline.fleet.read_only.resume import resume_fleet
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.ddl.dump import read_stored_ddl
+from cutline.snapshots.records.chains import read_chain
+from cutline.storage.errors import SnapshotError
+from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, run_command
 from tests.integration.documented_roles import (
     BACKUP,
@@ -266,7 +266,7 @@ def test_a_privilege_that_is_taken_away_meanwhile_is_no_bug(
     (node, *_) = shop.primaries
     execute(node.dsn, "REVOKE EXECUTE ON FUNCTION pg_lock_status() FROM PUBLIC")
     try:
-        monkeypatch.setattr("snapshots.create.initialise.find_node_problems", lambda _: [])
+        monkeypatch.setattr("cutline.snapshots.create.initialise.find_node_problems", lambda _: [])
         refused = f"node {node.id} refused .*: permission denied for function pg_lock_status"
         with pytest.raises(NodeUnfitError, match=refused) as raised:
             initialise(backup, Silent())

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.lsn import Lsn
-from fleet.nodes.connections import connect, connect_replication
-from fleet.nodes.encodings import RAW
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import connect, connect_replication
+from cutline.fleet.nodes.encodings import RAW
+from cutline.wal.drain.message_stream import stream_messages
+from cutline.wal.drain.rolled_back import XIDS, find_undecodable, is_rolled_back
 from tests.integration.refusing import execute
 from tests.integration.test_decoding import confirmed_on_its_node
 from tests.integration.test_global_ids import NAME, pair
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, create_one_table, groups_of, place
-from wal.drain.message_stream import stream_messages
-from wal.drain.rolled_back import XIDS, find_undecodable, is_rolled_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

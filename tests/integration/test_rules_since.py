@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
-from fleet.progress import Silent
-from fleet.tables.left_out import LeftOutKind
-from fleet.tables.publications import TableNotAdmissibleError
-from snapshots.create.increment import preview_increment
-from snapshots.create.request import CreateRequest
+from cutline.fleet.progress import Silent
+from cutline.fleet.tables.left_out import LeftOutKind
+from cutline.fleet.tables.publications import TableNotAdmissibleError
+from cutline.snapshots.create.increment import preview_increment
+from cutline.snapshots.create.request import CreateRequest
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
@@ -25,8 +25,8 @@ from tests.integration.refusing import execute
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
-    from snapshots.records.commit import Commit
+    from cutline.embedded.fleet import EmbeddedFleet
+    from cutline.snapshots.records.commit import Commit
 
 NAME = "ruled"
 SCHEMA = (

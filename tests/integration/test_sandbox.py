@@ -16,16 +16,16 @@ from typing import Any, NoReturn
 
 import pytest
 
-import restore.drill.servers
-from embedded import confine
-from embedded.fleet import stop_fleet
-from embedded.sandbox import Confinement, UnconfinedError, find_confinement, start_sandboxed
-from embedded.server import ServerFailedError
-from fleet.fleet_file import DrillTable
-from fleet.programs.wheel import SERVER_PROGRAMS
-from fleet.programs.wheel_copy import shared_temporary_directory
-from fleet.progress import Noting, Silent
-from restore.drill.servers import check_confinement
+import cutline.restore.drill.servers
+from cutline.embedded import confine
+from cutline.embedded.fleet import stop_fleet
+from cutline.embedded.sandbox import Confinement, UnconfinedError, find_confinement, start_sandboxed
+from cutline.embedded.server import ServerFailedError
+from cutline.fleet.fleet_file import DrillTable
+from cutline.fleet.programs.wheel import SERVER_PROGRAMS
+from cutline.fleet.programs.wheel_copy import shared_temporary_directory
+from cutline.fleet.progress import Noting, Silent
+from cutline.restore.drill.servers import check_confinement
 from tests.integration.sandbox_look import SECRET, SHOWN
 from tests.other_user import needs_root
 from tests.run.soak import draw
@@ -237,7 +237,7 @@ def test_where_nothing_confines_the_servers_a_drill_is_refused_or_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = Confinement(None, namespaces=False, lacking="unshare: no")
-    monkeypatch.setattr(restore.drill.servers, "find_confinement", lambda _: nothing)
+    monkeypatch.setattr(cutline.restore.drill.servers, "find_confinement", lambda _: nothing)
     with pytest.raises(UnconfinedError, match="unshare: no") as raised:
         check_confinement(tmp_path / "a", DrillTable(), Silent())
     assert "allow_unconfined = true" in raised.value.hint

@@ -14,22 +14,22 @@ import psycopg
 import pytest
 from msgspec import structs
 
-from fleet.progress import Noting
-from fleet.tables.groups import SchemaChangedError
-from fleet.tables.publications import ensure_publications
-from restore.against_ddl import check_against_ddl
-from restore.rows.ledger import LoadError
-from snapshots.create.full import create_full
-from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.chains import read_chain
+from cutline.fleet.progress import Noting
+from cutline.fleet.tables.groups import SchemaChangedError
+from cutline.fleet.tables.publications import ensure_publications
+from cutline.restore.against_ddl import check_against_ddl
+from cutline.restore.rows.ledger import LoadError
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.records.chains import read_chain
+from cutline.wal.slots.slots import slot_name
 from tests.chains.tried_chain import Interrupt, Tried, tried
 from tests.commands.snapshot_runs import slots_of
-from wal.slots.slots import slot_name
 
 __all__ = ["tried"]  # the fixture
 
-PUBLISH = "snapshots.ddl.table_changes.ensure_publications"
+PUBLISH = "cutline.snapshots.ddl.table_changes.ensure_publications"
 
 
 @pytest.mark.timeout(600)
@@ -199,7 +199,7 @@ def test_a_table_dropped_while_it_is_published_is_in_no_snapshot(tried: Tried, m
     monkeypatch.setattr(PUBLISH, fail_to_publish)
     with pytest.raises(SchemaChangedError, match=r"each of 4 attempts; last: node s1: new tables can't be published: "):
         tried.runs.increment(tried.name)
-    monkeypatch.setattr("snapshots.create.initialise.ensure_publications", fail_to_publish)
+    monkeypatch.setattr("cutline.snapshots.create.initialise.ensure_publications", fail_to_publish)
     with pytest.raises(SchemaChangedError, match=r'^node s1: tables can\'t be published: relation "tried.never"'):
         tried.runs.init()
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import snapshots.create.cut_attempt as cut_attempt
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from fleet.nodes.connections import connect, with_database
-from fleet.nodes.watch import watch_nodes
-from fleet.tables.publications import publication_names
-from restore.ddl.running import DdlRun
-from snapshots.create.sequences import read_sequences
+import cutline.snapshots.create.cut_attempt as cut_attempt
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect, with_database
+from cutline.fleet.nodes.watch import watch_nodes
+from cutline.fleet.tables.publications import publication_names
+from cutline.restore.ddl.running import DdlRun
+from cutline.snapshots.create.sequences import read_sequences
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute

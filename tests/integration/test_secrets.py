@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import cli.main
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
-from storage.fsspec_store import FsspecStore
+import cutline.cli.main
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.storage.fsspec_store import FsspecStore
 from tests.commands.in_process import shared_session
 from tests.commands.snapshot_runs import configure_fleet
 from tests.integration.conftest import FleetFactory
@@ -47,7 +47,7 @@ PASSWORD_PART = f"UNMISTAKABLEPASSWORD{uuid.uuid4().hex}"
 PASSWORD = f"{PASSWORD_PART} '%40"
 SECRETS = [text.encode() for text in (ACCESS_KEY, SECRET, TOKEN, PASSWORD_PART)]
 OPTIONS = {"key": "${STORE_KEY}", "secret": "${STORE_SECRET}", "token": "${STORE_TOKEN}"}
-MAIN = "from cli.main import main; main()"
+MAIN = "from cutline.cli.main import main; main()"
 
 
 def raise_bug(store: FsspecStore, *_: object) -> None:
@@ -89,7 +89,7 @@ class CommandRunner:
             shared_session(self.spark), recording(self.lines), contextlib.chdir(self.folder / "cwd"),
             redirect_stdout(out), redirect_stderr(out),
         ):  # fmt: skip
-            code = cli.main.run(["--fleet", str((fleet or self.fleet).path), "--verbose", *words])
+            code = cutline.cli.main.run(["--fleet", str((fleet or self.fleet).path), "--verbose", *words])
         self.outputs[f"{len(self.outputs)} {' '.join(words)}"] = out.getvalue().encode()
         return code
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from restore.ddl.database_ddl import setting_statement
-from restore.ddl.function_paths import path_elements
-from snapshots.ddl.search_path import list_elements, read_search_path
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.restore.ddl.database_ddl import setting_statement
+from cutline.restore.ddl.function_paths import path_elements
+from cutline.snapshots.ddl.search_path import list_elements, read_search_path
 from tests.integration.own_shard import database_on
 
 SCHEMAS = ("foo", "Bar", 'a "b", c', "pub", "Ärea")

@@ -12,16 +12,16 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import restore.ddl.running
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from fleet.nodes.connections import with_database
-from fleet.nodes.sessions import in_parallel
-from fleet.nodes.watch import watch_nodes
-from restore.ddl.ddl import refresh_views
-from restore.ddl.function_paths import RESTRICTED_VERSION
-from restore.ddl.running import DdlRun
-from restore.refused import _unqualified
+import cutline.restore.ddl.running
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.nodes.watch import watch_nodes
+from cutline.restore.ddl.ddl import refresh_views
+from cutline.restore.ddl.function_paths import RESTRICTED_VERSION
+from cutline.restore.ddl.running import DdlRun
+from cutline.restore.refused import _unqualified
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute
 
@@ -136,7 +136,7 @@ def test_the_indexes_of_the_largest_tables_are_begun_first(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One after another, as which of several sessions comes first is chance. Their names have the other order.
-    monkeypatch.setattr(restore.ddl.running, "JOBS", 1)
+    monkeypatch.setattr(cutline.restore.ddl.running, "JOBS", 1)
     rows = {"a": 1, "b": 2_000, "c": 20_000, "d": 200_000, "e": 400_000}
     for name in rows:
         execute(node.dsn, f"CREATE TABLE {name} (n int)", f"CREATE INDEX {name}_n ON {name} (n)")

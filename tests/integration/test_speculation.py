@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
 from tests.commands.snapshot_runs import dropping_slots, sorted_copies
 from tests.integration.test_executors import CODE, GIVEN, ROOT, fleet_on, run_command
 from tests.spark.standalone_cluster import Worker, standalone_workers
 from tests.stores.listed import base_objects_of
 
 if TYPE_CHECKING:
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
 
 SETTINGS = {
     "speculation": "true",
@@ -41,8 +41,9 @@ def note(what):
         time.sleep(12)
 
 if "pyspark.daemon" in " ".join(sys.orig_argv):
-    import restore.rows.loaders, snapshots.base_copy.object_writer
-    close, finish = snapshots.base_copy.object_writer.ObjectWriter.close, restore.rows.loaders.Loaders.finish
+    import cutline.restore.rows.loaders, cutline.snapshots.base_copy.object_writer
+    close = cutline.snapshots.base_copy.object_writer.ObjectWriter.close
+    finish = cutline.restore.rows.loaders.Loaders.finish
 
     def close_and_note(writer):
         close(writer)
@@ -52,8 +53,8 @@ if "pyspark.daemon" in " ".join(sys.orig_argv):
         finish(loaders)
         note("load")
 
-    snapshots.base_copy.object_writer.ObjectWriter.close = close_and_note
-    restore.rows.loaders.Loaders.finish = finish_and_note
+    cutline.snapshots.base_copy.object_writer.ObjectWriter.close = close_and_note
+    cutline.restore.rows.loaders.Loaders.finish = finish_and_note
 """
 
 

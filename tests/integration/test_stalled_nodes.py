@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import fleet.nodes.connections
-import fleet.nodes.watch
-import wal.slots.slots
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from restore.request import RestoreRequest
-from restore.restore import resume_restore
-from restore.unfinished import UnfinishedRestoreError
-from snapshots.create.request import CreateRequest
-from snapshots.restore_point.restore_point import create_restore_point
-from storage.errors import SnapshotError, UnreachableError
+import cutline.fleet.nodes.connections
+import cutline.fleet.nodes.watch
+import cutline.wal.slots.slots
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import resume_restore
+from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.restore_point.restore_point import create_restore_point
+from cutline.storage.errors import SnapshotError, UnreachableError
 from tests.commands.snapshot_runs import (
     Ready,
     Runs,
@@ -58,11 +58,11 @@ PRIMARY, STANDBY = "s2", "s2-b1"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notice silence within seconds."""
-    monkeypatch.setattr(fleet.nodes.watch, "PROBE_SECONDS", 0.3)
-    monkeypatch.setattr(fleet.nodes.watch, "ANSWER_SECONDS_MAX", 1.0)
-    monkeypatch.setattr(fleet.nodes.watch, "SILENCE_SECONDS_MAX", SILENCE_SECONDS)
-    monkeypatch.setattr(fleet.nodes.connections, "CONNECT_SECONDS_MAX", 2)
-    monkeypatch.setattr(wal.slots.slots, "DROP_CONNECT_SECONDS_MAX", 2)
+    monkeypatch.setattr(cutline.fleet.nodes.watch, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(cutline.fleet.nodes.watch, "ANSWER_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(cutline.fleet.nodes.watch, "SILENCE_SECONDS_MAX", SILENCE_SECONDS)
+    monkeypatch.setattr(cutline.fleet.nodes.connections, "CONNECT_SECONDS_MAX", 2)
+    monkeypatch.setattr(cutline.wal.slots.slots, "DROP_CONNECT_SECONDS_MAX", 2)
 
 
 @pytest.fixture(scope="module")
@@ -253,10 +253,10 @@ def test_a_stalled_restore_point_ends_and_the_next_one_is_taken(network: Network
 # Prints when it starts to watch, and fails if it took the node for silent.
 WATCHING = """
 import sys, time
-import fleet.nodes.watch
-from fleet.config import Node
-fleet.nodes.watch.PROBE_SECONDS, fleet.nodes.watch.SILENCE_SECONDS_MAX = 0.1, 1.0
-with fleet.nodes.watch.watch_nodes([Node(id="s", dsn=sys.argv[1])]) as watch:
+import cutline.fleet.nodes.watch
+from cutline.fleet.config import Node
+cutline.fleet.nodes.watch.PROBE_SECONDS, cutline.fleet.nodes.watch.SILENCE_SECONDS_MAX = 0.1, 1.0
+with cutline.fleet.nodes.watch.watch_nodes([Node(id="s", dsn=sys.argv[1])]) as watch:
     time.sleep(0.5)
     print("watching", flush=True)
     sys.stdin.readline()

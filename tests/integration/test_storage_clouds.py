@@ -13,11 +13,11 @@ from threading import Barrier, Event
 
 import pytest
 
-import storage.open
-from storage.digest import digest
-from storage.open import open_store
-from storage.probe import probe_store
-from storage.store import (
+import cutline.storage.open
+from cutline.storage.digest import digest
+from cutline.storage.open import open_store
+from cutline.storage.probe import probe_store
+from cutline.storage.store import (
     AnswerLostError,
     DeletionRefusedError,
     ObjectExistsError,
@@ -25,7 +25,7 @@ from storage.store import (
     StoreUnfitError,
     StoreUnreachableError,
 )
-from storage.storing import create_or_find
+from cutline.storage.storing import create_or_find
 from tests.s3.proxy import ANSWER_LOST, REQUEST_LOST, Fault, S3Proxy, s3_proxy
 from tests.s3.server import in_folder
 from tests.stores.azurite import with_shared_access
@@ -145,7 +145,7 @@ def test_a_put_whose_answer_was_lost_finds_what_it_stored(
 
 def test_a_server_of_google_that_says_nothing_is_asked_again(gs: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Azure's library has limits of its own; gcsfs would wait without end."""
-    monkeypatch.setattr(storage.open, "GCS_ANSWER_SECONDS_MAX", 1)
+    monkeypatch.setattr(cutline.storage.open, "GCS_ANSWER_SECONDS_MAX", 1)
     bucket, silence = gs.bucket("silent"), Event()
     open_store(bucket, gs.options).create("object", b"ours")
     with s3_proxy(gs.endpoint_url) as proxy:

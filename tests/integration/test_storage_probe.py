@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.open import open_store
-from storage.probe import probe_store
-from storage.store import StoreUnfitError, StoreUnreachableError
+from cutline.storage.open import open_store
+from cutline.storage.probe import probe_store
+from cutline.storage.store import StoreUnfitError, StoreUnreachableError
 from tests.s3.server import S3Server, overwriting_s3_server
 
 

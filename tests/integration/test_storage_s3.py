@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from storage.errors import SnapshotError
-from storage.fsspec_store import FsspecStore
-from storage.open import open_store
-from storage.s3_multipart import MULTIPART_BYTES_MIN, PART_BYTES
-from storage.store import ObjectExistsError, ObjectStore
+from cutline.storage.errors import SnapshotError
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.open import open_store
+from cutline.storage.s3_multipart import MULTIPART_BYTES_MIN, PART_BYTES
+from cutline.storage.store import ObjectExistsError, ObjectStore
 from tests.s3.kinds import KINDS, S3Place
 from tests.s3.server import S3Server, in_folder
 from tests.stores.contract import ObjectStoreContract

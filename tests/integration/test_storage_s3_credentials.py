@@ -13,9 +13,9 @@ from typing import Protocol
 
 import pytest
 
-from storage.fsspec_store import FsspecStore
-from storage.open import open_store
-from storage.store import AnswerLostError, CredentialsExpiredError, ObjectStore, StoreUnreachableError
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.open import open_store
+from cutline.storage.store import AnswerLostError, CredentialsExpiredError, ObjectStore, StoreUnreachableError
 from tests.s3.kinds import DRAWN_KINDS, S3Place
 from tests.s3.proxy import ANSWER_LOST, Fault, S3Proxy, s3_proxy
 from tests.s3.server import in_folder

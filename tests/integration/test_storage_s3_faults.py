@@ -12,17 +12,17 @@ from typing import TypeAlias
 
 import pytest
 
-from storage.digest import digest
-from storage.errors import SnapshotError
-from storage.open import open_store
-from storage.store import (
+from cutline.storage.digest import digest
+from cutline.storage.errors import SnapshotError
+from cutline.storage.open import open_store
+from cutline.storage.store import (
     AnswerLostError,
     ObjectExistsError,
     ObjectStore,
     StoreUnfitError,
     StoreUnreachableError,
 )
-from storage.storing import create_or_find
+from cutline.storage.storing import create_or_find
 from tests.run.soak import draw
 from tests.s3.kinds import DRAWN_KINDS, S3Place
 from tests.s3.minio import minio_server

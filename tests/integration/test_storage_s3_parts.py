@@ -16,11 +16,17 @@ from pathlib import Path
 
 import pytest
 
-import storage.s3_multipart
-from storage.fsspec_store import FsspecStore
-from storage.open import open_store
-from storage.s3_multipart import PART_BYTES
-from storage.store import AnswerLostError, DeletionRefusedError, ObjectExistsError, StoreUnreachableError, Unfinished
+import cutline.storage.s3_multipart
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.open import open_store
+from cutline.storage.s3_multipart import PART_BYTES
+from cutline.storage.store import (
+    AnswerLostError,
+    DeletionRefusedError,
+    ObjectExistsError,
+    StoreUnreachableError,
+    Unfinished,
+)
 from tests.s3.kinds import DRAWN_KINDS, S3Place
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 
@@ -32,7 +38,7 @@ FEW = {"config_kwargs": {"retries": {"total_max_attempts": ATTEMPTS_MAX}}}
 COMPLETE, PART, BEGIN = "CompleteMultipartUpload", "UploadPart", "CreateMultipartUpload"
 UPLOADER = """
 import sys
-from storage.open import open_store
+from cutline.storage.open import open_store
 url, endpoint, key, secret = sys.argv[1:]
 open_store(url, {"endpoint_url": endpoint, "key": key, "secret": secret}).create("killed/large", bytes(96 * 2**20))
 """
@@ -69,7 +75,7 @@ def opened(server: S3Place) -> Iterator[Link]:
 @pytest.fixture
 def link(opened: Link, monkeypatch: pytest.MonkeyPatch) -> Link:
     opened.proxy.reset()
-    monkeypatch.setattr(storage.s3_multipart, "PART_BYTES", SMALL_PART_BYTES)
+    monkeypatch.setattr(cutline.storage.s3_multipart, "PART_BYTES", SMALL_PART_BYTES)
     folder = uuid.uuid4().hex
     through, direct = (replace(one, root=f"{one.root}/{folder}") for one in (opened.through, opened.direct))
     return Link(opened.proxy, through, direct)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage.errors import SnapshotError
-from storage.fsspec_store import FsspecStore
-from storage.open import open_store
-from storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError
+from cutline.storage.errors import SnapshotError
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.open import open_store
+from cutline.storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError
 from tests.s3.kinds import DRAWN_KINDS, S3Place
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 from tests.s3.server import ACCESS_KEY, in_folder

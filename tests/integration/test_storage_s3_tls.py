@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
-from storage.location import AUTHORITY_VARIABLES
-from storage.open import open_store
-from storage.probe import probe_store
-from storage.s3_multipart import MULTIPART_BYTES_MIN
-from storage.s3_session import CertificateFileError
-from storage.store import EncryptionIgnoredError, StoreUnreachableError
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.storage.location import AUTHORITY_VARIABLES
+from cutline.storage.open import open_store
+from cutline.storage.probe import probe_store
+from cutline.storage.s3_multipart import MULTIPART_BYTES_MIN
+from cutline.storage.s3_session import CertificateFileError
+from cutline.storage.store import EncryptionIgnoredError, StoreUnreachableError
 from tests.certificates.authority import Authority, make_authority
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import configure_fleet, sorted_copies
@@ -34,6 +34,7 @@ from tests.s3.proxy import s3_proxy
 from tests.s3.server import S3Server, s3_server
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "from cutline.cli.main import main; main()"
 COMMAND_SECONDS_MAX = 240
 CLUSTER = "local-cluster[2,1,1024]"
 RESTORE = ["restore", "daily", "--replace"]
@@ -140,7 +141,7 @@ def test_a_fleet_is_snapshotted_checked_and_restored_through_tls_by_executors_of
 def run(fleet: Fleet, *words: str) -> dict[str, Any]:
     """Run the command as a process in the folder of its fleet.toml; return its document, with the exit code."""
     done = subprocess.run(
-        [sys.executable, "-c", "from cli.main import main; main()", "--fleet", str(fleet.path), "--json", *words],
+        [sys.executable, "-c", PROGRAM, "--fleet", str(fleet.path), "--json", *words],
         capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False, cwd=fleet.path.parent,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip

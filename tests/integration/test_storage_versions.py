@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from storage.fsspec_store import FsspecStore
-from storage.open import open_store
-from storage.probe import probe_store
-from storage.store import DeletionRefusedError, ObjectExistsError, ObjectStore, is_key
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.open import open_store
+from cutline.storage.probe import probe_store
+from cutline.storage.store import DeletionRefusedError, ObjectExistsError, ObjectStore, is_key
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.s3.proxy import s3_proxy
 from tests.s3.server import S3Server, in_folder

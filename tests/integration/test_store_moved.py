@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.progress import Silent
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import CrashPoint
-from snapshots.records.documents import seal
-from snapshots.records.store_identity import StoreIdentity
-from storage.local import LocalStore
-from storage.store import StoreUnreachableError
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.store_identity import StoreIdentity
+from cutline.storage.local import LocalStore
+from cutline.storage.store import StoreUnreachableError
+from cutline.wal.segments.own_store import FLEET_KEY, StoreGoneError
 from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on
 from tests.integration.refusing import execute
-from wal.segments.own_store import FLEET_KEY, StoreGoneError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +78,7 @@ def test_what_is_in_its_place_is_not_taken_for_it(
     """No slot is advanced past what is stored there, and nothing is committed."""
     store, away = tmp_path / "store", tmp_path / "away"
     if in_workers:
-        monkeypatch.setattr("wal.slots.retained.LITTLE_BYTES", -1)
+        monkeypatch.setattr("cutline.wal.slots.retained.LITTLE_BYTES", -1)
 
     def replace() -> None:
         store.rename(away)

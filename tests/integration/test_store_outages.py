@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import load_fleet
-from storage import waits
-from storage.fsspec_store import FsspecStore
-from storage.s3_retries import Pace
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import load_fleet
+from cutline.storage import waits
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.s3_retries import Pace
 from tests.commands.in_process import run_with_stderr
 from tests.commands.snapshot_runs import (
     Ready,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import stop_fleet
-from fleet.nodes.connections import with_database
+from cutline.embedded.fleet import stop_fleet
+from cutline.fleet.nodes.connections import with_database
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.refusing import execute
 from tests.servers.dealt import start_fleet

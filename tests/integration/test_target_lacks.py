@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.programs.wheel import run_tool
-from fleet.progress import Silent
-from restore.ddl.ddl import SchemaLoadError
-from restore.obstacles.obstacles import ObstaclesError, TargetLacksError
-from restore.plan import plan_restore
-from restore.preview import preview_restore
-from restore.request import RestoreRequest
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.programs.wheel import run_tool
+from cutline.fleet.progress import Silent
+from cutline.restore.ddl.ddl import SchemaLoadError
+from cutline.restore.obstacles.obstacles import ObstaclesError, TargetLacksError
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_restore
+from cutline.restore.request import RestoreRequest
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database
 from tests.integration.refusing import execute

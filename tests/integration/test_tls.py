@@ -18,14 +18,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-import fleet.programs.clients as clients
-from embedded.fleet import start_fleet, stop_fleet
-from embedded.server import SUPERUSER
-from fleet.config import Fleet, Node
-from fleet.nodes.connections import NodeUnreachableError, as_connected, program_connection
-from fleet.programs.clients import ProgramsUnfitError
-from fleet.programs.wheel import wheel_bin_directory
-from snapshots.create.initialise import initialise
+import cutline.fleet.programs.clients as clients
+from cutline.embedded.fleet import start_fleet, stop_fleet
+from cutline.embedded.server import SUPERUSER
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.connections import NodeUnreachableError, as_connected, program_connection
+from cutline.fleet.programs.clients import ProgramsUnfitError
+from cutline.fleet.programs.wheel import wheel_bin_directory
+from cutline.snapshots.create.initialise import initialise
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_copies
 from tests.commands.watching import Watching
 from tests.faults.ports import HOST, free_ports

@@ -20,8 +20,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from embedded.fleet import start_fleet, stop_fleet
-from fleet.config import Fleet, load_fleet
+from cutline.embedded.fleet import start_fleet, stop_fleet
+from cutline.fleet.config import Fleet, load_fleet
 from tests.certificates.authority import Authority, Certificate, make_authority
 from tests.commands.snapshot_runs import configure_fleet, sorted_copies
 from tests.faults.ports import free_ports
@@ -31,6 +31,7 @@ from tests.run.soak import SOAK_SECONDS
 from tests.servers.installed import require_server
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "from cutline.cli.main import main; main()"
 COMMAND_SECONDS_MAX = 240
 HOST = "127.0.0.1"
 PASSPHRASE = "UNMISTAKABLEpassphrase"
@@ -98,7 +99,7 @@ def with_options(served: Served, path: Path, **options: str) -> Fleet:
 def run(fleet: Fleet, *words: str) -> dict[str, Any]:
     """Run the command as a process in the folder of its fleet.toml; return its document, with the exit code."""
     done = subprocess.run(
-        [sys.executable, "-c", "from cli.main import main; main()", "--fleet", str(fleet.path), "--json", *words],
+        [sys.executable, "-c", PROGRAM, "--fleet", str(fleet.path), "--json", *words],
         capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False, cwd=fleet.path.parent,
         stdin=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -186,7 +187,7 @@ def test_an_encrypted_key_in_the_default_place_asks_no_terminal(
     options = {"sslmode": "verify-full", "sslrootcert": str(served.authority.file)}
     fleet = with_options(served, tmp_path / "fleet.toml", **options)
     controller, terminal = os.openpty()
-    program = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY); from cli.main import main; main()"
+    program = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY); from cutline.cli.main import main; main()"
     command = [sys.executable, "-c", program, "--fleet", str(fleet.path), "--json", "init"]
     done = subprocess.run(
         command, stdin=terminal, capture_output=True, text=True, timeout=60, check=False, start_new_session=True,

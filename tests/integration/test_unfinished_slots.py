@@ -8,17 +8,17 @@ import time
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import load_fleet
-from fleet.nodes.connections import connect_replication
-from fleet.nodes.sessions import open_sessions
-from snapshots.operations.operation import Operation, new_operation, record_operation, record_outcome
-from snapshots.operations.slot_guard import guard_nodes
-from storage.errors import IndeterminateError
-from storage.memory import InMemoryStore
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import load_fleet
+from cutline.fleet.nodes.connections import connect_replication
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.snapshots.operations.operation import Operation, new_operation, record_operation, record_outcome
+from cutline.snapshots.operations.slot_guard import guard_nodes
+from cutline.storage.errors import IndeterminateError
+from cutline.storage.memory import InMemoryStore
+from cutline.wal.slots.slots import create_exported_slot, drop_slot, slot_name
 from tests.commands.snapshot_runs import slots_of
 from tests.commands.watching import Watching
-from wal.slots.slots import create_exported_slot, drop_slot, slot_name
 
 NAME = "cutline_unfinished"
 SECONDS_MAX = 10

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet.label import own_label
+from cutline.fleet.label import own_label
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.run.quick_spark import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
 
 ROOT = Path(__file__).parents[2]
 UID = 12345
@@ -38,7 +38,7 @@ AS_USER = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", *REA
 
 def can_run(python: str) -> bool:
     """Whether that user may run this Python: from a shell, as setpriv(1) itself may enter every folder."""
-    words = [*AS_USER, "sh", "-c", '"$0" -c "import cli.main, pyspark"', python]
+    words = [*AS_USER, "sh", "-c", '"$0" -c "import cutline.cli.main, pyspark"', python]
     return subprocess.run(words, env={"PYTHONPATH": str(ROOT)}, capture_output=True, check=False).returncode == 0
 
 
@@ -60,7 +60,7 @@ def test_a_check_runs_as_a_user_without_a_name_or_a_home(shared_fleet: EmbeddedF
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, UID, UID)
             done = subprocess.run(
-                [*AS_USER, sys.executable, "-c", "from cli.main import main; main()",
+                [*AS_USER, sys.executable, "-c", "from cutline.cli.main import main; main()",
                  "--fleet", str(folder / "fleet.toml"), "--json", "check", "any"],
                 capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False, cwd="/",
                 env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")},
@@ -72,7 +72,7 @@ def test_a_check_runs_as_a_user_without_a_name_or_a_home(shared_fleet: EmbeddedF
 
 @can_change_user
 def test_a_label_has_the_number_of_a_user_without_a_name() -> None:
-    code = f"import os; from fleet.label import own_label; os.setuid({UID}); print(own_label('create', 'a'))"
+    code = f"import os; from cutline.fleet.label import own_label; os.setuid({UID}); print(own_label('create', 'a'))"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
     )

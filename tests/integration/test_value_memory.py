@@ -20,21 +20,21 @@ from typing import Any
 
 import pytest
 
-from check.base_hashes import BaseHashReport, BaseHashTask, hash_base
-from columns.allocator import SYSTEM, VARIABLE
-from fleet.lsn import Lsn
-from fleet.nodes.connections import connect
-from fleet.tables.groups import Group
-from restore.rows.ledger import create_ledger
-from restore.rows.load import BaseLoadTask, SegmentLoadTask, load_task
-from restore.rows.load_target import Feed, LoadTarget
-from snapshots.base_copy.copy_ranges import CopyReport, CopyTask, PageRange, copy_ranges
-from snapshots.base_copy.destination import CopyDestination
-from snapshots.fold.sources import BaseSource, SegmentSource, Source
-from storage.location import StoreLocation
+from cutline.check.base_hashes import BaseHashReport, BaseHashTask, hash_base
+from cutline.columns.allocator import SYSTEM, VARIABLE
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.tables.groups import Group
+from cutline.restore.rows.ledger import create_ledger
+from cutline.restore.rows.load import BaseLoadTask, SegmentLoadTask, load_task
+from cutline.restore.rows.load_target import Feed, LoadTarget
+from cutline.snapshots.base_copy.copy_ranges import CopyReport, CopyTask, PageRange, copy_ranges
+from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.snapshots.fold.sources import BaseSource, SegmentSource, Source
+from cutline.storage.location import StoreLocation
+from cutline.wal.drain.drain import drain
 from tests.integration.wal_place import Place, groups_of, place
 from tests.run.soak import SOAK_SECONDS, draw
-from wal.drain.drain import drain
 
 __all__ = ["place"]  # the fixture
 

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import wal.slots.waiting as waiting
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, Node, load_fleet
-from fleet.nodes.connections import with_database
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Silent
-from snapshots.create.full import create_full
-from snapshots.create.prepared_transactions import await_prepared
-from snapshots.create.request import CreateRequest
-from storage.errors import SnapshotError
+import cutline.wal.slots.waiting as waiting
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, Node, load_fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.request import CreateRequest
+from cutline.storage.errors import SnapshotError
+from cutline.wal.slots.slots import create_exported_slot, drop_slot
+from cutline.wal.slots.waiting import SlotWaitError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, slots_of
 from tests.integration.refusing import execute
-from wal.slots.slots import create_exported_slot, drop_slot
-from wal.slots.waiting import SlotWaitError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

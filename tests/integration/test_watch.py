@@ -18,20 +18,20 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from embedded.fleet import EmbeddedFleet, stop_fleet
-from fleet.config import Fleet
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.config import Fleet
+from cutline.wal.slots.slots import drop_slot
 from tests.commands.snapshot_runs import configure_fleet, run_command, slots_of
 from tests.s3.server import free_port
 from tests.servers.dealt import start_fleet
-from wal.slots.slots import drop_slot
 
 SECONDS_MAX = 120.0
 # Stands by, tries again and gathers after shorter pauses.
 PROGRAM = """
-import cli.commands.watch, cli.watch.schedule, cli.watch.watch_metrics
-cli.commands.watch.STAND_BY_SECONDS = cli.watch.schedule.RETRY_SECONDS_FIRST = 1.0
-cli.watch.watch_metrics.GATHER_SECONDS = 2.0
-from cli.main import main
+import cutline.cli.commands.watch, cutline.cli.watch.schedule, cutline.cli.watch.watch_metrics
+cutline.cli.commands.watch.STAND_BY_SECONDS = cutline.cli.watch.schedule.RETRY_SECONDS_FIRST = 1.0
+cutline.cli.watch.watch_metrics.GATHER_SECONDS = 2.0
+from cutline.cli.main import main
 main()
 """
 

@@ -14,17 +14,17 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fleet.config import GroupRules, Node
-from fleet.lsn import Lsn
-from fleet.tables.groups import Group, column_list, number_groups, qualify, read_tables
-from fleet.tables.publications import ensure_publications, publication_names
-from snapshots.base_copy.exported_snapshot import open_exported
-from storage.location import StoreLocation
-from wal.drain.drain import drain
-from wal.drain.drain_task import DrainReport, DrainTask
-from wal.segments.archive import check_contiguous
-from wal.segments.definitions import Definition
-from wal.slots.slots import create_exported_slot
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.tables.groups import Group, column_list, number_groups, qualify, read_tables
+from cutline.fleet.tables.publications import ensure_publications, publication_names
+from cutline.snapshots.base_copy.exported_snapshot import open_exported
+from cutline.storage.location import StoreLocation
+from cutline.wal.drain.drain import drain
+from cutline.wal.drain.drain_task import DrainReport, DrainTask
+from cutline.wal.segments.archive import check_contiguous
+from cutline.wal.segments.definitions import Definition
+from cutline.wal.slots.slots import create_exported_slot
 
 FLEET = "test"
 RULES = GroupRules(append_only=("*.append_only",))

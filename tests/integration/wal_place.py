@@ -12,15 +12,15 @@ from typing import Any
 import psycopg
 import pytest
 
-import wal.drain.drain
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node
-from fleet.nodes.connections import NodeUnreachableError, connect, with_database
-from fleet.tables.groups import Group
+import cutline.wal.drain.drain
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import NodeUnreachableError, connect, with_database
+from cutline.fleet.tables.groups import Group
+from cutline.wal.cut.markers import Marker
+from cutline.wal.slots.slots import drop_slot
 from tests.integration.wal_follower import Follower, copy_lines, follow, prepare_groups
 from tests.wal.markers import write_marker
-from wal.cut.markers import Marker
-from wal.slots.slots import drop_slot
 
 NUMBERS = count(1)
 APPLICATION = "-c datestyle=German -c intervalstyle=sql_standard -c timezone=Asia/Kathmandu -c bytea_output=escape"
@@ -112,4 +112,4 @@ def groups_of(place: Place) -> dict[str, Group]:
 
 def shrink_chunks(monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
     for name in ("FIRST_CHUNK_MESSAGES", "CHUNK_MESSAGES_MIN", "CHUNK_MESSAGES_MAX"):
-        monkeypatch.setattr(wal.drain.drain, name, messages)
+        monkeypatch.setattr(cutline.wal.drain.drain, name, messages)

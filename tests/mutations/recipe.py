@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.targets.target_checks import find_xml_columns
-from snapshots.ddl.dump import find_ddl
-from snapshots.fold.find_sources import sources_of
-from snapshots.fold.sources import SegmentSource
-from snapshots.records.large_objects import list_large_objects
-from storage.errors import SnapshotError
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.targets.target_checks import find_xml_columns
+from cutline.snapshots.ddl.dump import find_ddl
+from cutline.snapshots.fold.find_sources import sources_of
+from cutline.snapshots.fold.sources import SegmentSource
+from cutline.snapshots.records.large_objects import list_large_objects
+from cutline.storage.errors import SnapshotError
 from tests.mutations.world import NAME, World
 
 # What a restore uses of a source's identity, and of a column.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from storage.digest import digest
+from cutline.storage.digest import digest
 from tests.mutations.values import text_of
 from tests.stores.history import relink
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from check.verify import CheckRequest, check_snapshots
-from cli.output.exit_codes import CONFLICTS
-from fleet.progress import Silent
-from snapshots.records.kinds import kind_of
-from storage.errors import SnapshotError
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.cli.output.exit_codes import CONFLICTS
+from cutline.fleet.progress import Silent
+from cutline.snapshots.records.kinds import kind_of
+from cutline.storage.errors import SnapshotError
 from tests.mutations.recipe import recipe_of
 from tests.mutations.sealing import read_documents
 from tests.mutations.trial import (

@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
-from cli.main import run
+from cutline.cli.main import run
 from tests.mutations.sealing import planted, resealed
 from tests.mutations.values import Mutation, Others, mutate
 from tests.mutations.world import DELETED_NAME, LOST_NAME, NAME, PRUNED_NAME, World

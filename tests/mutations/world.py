@@ -20,17 +20,17 @@ import psycopg
 from msgspec import structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
-from fleet.record import Time
-from snapshots.operations.operation import new_operation
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.documents import seal
-from snapshots.records.lost_chains import LostChain, lost_key
-from snapshots.records.operation_records import LeaseRenewal, operation_key
-from snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
-from storage.ids import new_operation_id
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.operation import new_operation
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.lost_chains import LostChain, lost_key
+from cutline.snapshots.records.operation_records import LeaseRenewal, operation_key
+from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
+from cutline.storage.ids import new_operation_id
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import roll_back_prepared
 from tests.integration.wal_place import await_database

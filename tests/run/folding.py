@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import check.contents
-import snapshots.fold.limits
+import cutline.check.contents
+import cutline.snapshots.fold.limits
 from tests.run.soak import SEED
 
 
@@ -21,8 +21,8 @@ def drawn_folding(request: pytest.FixtureRequest) -> Iterator[None]:
     drawn = random.Random(f"{SEED} {request.path.name}").randrange(3)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CHANGES_MAX", "CHOSEN_CHANGES_MAX")[:drawn]:
-            patch.setattr(snapshots.fold.limits, name, 0)
+            patch.setattr(cutline.snapshots.fold.limits, name, 0)
         if drawn == 1:
-            patch.setattr(check.contents, "STORED_BYTES_MAX", 0)
-        patch.setattr(snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
+            patch.setattr(cutline.check.contents, "STORED_BYTES_MAX", 0)
+        patch.setattr(cutline.snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
         yield

@@ -10,7 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
-import embedded.folder
+import cutline.embedded.folder
 from tests.run.soak import SOAK_SECONDS
 
 MEMORY = Path("/dev/shm")
@@ -20,7 +20,7 @@ FREE_BYTES_MIN = 12 << 30
 def pytest_configure() -> None:
     """Let the fleets that this process starts make their folders in memory."""
     if not SOAK_SECONDS and MEMORY.is_dir() and free_bytes() >= FREE_BYTES_MIN:
-        embedded.folder.shared_temporary_directory = lambda: MEMORY
+        cutline.embedded.folder.shared_temporary_directory = lambda: MEMORY
 
 
 def free_bytes() -> int:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-import cli.main
-from cli.output import stopping
-from fleet.nodes import clocks
-from storage import clock, waits
+import cutline.cli.main
+from cutline.cli.output import stopping
+from cutline.fleet.nodes import clocks
+from cutline.storage import clock, waits
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,9 @@ def forget() -> None:
     stopping.forget_requests(kept="")
     stopping._is_sent.clear()
     stopping._is_signalled.clear()
-    cli.main._signals.clear()
+    cutline.cli.main._signals.clear()
     # Else a signal within a second of another test's would be taken for the same one.
-    cli.main._signalled_at = -math.inf
+    cutline.cli.main._signalled_at = -math.inf
     waits._told.clear()
     clock.follow_machine()
     clocks._told_seconds = 0.0

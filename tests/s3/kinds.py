@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from storage.errors import SnapshotError
-from storage.open import open_store
+from cutline.storage.errors import SnapshotError
+from cutline.storage.open import open_store
 from tests.run.soak import SEED, SOAK_SECONDS
 
 NAMED_URL = os.environ.get("SNAPSHOT_TEST_S3", "")

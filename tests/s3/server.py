@@ -26,8 +26,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from storage.fsspec_store import FsspecStore
-from storage.store import ObjectStore
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.store import ObjectStore
 from tests.certificates.authority import Certificate
 
 START_SECONDS_MAX = 30

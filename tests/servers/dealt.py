@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from embedded.fleet import start_fleet as start_fleet_of_wheel
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.fleet import start_fleet as start_fleet_of_wheel
 from tests.run.units import unit_of
 from tests.servers.installed import MAJORS, SERVERS, Server
 

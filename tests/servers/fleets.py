@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
+from cutline.embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
 from tests.servers.installed import Server
 
 # No test cuts the machine's power, so what a server wrote survives the death of its process.

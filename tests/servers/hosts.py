@@ -17,9 +17,9 @@ from typing import Literal
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from embedded.fleet import EmbeddedFleet
-from embedded.server import PORT, SUPERUSER, EmbeddedNode
-from fleet.nodes.sessions import in_parallel
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import PORT, SUPERUSER, EmbeddedNode
+from cutline.fleet.nodes.sessions import in_parallel
 from tests.certificates.authority import Authority, make_authority
 
 Way = Literal["socket", "tcp", "tls"]

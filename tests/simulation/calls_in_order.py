@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from snapshots.activity import ended_operations
-from snapshots.records import chains, commits
-from snapshots.removal import gc, old_records, removal
+from cutline.snapshots.activity import ended_operations
+from cutline.snapshots.records import chains, commits
+from cutline.snapshots.removal import gc, old_records, removal
 
 
 class InlineExecutor:

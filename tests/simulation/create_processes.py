@@ -14,35 +14,41 @@ from typing import Any
 
 from msgspec import structs
 
-from fleet.config import Fleet, GroupRules
-from fleet.lsn import Lsn
-from fleet.nodes.baseline import NodeIdentity
-from snapshots.create.continuable import check_commits, check_objects
-from snapshots.operations.deciding import has_committed
-from snapshots.operations.exclusive import check_exclusive
-from snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
-from snapshots.operations.recorded import has_failed
-from snapshots.operations.settling import settle_operations
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain, read_newest_part
-from snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous
-from snapshots.records.commits import check_name, check_not_pruned, commit_missing_error, free_turn, increment_numbers
-from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import check_not_lost, is_lost
-from snapshots.records.operation_records import Intent, read_intent
-from snapshots.records.part_rules import count_listed
-from snapshots.records.stored_object import StoredObject
-from snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
-from storage.digest import digest
-from storage.errors import BusyError, RefusedError
-from storage.location import StoreLocation
-from storage.store import ObjectExistsError, ObjectMissingError
-from storage.storing import create_or_find
+from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.snapshots.create.continuable import check_commits, check_objects
+from cutline.snapshots.operations.deciding import has_committed
+from cutline.snapshots.operations.exclusive import check_exclusive
+from cutline.snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
+from cutline.snapshots.operations.recorded import has_failed
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain, read_newest_part
+from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous
+from cutline.snapshots.records.commits import (
+    check_name,
+    check_not_pruned,
+    commit_missing_error,
+    free_turn,
+    increment_numbers,
+)
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import check_not_lost, is_lost
+from cutline.snapshots.records.operation_records import Intent, read_intent
+from cutline.snapshots.records.part_rules import count_listed
+from cutline.snapshots.records.stored_object import StoredObject
+from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
+from cutline.storage.digest import digest
+from cutline.storage.errors import BusyError, RefusedError
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectExistsError, ObjectMissingError
+from cutline.storage.storing import create_or_find
+from cutline.wal.cut.cut_values import NodeCut
+from cutline.wal.segments.archive import ArchiveError, Segment, archive_prefix, check_contiguous, segment_key
+from cutline.wal.slots.slots import SlotLostError, slot_name
 from tests.simulation.repository_model import NODES, CreateRun
 from tests.simulation.store_processes import ModelLock, Process, exclusive
-from wal.cut.cut_values import NodeCut
-from wal.segments.archive import ArchiveError, Segment, archive_prefix, check_contiguous, segment_key
-from wal.slots.slots import SlotLostError, slot_name
 
 FLEET = Fleet(
     Path("fleet.toml"), "simulated", StoreLocation("memory://simulated"), (), "exact", GroupRules(), "local[1]", {}

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from storage.digest import digest
-from storage.memory import InMemoryStore
-from storage.store import (
+from cutline.storage.digest import digest
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import (
     AnswerLostError,
     DeletionRefusedError,
     Inventory,

@@ -14,14 +14,14 @@ from itertools import islice
 import pyarrow as pa
 from msgspec import UnsetType
 
-from fleet.lsn import Lsn
+from cutline.fleet.lsn import Lsn
+from cutline.wal.cut import resolve as rule
+from cutline.wal.cut.cut_events import NodeWindow
+from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
+from cutline.wal.cut.in_doubt import included_and_prepared
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import WAL_BEGIN, Change, Node, Wave
-from wal.cut import resolve as rule
-from wal.cut.cut_events import NodeWindow
-from wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
-from wal.cut.in_doubt import included_and_prepared
-from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 BASE_POSITION = WAL_BEGIN - 100
 

@@ -8,13 +8,13 @@ from itertools import chain
 
 import numpy as np
 
-from columns.bytes_column import BytesColumn
-from fleet.lsn import Lsn
-from snapshots.fold.superseding import last_of_every_key
+from cutline.columns.bytes_column import BytesColumn
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.fold.superseding import last_of_every_key
+from cutline.wal.cut.cut_values import Cut, Undecided
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import APPENDED, ROWS_PER_NODE, Part, Transaction
 from tests.simulation.made_cuts import ResolvedCut, in_doubt_for_next, included_in_doubt, resolve_cuts
-from wal.cut.cut_values import Cut, Undecided
 
 # One key of one byte per row.
 KEY_BYTES = np.arange(ROWS_PER_NODE, dtype=np.uint8)

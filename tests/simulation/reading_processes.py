@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from snapshots.activity.command import Command
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.listing.entry import Entry
-from snapshots.listing.listing import read_entry
-from snapshots.operations.leases import hold_lease
-from snapshots.operations.open_operations import read_open_operations
-from snapshots.operations.operation import current_time, new_operation
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import snapshot_names
-from snapshots.records.operation_records import CONFLICTS, VALID, CheckedPoint, CheckResult
-from snapshots.records.store_identity import StoreIdentity
-from storage.ids import new_operation_id
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.listing.listing import read_entry
+from cutline.snapshots.operations.leases import hold_lease
+from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import snapshot_names
+from cutline.snapshots.records.operation_records import CONFLICTS, VALID, CheckedPoint, CheckResult
+from cutline.snapshots.records.store_identity import StoreIdentity
+from cutline.storage.ids import new_operation_id
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 from tests.simulation.repository_model import NODES, CheckRun
 from tests.simulation.repository_promises import (
     check_listing,
@@ -28,7 +29,6 @@ from tests.simulation.repository_promises import (
 )
 from tests.simulation.store_processes import Process
 from tests.stores.listed import objects_of
-from wal.segments.damage import ObjectDamagedError, read_listed
 
 IDENTITY = StoreIdentity("f", "simulated")
 

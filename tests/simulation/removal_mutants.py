@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
-from fleet.progress import Progress
-from snapshots.listing import listing
-from snapshots.records import chains, commits, operation_records
-from snapshots.records.operation_records import Outcome
-from snapshots.records.tombstones import Mark
-from snapshots.removal import garbage, pruning, removal
-from storage.store import ObjectStore
+from cutline.fleet.progress import Progress
+from cutline.snapshots.listing import listing
+from cutline.snapshots.records import chains, commits, operation_records
+from cutline.snapshots.records.operation_records import Outcome
+from cutline.snapshots.records.tombstones import Mark
+from cutline.snapshots.removal import garbage, pruning, removal
+from cutline.storage.store import ObjectStore
 
 
 def folder_is_a_snapshot() -> AbstractContextManager[object]:

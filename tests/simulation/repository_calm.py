@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from snapshots.listing.entry import Entry
-from snapshots.records.chain import Chain
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.records.chain import Chain
 from tests.simulation.create_processes import create_full, create_increment
 from tests.simulation.faulty_store import LatePut
 from tests.simulation.reading_processes import list_store, restore

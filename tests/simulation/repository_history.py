@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
-from storage.errors import SnapshotError
+from cutline.storage.errors import SnapshotError
 from tests.simulation.create_processes import create_full, create_increment
 from tests.simulation.reading_processes import check, list_store, restore
 from tests.simulation.repository_calm import check_after_faults, deliver_late

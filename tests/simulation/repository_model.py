@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from storage.errors import UnreachableError
+from cutline.storage.errors import UnreachableError
 from tests.simulation.faulty_store import Bucket
 from tests.simulation.schedule import Schedule
 

@@ -10,18 +10,24 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar
 from unittest.mock import patch
 
-from fleet.config import Fleet
-from fleet.progress import Progress
-from snapshots.operations import committing, deciding, settling
-from snapshots.operations import operation as operations
-from snapshots.operations.operation import Operation
-from snapshots.operations.recorded import is_open, read_open_intents
-from snapshots.records import chains, commits
-from snapshots.records.commit import Commit
-from snapshots.records.operation_records import Intent
-from storage.digest import digest
-from storage.errors import SnapshotError
-from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnreachableError
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Progress
+from cutline.snapshots.operations import committing, deciding, settling
+from cutline.snapshots.operations import operation as operations
+from cutline.snapshots.operations.operation import Operation
+from cutline.snapshots.operations.recorded import is_open, read_open_intents
+from cutline.snapshots.records import chains, commits
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.operation_records import Intent
+from cutline.storage.digest import digest
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import (
+    AnswerLostError,
+    ObjectExistsError,
+    ObjectMissingError,
+    ObjectStore,
+    StoreUnreachableError,
+)
 from tests.simulation import create_processes, reading_processes
 from tests.simulation.faulty_store import Bucket
 from tests.simulation.removal_mutants import (

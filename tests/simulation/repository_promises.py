@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
-from snapshots.listing.entry import Entry
-from snapshots.operations.open_operations import OpenOperation
-from snapshots.operations.recorded import read_open_intents
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.operation_records import read_outcome
-from snapshots.removal.pruning import PrunePlan
-from snapshots.removal.retention import RetentionFate
-from storage.digest import digest
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.operations.open_operations import OpenOperation
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.operation_records import read_outcome
+from cutline.snapshots.removal.pruning import PrunePlan
+from cutline.snapshots.removal.retention import RetentionFate
+from cutline.storage.digest import digest
+from cutline.wal.slots.slots import slot_name
 from tests.simulation.faulty_store import Bucket, FaultyStore
 from tests.simulation.repository_model import NODES, CreateRun, RepositoryWorld
 from tests.simulation.store_faults import Fault, FaultSource
 from tests.simulation.store_processes import Process
-from wal.slots.slots import slot_name
 
 Numbers = tuple[str, int]
 CHECK_SPAN = timedelta(minutes=1)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from itertools import product
 
-from fleet.config import Retention
-from snapshots.records.operation_records import CONFLICTS
+from cutline.fleet.config import Retention
+from cutline.snapshots.records.operation_records import CONFLICTS
 from tests.simulation.create_processes import create_full, create_increment
 from tests.simulation.reading_processes import check, list_store, restore
 from tests.simulation.repository_calm import check_after_faults, run_without_faults

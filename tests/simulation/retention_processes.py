@@ -7,24 +7,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from fleet.config import Retention
-from fleet.nodes.lock import FleetBusyError
-from snapshots.operations.leases import open_leases
-from snapshots.operations.open_operations import read_open_operations
-from snapshots.operations.operation import current_time, record_outcome
-from snapshots.operations.settling import settle_operations
-from snapshots.records.chains import read_chain
-from snapshots.records.lost_chains import LostChain, mark_lost
-from snapshots.removal.deletion import RemovalRun, delete_locked
-from snapshots.removal.deletion_plan import is_finished
-from snapshots.removal.gc import RESUMABLE_SECONDS, find_garbage, remove_garbage
-from snapshots.removal.pruning import PrunePlan, prune_locked
-from storage.errors import RefusedError, UnreachableError
-from storage.store import StoreUnreachableError
+from cutline.fleet.config import Retention
+from cutline.fleet.nodes.lock import FleetBusyError
+from cutline.snapshots.operations.leases import open_leases
+from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.operations.operation import current_time, record_outcome
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.removal.deletion import RemovalRun, delete_locked
+from cutline.snapshots.removal.deletion_plan import is_finished
+from cutline.snapshots.removal.gc import RESUMABLE_SECONDS, find_garbage, remove_garbage
+from cutline.snapshots.removal.pruning import PrunePlan, prune_locked
+from cutline.storage.errors import RefusedError, UnreachableError
+from cutline.storage.store import StoreUnreachableError
+from cutline.wal.slots.slots import slot_name
 from tests.simulation.create_processes import FLEET
 from tests.simulation.repository_promises import check_prune_plan
 from tests.simulation.store_processes import ModelLock, Process, exclusive
-from wal.slots.slots import slot_name
 
 
 def collect(process: Process, grace_seconds: float = 0.0) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import count, cycle, islice
 
-from storage.errors import SnapshotError
+from cutline.storage.errors import SnapshotError
 from tests.run.soak import SEED
 from tests.simulation.fleet_model import World, seeded
 from tests.simulation.promises import check_histories

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from snapshots.operations import leases, settling
-from snapshots.operations import operation as operations
-from snapshots.records import commits, documents
-from snapshots.records.commit import Commit
-from snapshots.removal import deletion_plan, garbage, pruning
-from snapshots.removal import gc as collecting
-from storage import ids, storing
+from cutline.snapshots.operations import leases, settling
+from cutline.snapshots.operations import operation as operations
+from cutline.snapshots.records import commits, documents
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.removal import deletion_plan, garbage, pruning
+from cutline.snapshots.removal import gc as collecting
+from cutline.storage import ids, storing
 from tests.simulation.calls_in_order import calls_in_order
 from tests.simulation.repository_model import RepositoryWorld
 from tests.simulation.store_processes import Process

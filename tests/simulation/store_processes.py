@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from fleet.nodes.lock import FleetBusyError, FleetLockLostError
-from fleet.progress import Silent
-from storage.errors import SnapshotError, StoppedError
-from storage.store import ObjectStore
+from cutline.fleet.nodes.lock import FleetBusyError, FleetLockLostError
+from cutline.fleet.progress import Silent
+from cutline.storage.errors import SnapshotError, StoppedError
+from cutline.storage.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.repository_model import CreateRun, NodeSilentError, RepositoryWorld
 from tests.simulation.schedule import CtrlCError, KilledError

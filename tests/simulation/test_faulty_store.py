@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from storage.store import AnswerLostError, DeletionRefusedError, ObjectExistsError, ObjectStore, StoreUnreachableError
+from cutline.storage.store import (
+    AnswerLostError,
+    DeletionRefusedError,
+    ObjectExistsError,
+    ObjectStore,
+    StoreUnreachableError,
+)
 from tests.simulation.faulty_store import Bucket, FaultyStore
 from tests.simulation.store_faults import Call, Fault, FaultSource
 from tests.stores.contract import ObjectStoreContract

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
-from storage.errors import SnapshotError
+from cutline.storage.errors import SnapshotError
+from cutline.wal.segments.segment_schema import MARKER
 from tests.run.soak import SOAK_SECONDS
 from tests.simulation.fleet_model import World
 from tests.simulation.mutants import MUTANTS, Mutant, finish_before_all_starts, no_raising
 from tests.simulation.promises import check_histories
-from wal.segments.segment_schema import MARKER
 
 EXAMPLES = 200
 # Smaller than the histories drawn from seeds: a decision is many times as expensive in Hypothesis.

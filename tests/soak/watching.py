@@ -27,8 +27,8 @@ from typing import Any
 
 import psycopg
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from fleet.config import load_fleet
+from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.fleet.config import load_fleet
 from tests.commands.snapshot_runs import configure_fleet, run_command
 from tests.s3.proxy import ANSWER_LOST, REQUEST_LOST, S3Proxy, s3_proxy
 from tests.s3.server import s3_server
@@ -86,7 +86,14 @@ class Watching:
     def start_watch(self) -> None:
         """Start one more watch, which stands by if another one works."""
         log = self.place / f"watch-{time.time_ns()}.log"
-        program = [sys.executable, "-c", "from cli.main import main; main()", "--fleet", str(self.fleet_file), "--json"]
+        program = [
+            sys.executable,
+            "-c",
+            "from cutline.cli.main import main; main()",
+            "--fleet",
+            str(self.fleet_file),
+            "--json",
+        ]
         environment = os.environ | {"NOTIFIED": str(self.place / "notified")}
         with log.open("wb") as out:
             self.processes.append(

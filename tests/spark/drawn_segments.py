@@ -8,17 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from fleet.lsn import Lsn
-from snapshots.fold.base_sources import BaseSources
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.fold import Fold
-from snapshots.fold.overlay import KeySet
-from snapshots.fold.sources import BaseSource, SegmentSource, Source
-from storage.open import open_store
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.fold.base_sources import BaseSources
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.fold import Fold
+from cutline.snapshots.fold.overlay import KeySet
+from cutline.snapshots.fold.sources import BaseSource, SegmentSource, Source
+from cutline.storage.open import open_store
+from cutline.wal.segments.archive import SegmentRange
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import create_segment
 from tests.run.soak import SEED
-from wal.segments.archive import SegmentRange
-from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import create_segment
 
 INSERTED, UPDATED, DELETED, PARTIAL = (ord(letter) for letter in "IUDu")
 NODES, GROUPS, KEYS, SEGMENTS = ("a", "b"), (1, 2), 40, 4

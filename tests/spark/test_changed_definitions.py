@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from check.contents import check_contents
-from check.findings import Findings
-from check.report import Conflict, SnapshotReport
-from fleet.progress import Silent
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_rows import find_valid_rows
-from snapshots.fold.find_sources import sources_of
-from snapshots.fold.fold import fold
-from snapshots.fold.sources import read_at_cut
-from snapshots.records.chain import Chain
-from storage.location import StoreLocation
-from storage.open import open_store
+from cutline.check.contents import check_contents
+from cutline.check.findings import Findings
+from cutline.check.report import Conflict, SnapshotReport
+from cutline.fleet.progress import Silent
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.base_rows import find_valid_rows
+from cutline.snapshots.fold.find_sources import sources_of
+from cutline.snapshots.fold.fold import fold
+from cutline.snapshots.fold.sources import read_at_cut
+from cutline.snapshots.records.chain import Chain
+from cutline.storage.location import StoreLocation
+from cutline.storage.open import open_store
 from tests.chains.redefined_chain import NODES, STATES, AlterChanges, Change, build_chain
 from tests.run.soak import SEED, SOAK_SECONDS
 

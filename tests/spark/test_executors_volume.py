@@ -17,7 +17,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from tests.commands.snapshot_runs import configure_fleet
 from tests.run.quick_spark import QUICK
 from tests.run.soak import SOAK_SECONDS, draw
@@ -64,12 +64,12 @@ CHANGES = ROWS * 9 // 10 + 1 + ROWS // 100 + ROWS // 10
 HELD = ROWS + ROWS // 10 - 1 - ROWS // 100 + 40 + ROWS // 40 + ROWS // 10
 # By a name: what is changed before the changes are folded, which amounts are set to 0 so that they are folded in this
 # way, and whether the shards become one database.
-DRIVER, SEGMENTS = "snapshots.fold.limits.CHANGES_MAX", "snapshots.fold.limits.CHOSEN_CHANGES_MAX"
-KEYS, COUNTED = "snapshots.fold.changed_keys.KEYS_BYTES_MAX", "snapshots.fold.changed_keys.COUNTED_FROM"
+DRIVER, SEGMENTS = "cutline.snapshots.fold.limits.CHANGES_MAX", "cutline.snapshots.fold.limits.CHOSEN_CHANGES_MAX"
+KEYS, COUNTED = "cutline.snapshots.fold.changed_keys.KEYS_BYTES_MAX", "cutline.snapshots.fold.changed_keys.COUNTED_FROM"
 WAYS: dict[str, tuple[str, list[str], bool]] = {
-    "by the driver": ("", ["check.contents.STORED_BYTES_MAX"] if SOAK_SECONDS else [], False),
-    "by segment": ("", [DRIVER, "check.contents.STORED_BYTES_MAX"], False),
-    "by rows": ("", [DRIVER, SEGMENTS, "check.contents.STORED_BYTES_MAX"], False),
+    "by the driver": ("", ["cutline.check.contents.STORED_BYTES_MAX"] if SOAK_SECONDS else [], False),
+    "by segment": ("", [DRIVER, "cutline.check.contents.STORED_BYTES_MAX"], False),
+    "by rows": ("", [DRIVER, SEGMENTS, "cutline.check.contents.STORED_BYTES_MAX"], False),
     "with filters": ("", [DRIVER, SEGMENTS, KEYS, COUNTED], False),
     "into one database": ("", [], True),
     "long lines": ("UPDATE wide SET t = t || n, n = n + 1000", [DRIVER, SEGMENTS], False),
@@ -90,14 +90,14 @@ from tests.run.archiving import archive_by_spark
 archive_by_spark()
 import psycopg
 import pytest
-import snapshots.fold.limits
-from cli.spark.on_demand import SparkOnDemand
-from fleet.config import load_fleet
+import cutline.snapshots.fold.limits
+from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.fleet.config import load_fleet
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 
 source, single, double = (load_fleet(Path(name)) for name in sys.argv[1:4])
 ways, changed = json.loads(sys.stdin.read())
-snapshots.fold.limits.CHANGES_PER_SEGMENT = 0
+cutline.snapshots.fold.limits.CHANGES_PER_SEGMENT = 0
 
 def change(statements):
     with psycopg.connect(source.primaries[0].dsn) as connection:

@@ -9,32 +9,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import snapshots.fold.changed_keys
-import snapshots.fold.key_filter
-import snapshots.fold.limits
-from fleet.config import Node
-from fleet.lsn import Lsn
-from fleet.tables.groups import Group
-from restore.rows.load import load_images
-from restore.rows.load_target import Feed, LoadTarget
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_rows import find_valid_rows
-from snapshots.fold.base_sources import BaseSources
-from snapshots.fold.changes import CHANGE_ROWS
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.fold import Fold, _base_rows, _fold_multisets, fold
-from snapshots.fold.key_filter import KeyFilter
-from snapshots.fold.long_lines import NO_PLACE
-from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, read_tables
-from storage.digest import digest
-from storage.location import StoreLocation
-from storage.open import open_store
+import cutline.snapshots.fold.changed_keys
+import cutline.snapshots.fold.key_filter
+import cutline.snapshots.fold.limits
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.tables.groups import Group
+from cutline.restore.rows.load import load_images
+from cutline.restore.rows.load_target import Feed, LoadTarget
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.base_rows import find_valid_rows
+from cutline.snapshots.fold.base_sources import BaseSources
+from cutline.snapshots.fold.changes import CHANGE_ROWS
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.fold import Fold, _base_rows, _fold_multisets, fold
+from cutline.snapshots.fold.key_filter import KeyFilter
+from cutline.snapshots.fold.long_lines import NO_PLACE
+from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, read_tables
+from cutline.storage.digest import digest
+from cutline.storage.location import StoreLocation
+from cutline.storage.open import open_store
+from cutline.wal.segments.archive import SegmentRange
+from cutline.wal.segments.parquet_objects import parquet_options
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import create_segment
 from tests.run.soak import draw
 from tests.stores.damage import flip_byte
-from wal.segments.archive import SegmentRange
-from wal.segments.parquet_objects import parquet_options
-from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import create_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,7 +125,7 @@ def test_an_object_damaged_after_its_first_read_ends_the_load(spark: SparkSessio
 def test_a_segment_of_keyed_rows_damaged_after_its_first_read_is_a_problem(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 0)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", 0)
     store = open_store(f"file://{tmp_path}", {})
     row = {"lsn": 10, "end_lsn": 11, "seq": 0, "xid": 1, "group": 1, "partition": 0, "key": b"k", "op": ord("U")}
     changes = pa.Table.from_pylist([row | {"row": b"k\n"}], schema=SEGMENT_SCHEMA)
@@ -170,10 +170,10 @@ def test_more_keys_than_the_driver_holds_give_the_same_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = store_keys(tmp_path)
-    monkeypatch.setattr(snapshots.fold.changed_keys, "COUNTED_FROM", 0)
-    monkeypatch.setattr(snapshots.fold.changed_keys, "KEYS_BYTES_MAX", 0)
+    monkeypatch.setattr(cutline.snapshots.fold.changed_keys, "COUNTED_FROM", 0)
+    monkeypatch.setattr(cutline.snapshots.fold.changed_keys, "KEYS_BYTES_MAX", 0)
     # So few bits that unchanged rows of all kinds are taken for changed.
-    monkeypatch.setattr(snapshots.fold.key_filter, "BITS_PER_KEY", 1)
+    monkeypatch.setattr(cutline.snapshots.fold.key_filter, "BITS_PER_KEY", 1)
     folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"))
     assert {type(found) for found in folded.changed[0].values()} == {KeyFilter}
     (table,) = read_tables(open_store(f"file://{tmp_path}", {}), sources.bases[0].source, BASE_SCHEMA)

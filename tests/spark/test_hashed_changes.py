@@ -10,23 +10,24 @@ import pyarrow as pa
 import pytest
 from xxhash import xxh64_intdigest
 
-import check.last_changes
-from check.copies import Copies
-from check.last_changes import LastChanges, last_by_node, last_tasks
-from check.partitions import hash_local, hash_reported
-from columns.bytes_column import HASH_SEED
-from fleet.lsn import Lsn
-from snapshots.fold import by_segment, limits
-from snapshots.fold.base_sources import BaseSources
-from snapshots.fold.by_segment import in_base_tables, keys_size, reported_shares
-from snapshots.fold.changes import ENTRY
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.fold import fold
-from snapshots.fold.long_lines import LONG_LINE_BYTES
-from snapshots.fold.sources import read_tables
-from snapshots.records.chain import Chain
-from storage.location import StoreLocation
-from storage.open import open_store
+import cutline.check.last_changes
+from cutline.check.copies import Copies
+from cutline.check.last_changes import LastChanges, last_by_node, last_tasks
+from cutline.check.partitions import hash_local, hash_reported
+from cutline.columns.bytes_column import HASH_SEED
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.fold import by_segment, limits
+from cutline.snapshots.fold.base_sources import BaseSources
+from cutline.snapshots.fold.by_segment import in_base_tables, keys_size, reported_shares
+from cutline.snapshots.fold.changes import ENTRY
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.fold import fold
+from cutline.snapshots.fold.long_lines import LONG_LINE_BYTES
+from cutline.snapshots.fold.sources import read_tables
+from cutline.snapshots.records.chain import Chain
+from cutline.storage.location import StoreLocation
+from cutline.storage.open import open_store
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 from tests.spark.drawn_segments import (
     DELETED,
     INSERTED,
@@ -40,7 +41,6 @@ from tests.spark.drawn_segments import (
     store_segments,
 )
 from tests.unit.made_commits import commit, counted
-from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,8 +129,8 @@ def test_what_is_too_much_or_needs_rows_is_left_to_spark(tmp_path: Path, monkeyp
     assert list(last_by_node(sources.without(NODES[:1]), reports)) == []
     assert [len(last) for last in last_by_node(sources, reports)] == [1]
     with monkeypatch.context() as patch:
-        patch.setattr("snapshots.fold.by_segment.REPORTED_BYTES_MAX", 0)
-        patch.setattr("snapshots.fold.by_segment.REPORTED_BYTES_MIN", 0)
+        patch.setattr("cutline.snapshots.fold.by_segment.REPORTED_BYTES_MAX", 0)
+        patch.setattr("cutline.snapshots.fold.by_segment.REPORTED_BYTES_MIN", 0)
         assert list(reports_of(sources, StoreLocation(f"file://{tmp_path / 'one'}")).values()) == [None]
     monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 0)
     assert last_tasks(sources) == {}
@@ -162,13 +162,13 @@ def test_what_will_not_be_reported_is_no_longer_read(tmp_path: Path, monkeypatch
         found for found in read_tables(open_store(f"file://{tmp_path}", {}), one.source, SEGMENT_SCHEMA) if len(found)
     ]
     last = LastChanges(replace(last_tasks(sources)[one.source.key], bytes_max=100))
-    read, changes_in = list[int](), check.last_changes.changes_in
+    read, changes_in = list[int](), cutline.check.last_changes.changes_in
 
     def counting(table: pa.Table, *rest: Any) -> Any:
         read.append(len(table))
         return changes_in(table, *rest)
 
-    monkeypatch.setattr(check.last_changes, "changes_in", counting)
+    monkeypatch.setattr(cutline.check.last_changes, "changes_in", counting)
     last.add(table)
     assert (last.is_complete, len(last.tables)) == (True, 2)
     for _ in range(5):

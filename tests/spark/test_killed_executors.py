@@ -17,8 +17,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet, stop_fleet
-from fleet.config import load_fleet
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.config import load_fleet
 from tests.commands.snapshot_runs import configure_fleet, sorted_copies
 from tests.run.quick_spark import LINES
 from tests.run.soak import draw
@@ -40,8 +40,8 @@ RESTORES = draw(KILLED_OF)
 PAUSE_TASKS = """
 import os, time
 from pathlib import Path
-import check.base_hashes, check.streams, restore.rows.load, restore.rows.loaders
-import snapshots.base_copy.object_writer, wal.drain.drain
+import cutline.check.base_hashes, cutline.check.streams, cutline.restore.rows.load, cutline.restore.rows.loaders
+import cutline.snapshots.base_copy.object_writer, cutline.wal.drain.drain
 
 def stand_still(what, node):
     from pyspark import TaskContext
@@ -56,7 +56,7 @@ def stand_still(what, node):
         (folder / f"{{what}}.new").rename(folder / f"{{what}}.pid")
         time.sleep(300)
 
-create, close = wal.drain.drain.create_segment, snapshots.base_copy.object_writer.ObjectWriter.close
+create, close = cutline.wal.drain.drain.create_segment, cutline.snapshots.base_copy.object_writer.ObjectWriter.close
 
 def create_segment(store, prefix, number, held, *rest):
     made = create(store, prefix, number, held, *rest)
@@ -67,7 +67,7 @@ def close_object(writer):
     close(writer)
     stand_still("copy", writer.node)
 
-finish = restore.rows.loaders.Loaders.finish
+finish = cutline.restore.rows.loaders.Loaders.finish
 
 def finish_load(loaders):
     finish(loaders)
@@ -80,12 +80,12 @@ def pausing(what, work):
         return report
     return run
 
-restore.rows.loaders.Loaders.finish = finish_load
-restore.rows.load.load_task = pausing("loaded", restore.rows.load.load_task)
-check.streams.hash_stream = pausing("hash WAL", check.streams.hash_stream)
-check.base_hashes.hash_base = pausing("hash base", check.base_hashes.hash_base)
-wal.drain.drain.create_segment = create_segment
-snapshots.base_copy.object_writer.ObjectWriter.close = close_object
+cutline.restore.rows.loaders.Loaders.finish = finish_load
+cutline.restore.rows.load.load_task = pausing("loaded", cutline.restore.rows.load.load_task)
+cutline.check.streams.hash_stream = pausing("hash WAL", cutline.check.streams.hash_stream)
+cutline.check.base_hashes.hash_base = pausing("hash base", cutline.check.base_hashes.hash_base)
+cutline.wal.drain.drain.create_segment = create_segment
+cutline.snapshots.base_copy.object_writer.ObjectWriter.close = close_object
 """
 
 # Prints one JSON line: what was killed, and what the commands reported.
@@ -96,9 +96,9 @@ archive_by_spark()
 from contextlib import contextmanager
 from pathlib import Path
 import psycopg
-import check.contents
-from cli.spark.on_demand import SparkOnDemand
-from fleet.config import load_fleet
+import cutline.check.contents
+from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.fleet.config import load_fleet
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 
 source, target = (load_fleet(Path(name)) for name in sys.argv[1:3])
@@ -152,7 +152,7 @@ with SparkOnDemand(source, "test") as start:
             restored.append(runs.restore("cluster", target).rows)
         assert sorted_copies(target.primaries[0].dsn) == sorted_copies(source.primaries[0].dsn)
     # As if the archive were too large for the driver.
-    check.contents.STORED_BYTES_MAX = 0
+    cutline.check.contents.STORED_BYTES_MAX = 0
     with killing("hash WAL", executor_of), killing("hash base", itself):
         checked = runs.check("cluster")
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from fleet.progress import Silent
-from restore.rows.jobs import run_together
-from restore.rows.ledger import LoadError
-from snapshots.tasks.spark_jobs import run_tasks
+from cutline.fleet.progress import Silent
+from cutline.restore.rows.jobs import run_together
+from cutline.restore.rows.ledger import LoadError
+from cutline.snapshots.tasks.spark_jobs import run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,36 +13,36 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.serializers import CloudPickleSerializer
 
-import check.partitions
-import restore.rows.jobs
-from check.copies import Copies
-from check.partitions import hash_folded, hash_images
-from columns.bytes_column import from_list, xxhash64
-from columns.python_workers import map_batches
-from fleet.lsn import Lsn
-from restore.rows.jobs import Spread, load_long_images
-from restore.rows.load_target import Feed
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold import changed_keys, key_history
-from snapshots.fold.base_rows import find_valid_rows
-from snapshots.fold.base_sources import BaseSources
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.fold import Fold, fold, long_image_reader
-from snapshots.fold.key_filter import KeyFilter
-from snapshots.fold.long_lines import LONG_LINE_BYTES
-from snapshots.fold.overlay import KeySet
-from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, problem_of
-from snapshots.records.chain import Chain
-from storage.digest import digest
-from storage.location import StoreLocation
-from storage.open import open_store
+import cutline.check.partitions
+import cutline.restore.rows.jobs
+from cutline.check.copies import Copies
+from cutline.check.partitions import hash_folded, hash_images
+from cutline.columns.bytes_column import from_list, xxhash64
+from cutline.columns.python_workers import map_batches
+from cutline.fleet.lsn import Lsn
+from cutline.restore.rows.jobs import Spread, load_long_images
+from cutline.restore.rows.load_target import Feed
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold import changed_keys, key_history
+from cutline.snapshots.fold.base_rows import find_valid_rows
+from cutline.snapshots.fold.base_sources import BaseSources
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
+from cutline.snapshots.fold.key_filter import KeyFilter
+from cutline.snapshots.fold.long_lines import LONG_LINE_BYTES
+from cutline.snapshots.fold.overlay import KeySet
+from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, problem_of
+from cutline.snapshots.records.chain import Chain
+from cutline.storage.digest import digest
+from cutline.storage.location import StoreLocation
+from cutline.storage.open import open_store
+from cutline.wal.segments.archive import SegmentRange
+from cutline.wal.segments.parquet_objects import parquet_options
+from cutline.wal.segments.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
+from cutline.wal.segments.segments import create_segment
 from tests.run.soak import draw
 from tests.stores.damage import flip_byte
 from tests.unit.made_commits import commit, counted
-from wal.segments.archive import SegmentRange
-from wal.segments.parquet_objects import parquet_options
-from wal.segments.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
-from wal.segments.segments import create_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,9 +183,9 @@ def test_what_tasks_need_to_read_long_images_is_broadcast(
         sent.append(len(CloudPickleSerializer().dumps(work)))
         return map_batches(rows, work, schema)
 
-    monkeypatch.setattr(check.partitions, "map_batches", noting)
-    monkeypatch.setattr(restore.rows.jobs, "map_batches", noting)
-    monkeypatch.setattr(restore.rows.jobs, "_run", lambda _session, _loaded: Counter[int]())
+    monkeypatch.setattr(cutline.check.partitions, "map_batches", noting)
+    monkeypatch.setattr(cutline.restore.rows.jobs, "map_batches", noting)
+    monkeypatch.setattr(cutline.restore.rows.jobs, "_run", lambda _session, _loaded: Counter[int]())
     monkeypatch.setattr(Copies, "since", lambda _self, _node: Lsn(0))
     monkeypatch.setattr(Copies, "recopied_since", lambda _self, _node: {})
     sources, location = store_chain(tmp_path), StoreLocation(f"file://{tmp_path}")

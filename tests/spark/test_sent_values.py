@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from columns.bytes_column import from_list
-from columns.python_workers import broadcast, map_batches
-from fleet.progress import Silent
-from snapshots.fold.key_filter import KeyFilter
-from snapshots.fold.overlay import key_set
-from snapshots.tasks.spark_jobs import run_tasks
+from cutline.columns.bytes_column import from_list
+from cutline.columns.python_workers import broadcast, map_batches
+from cutline.fleet.progress import Silent
+from cutline.snapshots.fold.key_filter import KeyFilter
+from cutline.snapshots.fold.overlay import key_set
+from cutline.snapshots.tasks.spark_jobs import run_tasks
 from tests.run.quick_spark import SETTINGS
 
 if TYPE_CHECKING:

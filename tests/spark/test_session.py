@@ -20,6 +20,7 @@ import pytest
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SOAK_SECONDS, draw
 from tests.spark.session_processes import END_SECONDS_MAX, assert_gone
+from tests.test_tidy import PACKAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,11 +35,11 @@ MASTERS = [("nonsense", "Master must"), ("local[none]", "Could not parse Master 
 # Prints the JVM's process and its folder, then a JSON line: who ran the tasks, with which packages, on which Java.
 JOB = """
 import json, os, sys
-from cli.spark.start import start_spark_at
+from cutline.cli.spark.start import start_spark_at
 
 def who(_):
-    import storage.errors, wal
-    return os.getpid(), os.getppid(), sys.executable, storage.errors.__file__
+    import cutline.storage.errors, cutline.wal
+    return os.getpid(), os.getppid(), sys.executable, cutline.storage.errors.__file__
 
 folder = sys.argv[-1]
 
@@ -108,7 +109,9 @@ def test_the_session_has_the_settings_that_jobs_expect(spark: SparkSession) -> N
 
 
 def test_a_worker_has_imported_what_tasks_use_before_its_first_one(spark: SparkSession) -> None:
-    imported = spark.sparkContext.parallelize(range(2), 2).map(lambda _: "check.partitions" in sys.modules).collect()
+    imported = (
+        spark.sparkContext.parallelize(range(2), 2).map(lambda _: "cutline.check.partitions" in sys.modules).collect()
+    )
     assert imported == [True, True]
 
 
@@ -131,7 +134,7 @@ def test_executors_in_other_processes_import_the_packages_and_leave_no_process_o
     assert len({parent for _, parent, _, _ in output["tasks"]}) == 2, "both executors ran tasks"
     assert {python for _, _, python, _ in output["tasks"]} == {sys.executable}
     root = Path(__file__).parent.parent.parent
-    assert {Path(file) for *_, file in output["tasks"]} == {root / "storage" / "errors.py"}
+    assert {Path(file) for *_, file in output["tasks"]} == {root / "cutline" / "storage" / "errors.py"}
     assert_gone(jvm)
     assert not temporary.exists()
 
@@ -178,7 +181,7 @@ def test_no_process_survives_its_command(number: signal.Signals, tmp_path: Path)
 
 STOPPED = """
 import json, os, signal, sys, time
-from cli.spark.start import start_spark_at
+from cutline.cli.spark.start import start_spark_at
 start = start_spark_at("local[1]", json.loads(sys.argv[1]), "test")
 while start._jvm is None:
     time.sleep(0.01)
@@ -201,7 +204,7 @@ def test_a_jvm_that_can_not_be_reached_yet_ends_with_its_command() -> None:
 @pytest.mark.parametrize(("master", "reason"), draw(MASTERS))
 def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, reason: str) -> None:
     program = (
-        "from cli.spark.start import start_spark_at, SparkStartError\n"
+        "from cutline.cli.spark.start import start_spark_at, SparkStartError\n"
         "import sys\n"
         "try:\n"
         "    with start_spark_at(sys.argv[1], {}, 'test') as start:\n"
@@ -224,22 +227,25 @@ def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, re
     assert reason in Path(log).read_text()
 
 
-def test_foreign_packages_in_the_working_directory_are_not_imported(tmp_path: Path) -> None:
-    """Neither by the command nor by Spark's workers, whose daemon Spark starts in that directory."""
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]"])
+def test_packages_of_others_are_not_imported(tmp_path: Path, master: str) -> None:
+    """Neither by the command nor by executors: from the working directory, nor on PYTHONPATH by the folders' names."""
     marker, program, root = tmp_path / "imported", tmp_path / "job.py", Path(__file__).parents[2]
-    planted = tmp_path / "cwd"
-    for package in ("check", "cli", "columns", "fleet", "storage", "wal"):
-        (planted / package).mkdir(parents=True)
-        (planted / package / "__init__.py").write_text(f"open({str(marker)!r}, 'a').write(__file__)\n")
+    planted, shared = tmp_path / "cwd", tmp_path / "shared"
+    for folder in (planted / "cutline", *(place / name for place in (planted, shared) for name in PACKAGES)):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(f"open({str(marker)!r}, 'a').write(__file__)\n")
     program.write_text(JOB)
     options = {"cwd": planted, "capture_output": True, "text": True, "check": False, "timeout": START_SECONDS_MAX}
-    shown = subprocess.run([Path(sys.executable).with_name("snapshot"), "--help"], **options)  # type: ignore[call-overload]  # the options are as it wants them
+    environment = os.environ | {"PYTHONPATH": f"{shared}:{root}"}
+    shown = subprocess.run([Path(sys.executable).with_name("snapshot"), "--help"], env=environment, **options)  # type: ignore[call-overload]  # the options are as it wants them
     assert shown.returncode == 0, shown.stderr
-    command = [sys.executable, program, "local[2]", "run", json.dumps(SETTINGS)]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(root)}, **options)  # type: ignore[call-overload]  # the options are as it wants them
+    settings = SETTINGS | {"executorEnv.PYTHONPATH": f"{shared}:{root}"}
+    command = [sys.executable, program, master, "run", json.dumps(settings)]
+    done = subprocess.run(command, env=environment, **options)  # type: ignore[call-overload]  # the options are as it wants them
     assert done.returncode == 0, done.stderr
     output = json.loads(done.stdout.splitlines()[-1])
-    assert {Path(file) for *_, file in output["tasks"]} == {root / "storage" / "errors.py"}
+    assert {Path(file) for *_, file in output["tasks"]} == {root / "cutline" / "storage" / "errors.py"}
     assert not marker.exists(), marker.read_text()
 
 
@@ -260,8 +266,8 @@ def test_a_current_folder_that_is_gone_is_told_before_a_jvm_starts(tmp_path: Pat
     gone.mkdir()
     lines = (
         "import os, sys; os.rmdir(os.getcwd())\n"
-        "from cli.spark.start import start_spark_at\n"
-        "from storage.errors import UsageError\n"
+        "from cutline.cli.spark.start import start_spark_at\n"
+        "from cutline.storage.errors import UsageError\n"
         "try: start_spark_at('local[1]', {}, 'x')\n"
         "except UsageError as error: print(error.message)"
     )

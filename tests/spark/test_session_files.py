@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("temporary_files_of_subprocesses")
 # Runs jobs that load native libraries, write blocks and store artifacts, and then waits.
 EVERY_FILE = """
 import json, sys, tempfile, time
-from cli.folders.session_folder import session_folder
-from cli.spark.start import start_spark_at
+from cutline.cli.folders.session_folder import session_folder
+from cutline.cli.spark.start import start_spark_at
 
 with session_folder() as folder, start_spark_at(sys.argv[1], json.loads(sys.argv[2]), "test") as start:
     session = start.session()
@@ -69,6 +69,6 @@ def test_every_file_is_in_the_session_folder_which_the_next_command_deletes_afte
     assert_gone(int(jvm))
     assert Path(folder).exists()
     # It begins a session and ends: there is no fleet file.
-    next_command = "from cli.main import main; main()", "list", "--fleet", os.devnull + "/absent"
+    next_command = "from cutline.cli.main import main; main()", "list", "--fleet", os.devnull + "/absent"
     assert subprocess.run([sys.executable, "-c", *next_command], check=False).returncode == 2
     assert list(temporary.iterdir()) == []

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet.progress import Reading, Silent
-from snapshots.tasks import spark_jobs
-from snapshots.tasks.dealing import Dealing
-from snapshots.tasks.node_shares import NodeShares
-from snapshots.tasks.spark_jobs import run_many, run_tasks
+from cutline.fleet.progress import Reading, Silent
+from cutline.snapshots.tasks import spark_jobs
+from cutline.snapshots.tasks.dealing import Dealing
+from cutline.snapshots.tasks.node_shares import NodeShares
+from cutline.snapshots.tasks.spark_jobs import run_many, run_tasks
 from tests.unit.test_node_shares import Kept
 
 if TYPE_CHECKING:

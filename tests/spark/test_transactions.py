@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-import check.transactions
-from check.transactions import PairReport, compare_pairs
-from columns.bytes_column import from_list
-from fleet.lsn import Lsn
-from snapshots.fold.sources import SegmentSource, Source
-from storage.location import StoreLocation
-from storage.open import open_store
+import cutline.check.transactions
+from cutline.check.transactions import PairReport, compare_pairs
+from cutline.columns.bytes_column import from_list
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.fold.sources import SegmentSource, Source
+from cutline.storage.location import StoreLocation
+from cutline.storage.open import open_store
+from cutline.wal.decoding.decoder import Decoder
+from cutline.wal.segments.archive import SegmentRange, segment_key
+from cutline.wal.segments.held_objects import HeldObjects
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import create_segment, read_events
 from tests.stores.damage import flip_byte
 from tests.wal import pgoutput_messages as pgoutput
-from wal.decoding.decoder import Decoder
-from wal.segments.archive import SegmentRange, segment_key
-from wal.segments.held_objects import HeldObjects
-from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import create_segment, read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,8 +101,8 @@ def test_of_many_shards_every_pair_is_compared(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Transaction n has parts on the nodes of the bits of n; one in three is left out of the last of these."""
-    monkeypatch.setattr(check.transactions, "PAIRS_AT_ONCE", 8)
-    monkeypatch.setattr(check.transactions, "NAMED_MAX", 1)
+    monkeypatch.setattr(cutline.check.transactions, "PAIRS_AT_ONCE", 8)
+    monkeypatch.setattr(cutline.check.transactions, "NAMED_MAX", 1)
     on = {number: [node for node in range(4) if number >> node & 1] for number in range(1, 16)}
     lsn = {number: 100 + 20 * number for number in on}
     torn = {number: nodes[-1] for number, nodes in on.items() if number % 3 == 0}

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from fleet.progress import Silent
-from fleet.tables.groups import Group
-from restore.copies.choice import Wanted
-from restore.copies.verifying import verify_copies
-from snapshots.records.chain import Chain
-from snapshots.records.commit import FullSnapshot
-from snapshots.records.keys import base_prefix
-from snapshots.records.stored_object import BASE, StoredObject
-from snapshots.tasks.dealing import LANES_PER_CORE_MIN, cores_of
-from storage.digest import digest
-from storage.location import StoreLocation
+from cutline.fleet.progress import Silent
+from cutline.fleet.tables.groups import Group
+from cutline.restore.copies.choice import Wanted
+from cutline.restore.copies.verifying import verify_copies
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.keys import base_prefix
+from cutline.snapshots.records.stored_object import BASE, StoredObject
+from cutline.snapshots.tasks.dealing import LANES_PER_CORE_MIN, cores_of
+from cutline.storage.digest import digest
+from cutline.storage.location import StoreLocation
 from tests.stores.damage import flip_byte
 from tests.unit.made_commits import commit, counted
 

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import snapshots.fold.by_segment
-import snapshots.fold.limits
-from columns.arrow_numbers import to_mask
-from snapshots.fold.by_segment import unpack_flags
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.fold import IMAGE_COLUMNS, Fold, fold
-from snapshots.fold.long_lines import LONG_LINE_BYTES
-from snapshots.fold.sources import read_at_cut
-from storage.location import StoreLocation
+import cutline.snapshots.fold.by_segment
+import cutline.snapshots.fold.limits
+from cutline.columns.arrow_numbers import to_mask
+from cutline.snapshots.fold.by_segment import unpack_flags
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.fold import IMAGE_COLUMNS, Fold, fold
+from cutline.snapshots.fold.long_lines import LONG_LINE_BYTES
+from cutline.snapshots.fold.sources import read_at_cut
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 from tests.run.soak import SEED
 from tests.spark.drawn_segments import (
     DELETED,
@@ -31,7 +32,6 @@ from tests.spark.drawn_segments import (
     store_segments,
 )
 from tests.stores.damage import flip_byte
-from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,15 +80,15 @@ def test_the_driver_folds_what_spark_folds_and_both_what_the_changes_say(
     keys: dict[int, dict[int, set[bytes]]] = {}
     for node, group, key in last:
         keys.setdefault(node, {}).setdefault(group, set()).add(key)
-    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 10_000)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", 10_000)
     by_driver = fold(spark, sources, location, for_loading=True)
     assert by_driver.local is not None
     for folded in (by_driver, fold(spark, sources, location)):
         assert (rows_of(folded), keys_of(folded)) == (expected, keys)
     assert folded.local is None
-    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 0)
-    monkeypatch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
-    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", 0)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
     by_segment = fold(spark, sources, location, for_loading=True)
     assert (by_segment.local, by_segment.images) == (None, None)
     in_base = {0: keys[0], 1: {2: keys[1][2]}}
@@ -100,7 +100,7 @@ def test_the_driver_folds_what_spark_folds_and_both_what_the_changes_say(
 
 
 def fold_by_rows(spark: SparkSession, sources: Sources, location: StoreLocation, patch: pytest.MonkeyPatch) -> Fold:
-    patch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 0)
+    patch.setattr(cutline.snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 0)
     return fold(spark, sources, location, for_loading=True)
 
 
@@ -116,7 +116,7 @@ LEFT_TO_SPARK: dict[str, tuple[Change, str]] = {
 
 @pytest.fixture
 def folds_locally(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 10_000)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", 10_000)
     return monkeypatch
 
 
@@ -126,7 +126,7 @@ def test_what_the_driver_should_not_hold_or_cannot_fold_is_left_to_spark(
 ) -> None:
     one, limit = LEFT_TO_SPARK[name]
     if limit:
-        folds_locally.setattr(snapshots.fold.limits, limit, 0)
+        folds_locally.setattr(cutline.snapshots.fold.limits, limit, 0)
     folded = fold(spark, store_segments(tmp_path, [(0, [one])]), StoreLocation(f"file://{tmp_path}"))
     assert folded.local is None
     assert (folded.long_images if name == "a long line" else folded.images) is not None
@@ -136,9 +136,9 @@ def test_what_the_driver_should_not_hold_or_cannot_fold_is_left_to_spark(
 def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 0)
-    monkeypatch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
-    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", 0)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
     location = StoreLocation(f"file://{tmp_path}")
     keyless = store_segments(tmp_path / "1", [(0, [ONE]), (0, [change(1, 3, b"", INSERTED, b"k\n")])])
     folded = fold(spark, keyless, StoreLocation(f"file://{tmp_path}/1"), for_loading=True)
@@ -146,9 +146,13 @@ def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
     folded.release()
     sources = store_segments(tmp_path, [(0, [ONE])])
     for module, name, value in (
-        (snapshots.fold.limits, "CHOSEN_KEYS_BYTES_MAX", 0),
-        (snapshots.fold.by_segment, "REPORTED_BYTES_MAX", snapshots.fold.by_segment.REPORTED_BYTES_MIN - 1),
-        (snapshots.fold.limits, "CHANGES_PER_SEGMENT", 2),
+        (cutline.snapshots.fold.limits, "CHOSEN_KEYS_BYTES_MAX", 0),
+        (
+            cutline.snapshots.fold.by_segment,
+            "REPORTED_BYTES_MAX",
+            cutline.snapshots.fold.by_segment.REPORTED_BYTES_MIN - 1,
+        ),
+        (cutline.snapshots.fold.limits, "CHANGES_PER_SEGMENT", 2),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, value)
@@ -156,8 +160,8 @@ def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
         assert (folded.segment_images, folded.images is not None) == ({}, True)
         folded.release()
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots.fold.by_segment, "REPORTED_BYTES_MAX", 1)
-        patch.setattr(snapshots.fold.by_segment, "REPORTED_BYTES_MIN", 1)
+        patch.setattr(cutline.snapshots.fold.by_segment, "REPORTED_BYTES_MAX", 1)
+        patch.setattr(cutline.snapshots.fold.by_segment, "REPORTED_BYTES_MIN", 1)
         folded = fold(spark, sources, location, for_loading=True)
         assert (folded.segment_images, folded.images is not None) == ({}, True)
         folded.release()
@@ -169,9 +173,9 @@ def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
 def test_whoever_folds_names_an_object_that_cant_be_read(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", limit)
-    monkeypatch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
-    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", limit)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
     sources = store_segments(tmp_path, [(0, [change(1, 1, b"k", UPDATED, b"k\n")])])
     key = sources.segments[0].source.key
     flip_byte(tmp_path / key)

@@ -9,9 +9,9 @@ from threading import Barrier
 
 import pytest
 
-from storage.digest import PIECE_BYTES
-from storage.probe import probe_store
-from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from cutline.storage.digest import PIECE_BYTES
+from cutline.storage.probe import probe_store
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from tests.stores.planting import plant
 
 THREADS = 16

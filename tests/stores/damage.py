@@ -10,17 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fleet.record import from_builtins
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.records.commits import commit_key
-from snapshots.records.documents import seal
-from snapshots.records.stored_object import LARGE_OBJECTS
-from storage.digest import digest
+from cutline.fleet.record import from_builtins
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.stored_object import LARGE_OBJECTS
+from cutline.storage.digest import digest
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.parquet_objects import parquet_options
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import SegmentMetadata, segment_bytes
 from tests.stores.history import relink
-from wal.segments.archive import Segment
-from wal.segments.parquet_objects import parquet_options
-from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import SegmentMetadata, segment_bytes
 
 Document = dict[str, Any]
 EVENT_OPS = tuple(ord(letter) for letter in "CPKRM")

@@ -10,11 +10,11 @@ from operator import or_
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fleet.record import fields_of, from_json
-from snapshots.records.documents import read_sealed, seal
-from snapshots.records.kinds import kind_of
-from storage.store import ObjectStore
-from wal.segments.segments import METADATA_KEY, SegmentMetadata
+from cutline.fleet.record import fields_of, from_json
+from cutline.snapshots.records.documents import read_sealed, seal
+from cutline.snapshots.records.kinds import kind_of
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.segments import METADATA_KEY, SegmentMetadata
 
 SUFFIX = ".json"
 

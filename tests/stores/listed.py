@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit
-from snapshots.records.stored_object import StoredObject, listed_objects
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.stored_object import StoredObject, listed_objects
 
 
 def objects_of(commit: Commit) -> Iterator[StoredObject]:

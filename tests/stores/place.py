@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage.fsspec_store import FsspecStore
-from storage.open import open_store
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.open import open_store
 
 
 @dataclass(frozen=True, slots=True)

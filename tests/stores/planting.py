@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from storage.encryption.encrypted_store import EncryptedStore
-from storage.fsspec_store import FsspecStore
-from storage.local import LocalStore
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+from cutline.storage.encryption.encrypted_store import EncryptedStore
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.local import LocalStore
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.lsn import Lsn
+from cutline.fleet.lsn import Lsn
 
 ASCII = "".join(map(chr, range(1, 128)))
 TEXTS = [

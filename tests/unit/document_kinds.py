@@ -10,22 +10,22 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fleet.config import Fleet, GroupRules, Node
-from fleet.tables.left_out import LeftOut, LeftOutKind
-from snapshots.activity.command import Command
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.operations.committing import put_commit
-from snapshots.operations.deciding import decide
-from snapshots.operations.leases import open_leases
-from snapshots.operations.majority import claim_majority, read_recorded_primaries
-from snapshots.operations.operation import Operation, begin, record_operation
-from snapshots.operations.recorded import read_recorded_commits
-from snapshots.operations.signs import store_request, store_sign
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import Previous, Sequence
-from snapshots.records.commits import commit_key, find_place, read_commit
-from snapshots.records.lost_chains import LostChain, lost_key, mark_lost, read_lost
-from snapshots.records.operation_records import (
+from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.operations.deciding import decide
+from cutline.snapshots.operations.leases import open_leases
+from cutline.snapshots.operations.majority import claim_majority, read_recorded_primaries
+from cutline.snapshots.operations.operation import Operation, begin, record_operation
+from cutline.snapshots.operations.recorded import read_recorded_commits
+from cutline.snapshots.operations.signs import store_request, store_sign
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import Previous, Sequence
+from cutline.snapshots.records.commits import commit_key, find_place, read_commit
+from cutline.snapshots.records.lost_chains import LostChain, lost_key, mark_lost, read_lost
+from cutline.snapshots.records.operation_records import (
     CancelRequest,
     CheckedPoint,
     CheckFigures,
@@ -43,15 +43,15 @@ from snapshots.records.operation_records import (
     read_sign,
     write_operation_record,
 )
-from snapshots.records.store_identity import FLEET_KEY, ensure_identity, read_identity
-from snapshots.records.tombstones import (
+from cutline.snapshots.records.store_identity import FLEET_KEY, ensure_identity, read_identity
+from cutline.snapshots.records.tombstones import (
     only_full_key,
     put_mark,
     read_mark,
     tombstone_key,
 )
-from storage.location import StoreLocation
-from storage.store import ObjectStore
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
 from tests.unit.made_commits import commit, full_commit, identity, mark, memory
 
 NODES = (Node("a", "postgresql:///shop"),)

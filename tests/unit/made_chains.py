@@ -8,18 +8,18 @@ from pathlib import Path
 
 from msgspec import structs
 
-from fleet.config import Fleet, GroupRules, Node
-from fleet.progress import Silent
-from snapshots.operations.committing import put_commit
-from snapshots.operations.operation import begin, new_operation, record_outcome
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import FullSnapshot, Previous
-from snapshots.records.stored_object import DDL, StoredObject
-from snapshots.removal.deletion import RemovalRun
-from storage.location import StoreLocation
-from storage.store import ObjectStore
+from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import FullSnapshot, Previous
+from cutline.snapshots.records.stored_object import DDL, StoredObject
+from cutline.snapshots.removal.deletion import RemovalRun
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
+from cutline.wal.slots.slots import slot_name
 from tests.unit.made_commits import commit, counted
-from wal.slots.slots import slot_name
 
 FLEET = Fleet(
     Path("fleet.toml"), "shop", StoreLocation("memory://unused"), (Node("a", "dbname=a"), Node("b", "dbname=b", "a")),

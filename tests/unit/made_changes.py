@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from columns.bytes_column import from_list
-from fleet.tables.groups import Column, Group
+from cutline.columns.bytes_column import from_list
+from cutline.fleet.tables.groups import Column, Group
+from cutline.wal.decoding.decoder import Decoded, Decoder
+from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 from tests.wal import pgoutput_messages as pgoutput
-from wal.decoding.decoder import Decoded, Decoder
-from wal.segments.definitions import Definition
-from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 # The stored order is a, b (the key), c, d. The order in WAL is c, a, d, b.
 KEYED = Group(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from fleet.record import Time
-from snapshots.records.operation_records import CheckedPoint, CheckResult, Outcome, write_operation_record
-from storage.ids import new_operation_id
-from storage.store import ObjectStore
+from cutline.fleet.record import Time
+from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult, Outcome, write_operation_record
+from cutline.storage.ids import new_operation_id
+from cutline.storage.store import ObjectStore
 
 
 def point(snapshot: str, increment: int, result: CheckResult = "valid", *, full: bool = True) -> CheckedPoint:

@@ -6,16 +6,16 @@ from itertools import count
 
 from msgspec import structs
 
-from fleet.config import GroupRules
-from fleet.lsn import ORIGIN, Lsn
-from fleet.nodes.baseline import NodeIdentity
-from snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment
-from snapshots.records.documents import seal, unseal
-from snapshots.records.part_rules import count_listed
-from snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
-from storage.memory import InMemoryStore
-from wal.cut.cut_values import NodeCut, Undecided
-from wal.segments.archive import Segment
+from cutline.fleet.config import GroupRules
+from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment
+from cutline.snapshots.records.documents import seal, unseal
+from cutline.snapshots.records.part_rules import count_listed
+from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
+from cutline.storage.memory import InMemoryStore
+from cutline.wal.cut.cut_values import NodeCut, Undecided
+from cutline.wal.segments.archive import Segment
 
 STORES = count()
 

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from check.structure import check_listing, check_structure, names_to_check
-from fleet.config import Retention
-from snapshots.records.commit import Void
-from snapshots.records.commits import (
+from cutline.check.structure import check_listing, check_structure, names_to_check
+from cutline.fleet.config import Retention
+from cutline.snapshots.records.commit import Void
+from cutline.snapshots.records.commits import (
     read_turn,
     snapshot_names,
 )
-from snapshots.records.tombstones import (
+from cutline.snapshots.records.tombstones import (
     is_only_full,
 )
-from snapshots.removal.deletion import DeletionResult, delete_locked
-from snapshots.removal.pruning import PruneResult, prune_locked
-from snapshots.removal.removal import COMMIT_FILE
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+from cutline.snapshots.removal.deletion import DeletionResult, delete_locked
+from cutline.snapshots.removal.pruning import PruneResult, prune_locked
+from cutline.snapshots.removal.removal import COMMIT_FILE
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
 from tests.unit.made_chains import InMemoryNodes, new_removal_run, nodes_of, store_chain
 from tests.unit.made_commits import memory
 

@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import structs
 
-from fleet.record import Time
-from snapshots.listing.entry import Entry
-from snapshots.listing.figures import SnapshotFigures, StoreFigures, figures_of, gaps_of
-from snapshots.listing.operation_figures import OperationFigures
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit, FullSnapshot, Increment
+from cutline.fleet.record import Time
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.listing.figures import SnapshotFigures, StoreFigures, figures_of, gaps_of
+from cutline.snapshots.listing.operation_figures import OperationFigures
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit, FullSnapshot, Increment
 from tests.unit.made_commits import full_commit, increment_commit
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from fleet.config import Fleet
-from snapshots.records.commit import Commit, FullSnapshot
-from snapshots.records.store_identity import ensure_identity, read_identity
-from storage.location import StoreLocation
+from cutline.fleet.config import Fleet
+from cutline.snapshots.records.commit import Commit, FullSnapshot
+from cutline.snapshots.records.store_identity import ensure_identity, read_identity
+from cutline.storage.location import StoreLocation
 from tests.unit import made_chains
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_commits import commit, unused_url

@@ -10,28 +10,28 @@ from typing import Any
 
 from msgspec import structs
 
-from fleet.lsn import Lsn
-from fleet.progress import Silent
-from snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Increment, Previous
-from snapshots.records.commits import free_turn
-from snapshots.records.documents import seal
-from snapshots.records.keys import base_prefix, ddl_prefix
-from snapshots.records.lost_chains import LostChain, mark_lost
-from snapshots.records.operation_records import Intent
-from snapshots.records.stored_object import BASE, DDL, StoredObject
-from snapshots.records.tombstones import only_full_key, tombstone_key
-from snapshots.removal.garbage import GarbageReason
-from snapshots.removal.gc import find_garbage, remove_garbage
-from snapshots.removal.gc_report import GcReport
-from storage.digest import digest
-from storage.local import LocalStore
-from storage.store import ObjectStore
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Increment, Previous
+from cutline.snapshots.records.commits import free_turn
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.keys import base_prefix, ddl_prefix
+from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.stored_object import BASE, DDL, StoredObject
+from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
+from cutline.snapshots.removal.garbage import GarbageReason
+from cutline.snapshots.removal.gc import find_garbage, remove_garbage
+from cutline.snapshots.removal.gc_report import GcReport
+from cutline.storage.digest import digest
+from cutline.storage.local import LocalStore
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
 from tests.unit.made_commits import commit as made_commit
 from tests.unit.made_commits import counted, mark, memory
-from wal.segments.archive import Segment, archive_prefix, segment_key
 
 NODES = ("a", "b")
 

@@ -7,16 +7,16 @@ from typing import TypeVar
 import pytest
 from msgspec import structs
 
-from fleet.progress import Silent
-from snapshots.operations import object_lists
-from snapshots.operations.committing import put_commit
-from snapshots.operations.object_lists import replace_by_lists
-from snapshots.operations.operation import Operation, commit_operation, record_outcome
-from snapshots.records.commit import Commit, FullSnapshot
-from snapshots.records.commits import read_full
-from snapshots.records.keys import base_prefix, ddl_prefix
-from snapshots.records.stored_object import BASE, StoredObject
-from storage.store import ObjectStore
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations import object_lists
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.operations.object_lists import replace_by_lists
+from cutline.snapshots.operations.operation import Operation, commit_operation, record_outcome
+from cutline.snapshots.records.commit import Commit, FullSnapshot
+from cutline.snapshots.records.commits import read_full
+from cutline.snapshots.records.keys import base_prefix, ddl_prefix
+from cutline.snapshots.records.stored_object import BASE, StoredObject
+from cutline.storage.store import ObjectStore
 from tests.unit.made_commits import commit, counted
 from tests.unit.made_garbage import StoreBuilder
 

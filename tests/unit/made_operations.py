@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from msgspec import structs
 
-from fleet.record import Time
-from snapshots.operations.operation import begin, new_operation
-from snapshots.operations.signs import store_sign
-from snapshots.records.operation_records import Intent
-from storage.ids import new_operation_id
-from storage.memory import InMemoryStore
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.operation import begin, new_operation
+from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.records.operation_records import Intent
+from cutline.storage.ids import new_operation_id
+from cutline.storage.memory import InMemoryStore
 from tests.unit.document_kinds import FLEET, SIGN
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)

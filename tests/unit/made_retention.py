@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from fleet.config import Retention
-from fleet.record import Time
-from snapshots.activity.checks import EndedCheck
-from snapshots.records.operation_records import CheckedPoint, CheckResult
-from snapshots.removal.retention import (
+from cutline.fleet.config import Retention
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.checks import EndedCheck
+from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult
+from cutline.snapshots.removal.retention import (
     HeldSnapshot,
     apply_retention,
 )

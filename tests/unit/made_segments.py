@@ -4,15 +4,15 @@ from itertools import count
 
 import pyarrow as pa
 
-from fleet.lsn import Lsn
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
-from wal.segments.archive import (
+from cutline.fleet.lsn import Lsn
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import (
     Segment,
     SegmentRange,
 )
-from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import create_segment
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import create_segment
 
 NAMES = count()
 HELD = SegmentRange("n1", "op", Lsn(100), Lsn(200))

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from snapshots.operations.operation import begin, current_time, new_operation
-from snapshots.operations.signs import newest_sign, store_request
-from snapshots.records.operation_records import CancelRequest, Intent, SignOfLife
-from snapshots.records.store_identity import ensure_identity
-from storage.memory import InMemoryStore
+from cutline.snapshots.operations.operation import begin, current_time, new_operation
+from cutline.snapshots.operations.signs import newest_sign, store_request
+from cutline.snapshots.records.operation_records import CancelRequest, Intent, SignOfLife
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.memory import InMemoryStore
 from tests.unit.document_kinds import FLEET, SIGN
 
 SECONDS_MAX = 20.0

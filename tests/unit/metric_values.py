@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from snapshots.metrics.catalog import Metric, Sample
-from snapshots.metrics.exposition import render
+from cutline.snapshots.metrics.catalog import Metric, Sample
+from cutline.snapshots.metrics.exposition import render
 
 
 def values_of(text: bytes) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

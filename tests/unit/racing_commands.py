@@ -8,21 +8,21 @@ from typing import Any
 
 from msgspec import structs
 
-from fleet.progress import Silent
-from snapshots.operations.deciding import decide
-from snapshots.operations.leases import hold_lease
-from snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
-from snapshots.operations.recorded import read_open_intents
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import find_place, free_turn, snapshot_names
-from snapshots.records.lost_chains import is_lost
-from snapshots.records.operation_records import Intent
-from snapshots.records.tombstones import is_deleted, is_only_full
-from storage.errors import SnapshotError
-from storage.store import ObjectExistsError
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.deciding import decide
+from cutline.snapshots.operations.leases import hold_lease
+from cutline.snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import find_place, free_turn, snapshot_names
+from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.tombstones import is_deleted, is_only_full
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectExistsError
+from cutline.wal.segments.archive import archive_prefix, segment_key
 from tests.unit.made_commits import memory
 from tests.unit.made_garbage import NODES, StoreBuilder, needed_by
-from wal.segments.archive import archive_prefix, segment_key
 
 NAMES = ("a", "b", "c", "d", "e")
 Steps = Iterator[None]

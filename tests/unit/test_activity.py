@@ -7,16 +7,16 @@ import time
 import pytest
 from msgspec import structs
 
-import snapshots.activity.activity as activity
-from fleet.progress import Reading, Silent
-from snapshots.activity.activity import SIGN_NODES_MAX, Activity
-from snapshots.activity.command import Command
-from snapshots.activity.under_way import read_one, read_under_way
-from snapshots.operations.operation import begin, current_time
-from snapshots.operations.signs import sign_numbers, store_request, store_sign
-from snapshots.records.operation_records import CancelRequest, operation_key
-from snapshots.records.store_identity import ensure_identity
-from storage.memory import InMemoryStore
+import cutline.snapshots.activity.activity as activity
+from cutline.fleet.progress import Reading, Silent
+from cutline.snapshots.activity.activity import SIGN_NODES_MAX, Activity
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.under_way import read_one, read_under_way
+from cutline.snapshots.operations.operation import begin, current_time
+from cutline.snapshots.operations.signs import sign_numbers, store_request, store_sign
+from cutline.snapshots.records.operation_records import CancelRequest, operation_key
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.memory import InMemoryStore
 from tests.unit.document_kinds import FLEET, SIGN
 from tests.unit.made_commits import memory
 from tests.unit.made_signs import SECONDS_MAX, ask, begun, names, never, newest, replaced, until

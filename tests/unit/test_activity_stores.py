@@ -9,14 +9,14 @@ from typing import ClassVar
 
 import pytest
 
-import snapshots.activity.activity as activity
-from fleet.progress import Silent
-from snapshots.activity.activity import Activity
-from snapshots.activity.command import Command
-from snapshots.operations.signs import sign_numbers
-from snapshots.records.store_identity import ensure_identity, read_identity
-from storage.memory import InMemoryStore
-from storage.store import DeletionRefusedError, StoreUnreachableError
+import cutline.snapshots.activity.activity as activity
+from cutline.fleet.progress import Silent
+from cutline.snapshots.activity.activity import Activity
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.operations.signs import sign_numbers
+from cutline.snapshots.records.store_identity import ensure_identity, read_identity
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import DeletionRefusedError, StoreUnreachableError
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_commits import memory, unused_url
 from tests.unit.made_signs import SECONDS_MAX, begun, names, never, newest, until

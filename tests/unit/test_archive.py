@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshots.ddl.archive import (
+from cutline.snapshots.ddl.archive import (
     DumpFormatError,
     NewEntry,
     extract,

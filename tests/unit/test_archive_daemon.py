@@ -18,9 +18,24 @@ from pathlib import Path
 
 import pytest
 
-from cli.spark.served_archive import ARCHIVE, BIND_ADDRESS, FILES, PORT, PYTHON_PATH, PackedArchiveError, ServedArchive
-from snapshots.executors import archive_daemon
-from snapshots.executors.archive_daemon import DIGEST, PROBLEM, URL, archives_folder, unpack_archive, use_archive
+from cutline.cli.spark.served_archive import (
+    ARCHIVE,
+    BIND_ADDRESS,
+    FILES,
+    PORT,
+    PYTHON_PATH,
+    PackedArchiveError,
+    ServedArchive,
+)
+from cutline.snapshots.executors import archive_daemon
+from cutline.snapshots.executors.archive_daemon import (
+    DIGEST,
+    PROBLEM,
+    URL,
+    archives_folder,
+    unpack_archive,
+    use_archive,
+)
 from tests.other_user import OTHER_UID, needs_root
 
 MODULES = {"fleet_of_archive.py": b"NAME = 'packed'\n", "folder/inner.py": b"x = 1\n" * 100_000}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from embedded.bank import ACCOUNTS_PER_SHARD, BankInvariants, accounts_of, half_present, shard_of
+from cutline.embedded.bank import ACCOUNTS_PER_SHARD, BankInvariants, accounts_of, half_present, shard_of
 
 
 def test_every_account_is_on_the_shard_whose_range_holds_it() -> None:

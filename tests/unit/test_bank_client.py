@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import random
 
-from embedded.bank import shard_of
-from embedded.bank_client import Transfer, choose_transfer
+from cutline.embedded.bank import shard_of
+from cutline.embedded.bank_client import Transfer, choose_transfer
 
 
 def choose_transfers(seed: int, *, shards: int, cross_shard_ratio: float, count: int = 400) -> list[Transfer]:

@@ -3,12 +3,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.config import Node
-from fleet.tables.groups import Column, Group, Table
-from snapshots.base_copy.copy_plan import PAGE_BYTES, TASK_PAGES, TableSource, plan_copy, plan_ranges
-from snapshots.base_copy.copy_ranges import copy_query
-from snapshots.base_copy.destination import CopyDestination
-from storage.location import StoreLocation
+from cutline.fleet.config import Node
+from cutline.fleet.tables.groups import Column, Group, Table
+from cutline.snapshots.base_copy.copy_plan import PAGE_BYTES, TASK_PAGES, TableSource, plan_copy, plan_ranges
+from cutline.snapshots.base_copy.copy_ranges import copy_query
+from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.storage.location import StoreLocation
 
 RAW = "TO STDOUT (ENCODING 'SQL_ASCII')"
 SIZES = st.lists(st.integers(0, 5 * TASK_PAGES) | st.sampled_from([TASK_PAGES, TASK_PAGES + 1]), max_size=12)

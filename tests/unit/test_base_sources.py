@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from snapshots.fold import base_sources
-from snapshots.fold.base_sources import (
+from cutline.snapshots.fold import base_sources
+from cutline.snapshots.fold.base_sources import (
     BaseCursor,
     BaseForm,
     BasePart,
@@ -20,14 +20,14 @@ from snapshots.fold.base_sources import (
     ListedBases,
     NodeBases,
 )
-from snapshots.fold.conversions import Conversion
-from snapshots.fold.schema_at_cut import SchemaMapping
-from snapshots.fold.sources import BaseSource
-from snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
-from snapshots.records.chain import Chain
-from snapshots.records.keys import base_prefix
-from snapshots.records.stored_object import BASE, LostList, ObjectList, StoredObject, listed_objects
-from storage.memory import InMemoryStore
+from cutline.snapshots.fold.conversions import Conversion
+from cutline.snapshots.fold.schema_at_cut import SchemaMapping
+from cutline.snapshots.fold.sources import BaseSource
+from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.keys import base_prefix
+from cutline.snapshots.records.stored_object import BASE, LostList, ObjectList, StoredObject, listed_objects
+from cutline.storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, counted
 from tests.unit.made_lists import NAME, OPERATION, shorten_lists
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fleet.config import Fleet, GroupRules, Node
-from fleet.hints import NEW_CHAIN
-from fleet.nodes.baseline import (
+from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.nodes.baseline import (
     BaselineChangedError,
     FleetTopologyError,
     FoundNode,
@@ -21,8 +21,8 @@ from fleet.nodes.baseline import (
     check_presence,
     check_topology,
 )
-from fleet.nodes.clocks import ClockReading
-from storage.location import StoreLocation
+from cutline.fleet.nodes.clocks import ClockReading
+from cutline.storage.location import StoreLocation
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 

@@ -7,8 +7,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-import columns.bytes_column as module
-from columns.bytes_column import (
+import cutline.columns.bytes_column as module
+from cutline.columns.bytes_column import (
     BytesColumn,
     from_arrow,
     from_list,

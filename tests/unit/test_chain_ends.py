@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import ERRORS, ChainEnd, ReportedError, error_of, report_of
-from wal.slots.slots import SlotLostError
+from cutline.storage.errors import ERRORS, ChainEnd, ReportedError, error_of, report_of
+from cutline.wal.slots.slots import SlotLostError
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("cli", "restore", "check", "snapshots", "wal", "fleet", "storage")

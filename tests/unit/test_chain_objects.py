@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-import restore.copies.stored
-from fleet.tables.groups import Group
-from restore.copies.choice import Wanted
-from restore.copies.stored import ChainObject, count_bytes, list_entries, list_objects
-from restore.copies.verifying import needed_entries, needed_objects
-from snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
-from snapshots.records.chain import Chain
-from snapshots.records.commit import FullSnapshot
-from snapshots.records.keys import base_prefix
-from snapshots.records.stored_object import BASE, NamedObject, StoredObject, listed_objects
+import cutline.restore.copies.stored
+from cutline.fleet.tables.groups import Group
+from cutline.restore.copies.choice import Wanted
+from cutline.restore.copies.stored import ChainObject, count_bytes, list_entries, list_objects
+from cutline.restore.copies.verifying import needed_entries, needed_objects
+from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.keys import base_prefix
+from cutline.snapshots.records.stored_object import BASE, NamedObject, StoredObject, listed_objects
 from tests.unit.made_commits import commit, counted, memory
 from tests.unit.made_lists import NAME, OPERATION, shorten_lists
 
@@ -51,7 +51,7 @@ def expanded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         keys.append(one.key)
         return listed_objects(one)
 
-    monkeypatch.setattr(restore.copies.stored, "listed_objects", noting)
+    monkeypatch.setattr(cutline.restore.copies.stored, "listed_objects", noting)
     return keys
 
 

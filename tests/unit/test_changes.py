@@ -8,7 +8,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from columns.bytes_column import from_list
+from cutline.columns.bytes_column import from_list
+from cutline.wal.decoding.known_definitions import SchemaMovedError
+from cutline.wal.decoding.pgoutput import DecodingError
+from cutline.wal.segments.segment_schema import EVERY_PARTITION, NO_GROUP, SEGMENT_SCHEMA
 from tests.unit.made_changes import (
     ALL_MESSAGES,
     FULL_OID,
@@ -22,9 +25,6 @@ from tests.unit.made_changes import (
     new_decoder,
 )
 from tests.wal import pgoutput_messages as pgoutput
-from wal.decoding.known_definitions import SchemaMovedError
-from wal.decoding.pgoutput import DecodingError
-from wal.segments.segment_schema import EVERY_PARTITION, NO_GROUP, SEGMENT_SCHEMA
 
 
 def test_rows_are_stored_with_their_key_first() -> None:

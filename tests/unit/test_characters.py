@@ -19,24 +19,24 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
-from cli.output.characters import ASCII_LEVELS, BLOCKS, FORMS, RULE, writable
-from cli.output.drill import SQL_SHOWN_MAX, drill_lines
-from fleet.config import load_fleet
-from fleet.fleet_file import AssertionTable
-from fleet.record import Time
-from restore.drill.assertions import AssertionResult
-from restore.drill.drill import DrillReport
-from restore.report import NodeReport, RestoreReport
-from snapshots.activity.command import Command
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.operations.committing import put_commit
-from snapshots.records.commit import FullSnapshot
-from snapshots.records.store_identity import ensure_identity
-from storage.local import LocalStore
+from cutline.cli.output.characters import ASCII_LEVELS, BLOCKS, FORMS, RULE, writable
+from cutline.cli.output.drill import SQL_SHOWN_MAX, drill_lines
+from cutline.fleet.config import load_fleet
+from cutline.fleet.fleet_file import AssertionTable
+from cutline.fleet.record import Time
+from cutline.restore.drill.assertions import AssertionResult
+from cutline.restore.drill.drill import DrillReport
+from cutline.restore.report import NodeReport, RestoreReport
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.local import LocalStore
 from tests.unit.made_commits import counted, full_commit
 from tests.unit.made_figures import timed
 
-PROGRAM = (sys.executable, "-c", "from cli.main import main; main()")
+PROGRAM = (sys.executable, "-c", "from cutline.cli.main import main; main()")
 COMMENT = "ça va … 長 — ok"
 ASCII_COMMENT = r"\xe7a va ... \u9577 - ok"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}

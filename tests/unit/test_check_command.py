@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.output.junit import write_report
-from fleet.config import Fleet, load_fleet
-from snapshots.records.store_identity import ensure_identity
-from storage.local import LocalStore
+from cutline.cli.output.junit import write_report
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.local import LocalStore
 from tests.commands.in_process import run_here
 
 
@@ -86,7 +86,7 @@ def test_a_check_that_is_interrupted_is_reported_as_one_that_did_not_end(
         seen.append(error_in(file))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cli.commands.check.check_snapshots", stop)
+    monkeypatch.setattr("cutline.cli.commands.check.check_snapshots", stop)
     assert run_here(fleet, "check", "--junit", str(file))[0] == 130
     assert [*seen, error_in(file)] == [("the check did not end", "unfinished")] * 2
 

@@ -10,21 +10,21 @@ from functools import partial
 import pytest
 from msgspec import structs
 
-from check.cuts import READS_AT_ONCE, check_cuts
-from check.findings import Findings
-from check.report import SnapshotReport
-from fleet.lsn import Lsn
-from fleet.progress import Silent
-from fleet.record import Time
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore, StoreUnreachableError
+from cutline.check.cuts import READS_AT_ONCE, check_cuts
+from cutline.check.findings import Findings
+from cutline.check.report import SnapshotReport
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Silent
+from cutline.fleet.record import Time
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore, StoreUnreachableError
+from cutline.wal.cut.cut_values import NodeCut
+from cutline.wal.segments.archive import Segment, SegmentRange
+from cutline.wal.segments.segments import create_segment, read_events
 from tests.unit.made_commits import full_commit, increment_commit, memory, unused_url
 from tests.unit.made_segments import event, table
-from wal.cut.cut_values import NodeCut
-from wal.segments.archive import Segment, SegmentRange
-from wal.segments.segments import create_segment, read_events
 
 
 class SilentStore(InMemoryStore):

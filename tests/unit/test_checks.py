@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import snapshots.activity.checks as checks
-import snapshots.activity.ended_operations as ended_operations
-from cli.commands.list import checks_document
-from fleet.record import Time
-from snapshots.activity.checks import EndedCheck, NewestChecks, newest_covering, read_checks, standing_check
-from snapshots.listing.entry import Entry
-from snapshots.operations.operation import begin, new_operation, record_outcome
-from snapshots.operations.recorded import document_names
-from snapshots.records.chain import summary_of
-from snapshots.records.operation_records import CheckedPoint, CheckResult, operation_key
-from storage.memory import InMemoryStore
+import cutline.snapshots.activity.checks as checks
+import cutline.snapshots.activity.ended_operations as ended_operations
+from cutline.cli.commands.list import checks_document
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.checks import EndedCheck, NewestChecks, newest_covering, read_checks, standing_check
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
+from cutline.snapshots.operations.recorded import document_names
+from cutline.snapshots.records.chain import summary_of
+from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult, operation_key
+from cutline.storage.memory import InMemoryStore
 from tests.unit.made_checks import ended, ended_at, point
 from tests.unit.made_commits import increment_commit, unused_url
 

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from cli.commands.delete import code_of, delete, document_of, lines_of, plan_document, plan_lines
-from cli.commands.prune import document_of as prune_document
-from cli.commands.prune import lines_of as prune_result_lines
-from cli.commands.prune import plan_document as prune_plan_document
-from cli.commands.prune import plan_lines as prune_plan_lines
-from fleet.config import Retention
-from snapshots.operations.majority import claim_majority, forget_nodes
-from snapshots.records.commits import snapshot_names
-from snapshots.records.operation_records import operation_key
-from snapshots.removal.deletion import DeletionResult, delete_locked
-from snapshots.removal.deletion_plan import plan_deletion
-from snapshots.removal.pruning import plan_prune, prune_locked
-from storage.memory import InMemoryStore
+from cutline.cli.commands.delete import code_of, delete, document_of, lines_of, plan_document, plan_lines
+from cutline.cli.commands.prune import document_of as prune_document
+from cutline.cli.commands.prune import lines_of as prune_result_lines
+from cutline.cli.commands.prune import plan_document as prune_plan_document
+from cutline.cli.commands.prune import plan_lines as prune_plan_lines
+from cutline.fleet.config import Retention
+from cutline.snapshots.operations.majority import claim_majority, forget_nodes
+from cutline.snapshots.records.commits import snapshot_names
+from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.removal.deletion import DeletionResult, delete_locked
+from cutline.snapshots.removal.deletion_plan import plan_deletion
+from cutline.snapshots.removal.pruning import plan_prune, prune_locked
+from cutline.storage.memory import InMemoryStore
+from cutline.wal.slots.slots import slot_name
 from tests.unit.made_chains import FLEET, InMemoryNodes, new_removal_run, nodes_of, store_chain
 from tests.unit.made_checks import ended, point
 from tests.unit.made_commits import identity, memory
-from wal.slots.slots import slot_name
 
 SLOT = slot_name("op-old-0")
 

@@ -19,21 +19,21 @@ import pytest
 import typer.main
 from rich.text import Text
 
-import cli.main
-import cli.output.failure as failure
-from cli.main import COMMANDS, SnapshotGroup, app, hoist_shared_options
-from cli.output.exit_codes import MEANINGS
-from storage.errors import UsageError
+import cutline.cli.main
+import cutline.cli.output.failure as failure
+from cutline.cli.main import COMMANDS, SnapshotGroup, app, hoist_shared_options
+from cutline.cli.output.exit_codes import MEANINGS
+from cutline.storage.errors import UsageError
 
-PROGRAM = [sys.executable, "-c", "from cli.entry import main; main()"]
+PROGRAM = [sys.executable, "-c", "from cutline.cli.entry import main; main()"]
 
 # A stand-in for a command, so that these tests don't depend on the behaviour of a real one.
 STAND_IN = """
 import sys, types
 import typer
-from cli import main
-from cli.output.results import emit, progress
-from storage.errors import BusyError
+from cutline.cli import main
+from cutline.cli.output.results import emit, progress
+from cutline.storage.errors import BusyError
 
 def stand_in(context: typer.Context, how: str) -> None:
     if how == "load":
@@ -264,11 +264,11 @@ IMPORTING = """
 import os, sys
 class Finder:
     def find_spec(name, *_):
-        if name == "cli.main":
+        if name == "cutline.cli.main":
             os.kill(os.getpid(), int(sys.argv[1]))
             os._exit(99)
 sys.meta_path.insert(0, Finder)
-from cli.entry import main
+from cutline.cli.entry import main
 main()
 """
 
@@ -336,8 +336,8 @@ def test_a_signal_that_comes_twice_at_once_interrupts_once() -> None:
 
 def test_of_signals_that_keep_coming_one_counts_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([100.0, 100.7, 101.4, 102.1, 102.8])
-    monkeypatch.setattr(cli.main, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    assert [cli.main._is_repeated() for _ in range(5)] == [False, True, False, True, False]
+    monkeypatch.setattr(cutline.cli.main, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    assert [cutline.cli.main._is_repeated() for _ in range(5)] == [False, True, False, True, False]
 
 
 def test_a_result_is_lines_or_one_document_and_progress_is_on_stderr() -> None:
@@ -399,7 +399,7 @@ def test_an_error_that_stdout_can_not_take_is_on_stderr() -> None:
 
 @pytest.mark.parametrize("words", ["--help", "--version", "create --help"])
 def test_help_that_can_not_be_written_is_no_bug(words: str) -> None:
-    line = f"{sys.executable} -c 'from cli.main import main; main()' {words}"
+    line = f"{sys.executable} -c 'from cutline.cli.main import main; main()' {words}"
     for redirections, code in ((">/dev/full", 11), ("| true", 0)):
         shell = ["bash", "-c", f"set -o pipefail; {line} {redirections}"]
         assert subprocess.run(shell, capture_output=True, timeout=60, check=False).returncode == code
@@ -407,7 +407,7 @@ def test_help_that_can_not_be_written_is_no_bug(words: str) -> None:
 
 def test_no_other_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     """Whatever writes to stderr would write into that file."""
-    program = "import os; from cli.output.streams import secure_streams; secure_streams()\n"
+    program = "import os; from cutline.cli.output.streams import secure_streams; secure_streams()\n"
     program += f"handle = os.open('{tmp_path}/file', os.O_WRONLY | os.O_CREAT); print(handle, flush=True)"
     for closed in ("2>&-", "0<&-", "0<&- 2>&-"):
         shell = ["bash", "-c", f'{sys.executable} -c "{program}" {closed}']

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.spark.settings import session_settings
+from cutline.cli.spark.settings import session_settings
 
 LIST_THREADS = """
 import os
-import cli.spark.python_daemon
+import cutline.cli.spark.python_daemon
 for thread in os.listdir("/proc/self/task"):
     if int(thread) != os.getpid():
         print(open(f"/proc/self/task/{thread}/comm").read().strip())
@@ -30,4 +30,4 @@ def test_the_modules_that_the_daemon_imports_start_no_threads() -> None:
 )
 def test_executors_keep_sparks_daemon(master: str, is_ours: bool, tmp_path: Path) -> None:  # noqa: FBT001  # a parameter of the case
     settings = session_settings(master, {"spark.authenticate.secret": "of the cluster"}, "test", tmp_path, [])
-    assert (settings.get("spark.python.daemon.module") == "cli.spark.python_daemon") is is_ours
+    assert (settings.get("spark.python.daemon.module") == "cutline.cli.spark.python_daemon") is is_ours

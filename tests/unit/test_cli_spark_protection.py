@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import cli.main
-from cli.spark.private_settings import SUBMIT_ARGUMENTS, in_private_file, with_private_options
-from cli.spark.protection import SECRET, SparkUnprotectedError, check_protection
-from cli.spark.settings import session_settings
-from storage.errors import redact
+import cutline.cli.main
+from cutline.cli.spark.private_settings import SUBMIT_ARGUMENTS, in_private_file, with_private_options
+from cutline.cli.spark.protection import SECRET, SparkUnprotectedError, check_protection
+from cutline.cli.spark.settings import session_settings
+from cutline.storage.errors import redact
 
 STANDALONE, KUBERNETES, HERE = "spark://m:7077", "k8s://https://x", "local-cluster[2,1,1024]"
 GIVEN = {SECRET: "the secret of the cluster"}
@@ -58,7 +58,7 @@ def test_a_cluster_authenticates_and_encrypts_unless_it_is_told_to(master: str, 
 def test_the_secret_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "secret"
     given = {"spark.authenticate.secret.file": str(file)}
-    monkeypatch.setattr("storage.errors._secrets", set())
+    monkeypatch.setattr("cutline.storage.errors._secrets", set())
     with pytest.raises(SparkUnprotectedError, match="can't be read: No such file"):
         session_settings(STANDALONE, given, "x", tmp_path, [])
     file.write_text(" \n")
@@ -128,7 +128,7 @@ def test_commands_refuse_an_unprotected_cluster_before_anything_else(
         f'name = "f"\nstore = "{store}"\n[spark]\nmaster = "{STANDALONE}"\n{setting}\n'
         '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 user=u"\n'
     )
-    code = cli.main.run(["--fleet", str(tmp_path / "fleet.toml"), *command])
+    code = cutline.cli.main.run(["--fleet", str(tmp_path / "fleet.toml"), *command])
     assert (code, store.exists()) == (2, False)
     assert reason in capsys.readouterr().err
 
@@ -173,7 +173,7 @@ def test_only_commands_that_may_start_spark_need_the_variables_of_its_settings(
         f'name = "f"\nstore = "{tmp_path}/store"\n[spark]\nmaster = "{STANDALONE}"\n'
         'authenticate.secret = "${SPARK_SECRET}"\n[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 user=u"\n'
     )
-    code = cli.main.run(["--fleet", str(fleet), *command])
+    code = cutline.cli.main.run(["--fleet", str(fleet), *command])
     said = "error: {}: spark.authenticate.secret uses ${{SPARK_SECRET}}, which is not in the environment"
     assert (said.format(fleet) in capsys.readouterr().err) is needs_it
     assert (code == 2) is needs_it

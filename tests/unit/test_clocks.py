@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-import storage.clock
-from fleet.nodes.clocks import (
+import cutline.storage.clock
+from cutline.fleet.nodes.clocks import (
     Agreement,
     ClockReading,
     ClocksDifferError,
@@ -17,8 +17,8 @@ from fleet.nodes.clocks import (
     note_late_clock,
     use_clocks,
 )
-from fleet.progress import Silent
-from storage.clock import follow_machine, set_time, steady_seconds, utc_now
+from cutline.fleet.progress import Silent
+from cutline.storage.clock import follow_machine, set_time, steady_seconds, utc_now
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY, HOUR = 86400.0, 3600.0
@@ -37,8 +37,8 @@ class Notes(Silent):
 @pytest.fixture(autouse=True)
 def own_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This machine's clock says that it is noon, and nobody was told anything."""
-    monkeypatch.setattr("fleet.nodes.clocks.machine_now", lambda: NOON)
-    monkeypatch.setattr("fleet.nodes.clocks._told_seconds", 0.0)
+    monkeypatch.setattr("cutline.fleet.nodes.clocks.machine_now", lambda: NOON)
+    monkeypatch.setattr("cutline.fleet.nodes.clocks._told_seconds", 0.0)
     yield
     follow_machine()
 
@@ -152,6 +152,6 @@ def test_a_refusal_names_every_clock() -> None:
 
 def test_the_time_goes_on_while_it_is_not_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([5.0, 8.5])
-    monkeypatch.setattr("storage.clock.steady_seconds", lambda: next(counts))
+    monkeypatch.setattr("cutline.storage.clock.steady_seconds", lambda: next(counts))
     set_time(NOON, 3.0)
-    assert [storage.clock.utc_now(), storage.clock.utc_now()] == [at(2), at(5.5)]
+    assert [cutline.storage.clock.utc_now(), cutline.storage.clock.utc_now()] == [at(2), at(5.5)]

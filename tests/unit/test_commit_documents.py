@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from fleet.config import GroupRules
-from fleet.lsn import Lsn
-from fleet.nodes.baseline import NodeIdentity
-from fleet.record import fields_of
-from fleet.tables.append_only import Counters
-from fleet.tables.groups import Column, Group
-from fleet.tables.left_out import LeftOut, LeftOutKind
-from fleet.tables.table_state import TableState
-from snapshots.records.chain import Chain
-from snapshots.records.commit import (
+from cutline.fleet.config import GroupRules
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.fleet.record import fields_of
+from cutline.fleet.tables.append_only import Counters
+from cutline.fleet.tables.groups import Column, Group
+from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
+from cutline.fleet.tables.table_state import TableState
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import (
     Commit,
     CutRecord,
     DefinitionChanges,
@@ -31,15 +31,15 @@ from snapshots.records.commit import (
     Sequence,
     Void,
 )
-from snapshots.records.commits import (
+from cutline.snapshots.records.commits import (
     commit_key,
     read_commit,
 )
-from snapshots.records.documents import ManifestError, parse_document, seal, unseal
-from snapshots.records.stored_object import StoredObject
+from cutline.snapshots.records.documents import ManifestError, parse_document, seal, unseal
+from cutline.snapshots.records.stored_object import StoredObject
+from cutline.wal.cut.cut_values import NodeCut, Undecided
+from cutline.wal.segments.archive import OpenTransaction, Segment
 from tests.unit.made_commits import as_read, commit, full_commit, memory
-from wal.cut.cut_values import NodeCut, Undecided
-from wal.segments.archive import OpenTransaction, Segment
 
 T = TypeVar("T")
 TEXTS = st.text(max_size=8)

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 import pytest
 from msgspec import structs
 
-import storage.storing as storing
-from check.structure import check_structure
-from fleet.record import Time
-from snapshots.operations.committing import CommitIndeterminateError, put_commit
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import (
+import cutline.storage.storing as storing
+from cutline.check.structure import check_structure
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.committing import CommitIndeterminateError, put_commit
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import (
     SnapshotExistsError,
     SnapshotMissingError,
     check_name,
@@ -22,14 +22,14 @@ from snapshots.records.commits import (
     read_commit,
     snapshot_names,
 )
-from snapshots.records.documents import ManifestError, seal
-from snapshots.records.tombstones import RestorePoint
-from snapshots.removal.survey import survey_snapshot
-from storage.errors import UsageError
-from storage.memory import InMemoryStore
-from storage.store import AnswerLostError, EncryptionIgnoredError, ObjectExistsError, StoreUnreachableError
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.tombstones import RestorePoint
+from cutline.snapshots.removal.survey import survey_snapshot
+from cutline.storage.errors import UsageError
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import AnswerLostError, EncryptionIgnoredError, ObjectExistsError, StoreUnreachableError
+from cutline.wal.segments.archive import ArchiveError
 from tests.unit.made_commits import as_read, commit, full_commit, increment_commit, memory, unused_url
-from wal.segments.archive import ArchiveError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import COMMANDS
+from cutline.cli.main import COMMANDS
 
-ASK = "from cli.main import main; main()"
+ASK = "from cutline.cli.main import main; main()"
 ROOT = Path(__file__).parent.parent.parent
 SECONDS_MAX = 60
 SHARED = {"--fleet", "--json", "--quiet", "--verbose"}

@@ -9,15 +9,15 @@ import tracemalloc
 import pytest
 import zstandard
 
-from snapshots.records.compressed import PIECE_BYTES, decompress
+from cutline.snapshots.records.compressed import PIECE_BYTES, decompress
 
 # Its frame takes 16 kB.
 LARGE = 256 << 20
 CONTENT = bytes(range(256)) * 9000
 LITTLE_MEMORY = f"""
 import resource, zstandard
-from snapshots.ddl.dump import read_ddl
-from snapshots.records.stored_object import StoredObject
+from cutline.snapshots.ddl.dump import read_ddl
+from cutline.snapshots.records.stored_object import StoredObject
 from tests.unit.test_compressed import frame_of_zeros
 body = frame_of_zeros({LARGE})
 pages = int(open("/proc/self/statm").read().split()[0])

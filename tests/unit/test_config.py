@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from embedded.folder import describe
-from embedded.server import EmbeddedNode
-from fleet.config import FleetFileError, GroupRules, ListenAddress, MetricsRules, Node, Retention, load_fleet
-from storage.location import AUTHORITY_VARIABLES, ENDPOINT_VARIABLES
+from cutline.embedded.folder import describe
+from cutline.embedded.server import EmbeddedNode
+from cutline.fleet.config import FleetFileError, GroupRules, ListenAddress, MetricsRules, Node, Retention, load_fleet
+from cutline.storage.location import AUTHORITY_VARIABLES, ENDPOINT_VARIABLES
 
 NODE = '[[node]]\nid = "a"\ndsn = "dbname=a"\n'
 BACKUP = '[[node]]\nid = "a-b"\nbackup_of = "a"\ndsn = "dbname=a host=b"\n'

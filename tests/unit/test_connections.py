@@ -4,15 +4,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fleet.config import KnownServer, Node
-from fleet.nodes.connections import (
+from cutline.fleet.config import KnownServer, Node
+from cutline.fleet.nodes.connections import (
     SECRET_PARAMETERS,
     conninfo,
     probe_conninfo,
     program_connection,
     unreachable_error,
 )
-from fleet.nodes.pinned import (
+from cutline.fleet.nodes.pinned import (
     KEEPALIVES,
     LATER_SETTINGS,
     PINNED_SETTINGS,
@@ -22,8 +22,8 @@ from fleet.nodes.pinned import (
     state_query,
     wanted_settings,
 )
-from fleet.nodes.server_messages import called_functions
-from storage.errors import UsageError
+from cutline.fleet.nodes.server_messages import called_functions
+from cutline.storage.errors import UsageError
 
 LOST = """consuming input failed: server closed the connection unexpectedly
 \tThis probably means the server terminated abnormally

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-import snapshots.base_copy.copy_slots as module
-from fleet.config import Fleet, Node
-from fleet.lsn import Lsn
-from fleet.progress import Progress, Silent
-from snapshots.base_copy.copy_slots import export_snapshots
-from wal.slots.slots import ExportedSlot
-from wal.slots.waiting import SlotWaitError, wait_error
+import cutline.snapshots.base_copy.copy_slots as module
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Progress, Silent
+from cutline.snapshots.base_copy.copy_slots import export_snapshots
+from cutline.wal.slots.slots import ExportedSlot
+from cutline.wal.slots.waiting import SlotWaitError, wait_error
 
 SECONDS_MAX = 20.0
 NODES = tuple(Node(name, f"host={name}") for name in ("a", "b", "c"))

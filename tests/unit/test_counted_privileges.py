@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from cli.output.restore_report import lines_of, refused_lines
-from fleet.config import Node
-from fleet.tables.left_out import LeftOut, LeftOutKind
-from restore.ddl.archive import read_archive
-from restore.ddl.beforehand import take_superusers_part
-from restore.ddl.ddl import POST_DATA, DdlEntry, Refusal
-from restore.report import RefusedStatement, RestoreReport, describe_refusals
-from restore.targets.target import target_of
+from cutline.cli.output.restore_report import lines_of, refused_lines
+from cutline.fleet.config import Node
+from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
+from cutline.restore.ddl.archive import read_archive
+from cutline.restore.ddl.beforehand import take_superusers_part
+from cutline.restore.ddl.ddl import POST_DATA, DdlEntry, Refusal
+from cutline.restore.report import RefusedStatement, RestoreReport, describe_refusals
+from cutline.restore.targets.target import target_of
 from tests.unit.made_archives import MadeEntry, made_archive
 
 

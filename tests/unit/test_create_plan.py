@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cli.commands.create import plan_document, plan_lines
-from fleet.config import GroupRules
-from fleet.tables.groups import Column, Group, Table
-from snapshots.create.full_plan import FullPlan
-from snapshots.ddl.table_changes import NodeTables, TableSelection
+from cutline.cli.commands.create import plan_document, plan_lines
+from cutline.fleet.config import GroupRules
+from cutline.fleet.tables.groups import Column, Group, Table
+from cutline.snapshots.create.full_plan import FullPlan
+from cutline.snapshots.ddl.table_changes import NodeTables, TableSelection
 
 
 def plan(*rows: int | None) -> FullPlan:

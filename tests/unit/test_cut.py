@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from fleet.lsn import Lsn
-from wal.cut.cut_values import Cut, NodeCut, Undecided
-from wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
-from wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.fleet.lsn import Lsn
+from cutline.wal.cut.cut_values import Cut, NodeCut, Undecided
+from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 
 # The op, the LSN of its record and its global id; every record is 10 bytes long. The LSN of an R is that of the
 # PREPARE that it rolled back; its own comes fourth.

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from storage.digest import digest
-from storage.memory import InMemoryStore
-from storage.store import StoreUnreachableError
-from wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.storage.digest import digest
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import StoreUnreachableError
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 BODY = bytes(range(256)) * 4
 LISTED = (len(BODY), digest(BODY))

@@ -6,30 +6,30 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cli.commands.list import entry_document, lines_of
-from cli.commands.prune import plan_lines
-from cli.views.flat_list import flat_rows
-from fleet.config import Fleet, Retention
-from fleet.progress import Silent
-from snapshots.activity.ended_operations import EndedReader
-from snapshots.listing.figures import figures_of, gaps_of
-from snapshots.listing.listing import Listing, read_entry, show_snapshot
-from snapshots.metrics import catalog
-from snapshots.metrics.store_samples import read_facts, samples_of_store
-from snapshots.operations.leases import hold_lease
-from snapshots.operations.operation import current_time, new_operation
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import check_not_pruned
-from snapshots.records.documents import ManifestError, seal
-from snapshots.records.lost_chains import LostChain, check_not_lost, lost_key, mark_lost
-from snapshots.records.store_identity import read_identity
-from snapshots.records.tombstones import only_full_key
-from snapshots.removal.deletion_plan import plan_deletion
-from snapshots.removal.pruning import plan_prune
+from cutline.cli.commands.list import entry_document, lines_of
+from cutline.cli.commands.prune import plan_lines
+from cutline.cli.views.flat_list import flat_rows
+from cutline.fleet.config import Fleet, Retention
+from cutline.fleet.progress import Silent
+from cutline.snapshots.activity.ended_operations import EndedReader
+from cutline.snapshots.listing.figures import figures_of, gaps_of
+from cutline.snapshots.listing.listing import Listing, read_entry, show_snapshot
+from cutline.snapshots.metrics import catalog
+from cutline.snapshots.metrics.store_samples import read_facts, samples_of_store
+from cutline.snapshots.operations.leases import hold_lease
+from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import check_not_pruned
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.lost_chains import LostChain, check_not_lost, lost_key, mark_lost
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.tombstones import only_full_key
+from cutline.snapshots.removal.deletion_plan import plan_deletion
+from cutline.snapshots.removal.pruning import plan_prune
+from cutline.wal.slots.retained import RetainedAnswers
 from tests.unit.made_chains import FLEET
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.metric_values import of, read
-from wal.slots.retained import RetainedAnswers
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TIMES = tuple(f"2026-11-20T0{hour}:00:00Z" for hour in range(3))

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from restore.ddl.ddl import DdlEntry
-from restore.ddl.running import _Queue
+from cutline.restore.ddl.ddl import DdlEntry
+from cutline.restore.ddl.running import _Queue
 
 JOBS = 4
 CPU_SECONDS_MAX = 6

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pytest
 from msgspec import structs
 
-import storage.storing as storing
-from snapshots.operations.committing import OperationSettledError, put_commit
-from snapshots.operations.deciding import UndecidedError, decide, has_committed
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import Previous
-from snapshots.records.commits import (
+import cutline.storage.storing as storing
+from cutline.snapshots.operations.committing import OperationSettledError, put_commit
+from cutline.snapshots.operations.deciding import UndecidedError, decide, has_committed
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import Previous
+from cutline.snapshots.records.commits import (
     SnapshotExistsError,
     SnapshotMissingError,
     commit_key,
@@ -21,11 +21,11 @@ from snapshots.records.commits import (
     increment_numbers,
     snapshot_names,
 )
-from snapshots.records.documents import ManifestError, seal
-from snapshots.records.operation_records import Intent
-from snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
-from storage.memory import InMemoryStore
-from storage.store import AnswerLostError
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import AnswerLostError
 from tests.unit.made_commits import as_read, commit, mark, memory, unused_url
 
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.declared import check_footer, counting_groups
-from snapshots.fold.sources import Source, read_tables
-from storage.digest import digest
-from storage.memory import InMemoryStore
-from wal.segments.damage import ObjectDamagedError
-from wal.segments.parquet_objects import ROW_GROUP_ROWS_MAX, expand_global_ids, open_parquet, parquet_options
-from wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.declared import check_footer, counting_groups
+from cutline.snapshots.fold.sources import Source, read_tables
+from cutline.storage.digest import digest
+from cutline.storage.memory import InMemoryStore
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.parquet_objects import ROW_GROUP_ROWS_MAX, expand_global_ids, open_parquet, parquet_options
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 
 
 def rows(count: int, group: int = 1) -> pa.Table:

@@ -7,27 +7,28 @@ from itertools import starmap
 
 import pytest
 
-from check.structure import names_to_check
-from fleet.config import Retention
-from snapshots.operations.recorded import read_open_intents
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import commit_key, snapshot_names
-from snapshots.records.tombstones import (
+from cutline.check.structure import names_to_check
+from cutline.fleet.config import Retention
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import commit_key, snapshot_names
+from cutline.snapshots.records.tombstones import (
     RestorePoint,
     is_deleted,
     only_full_key,
     read_mark,
     tombstone_key,
 )
-from snapshots.removal.deletion_plan import (
+from cutline.snapshots.removal.deletion_plan import (
     LastSnapshotError,
     SnapshotUnreadableError,
     is_finished,
     list_unfinished_deletions,
 )
-from snapshots.removal.pruning import plan_prune
-from storage.memory import InMemoryStore
-from storage.store import DeletionRefusedError, ObjectStore
+from cutline.snapshots.removal.pruning import plan_prune
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import DeletionRefusedError, ObjectStore
+from cutline.wal.slots.slots import slot_name
 from tests.unit.made_chains import FLEET, InMemoryNodes, nodes_of, store_chain
 from tests.unit.made_commits import memory, unused_url
 from tests.unit.made_deletions import (
@@ -38,7 +39,6 @@ from tests.unit.made_deletions import (
     read_chain_lists,
     store_two_chains,
 )
-from wal.slots.slots import slot_name
 
 
 def test_a_deletion_that_dies_anywhere_is_finished_by_a_repeat() -> None:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-import cli.demo.command
-from check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
-from cli.demo.report import ChapterName, CutWatch, StoryReport
-from cli.main import run
-from embedded.bank import BankInvariants
-from fleet.progress import Silent
+import cutline.cli.demo.command
+from cutline.check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
+from cutline.cli.demo.report import ChapterName, CutWatch, StoryReport
+from cutline.cli.main import run
+from cutline.embedded.bank import BankInvariants
+from cutline.fleet.progress import Silent
 
 RIGHT = BankInvariants(30_000_000, 30_000_000, (5, 5, 5), (), ())
 VALID = SnapshotReport("demo", 3, Compared(objects=1))
@@ -30,7 +30,7 @@ def new_story(checked: SnapshotReport, books: BankInvariants | None) -> StoryRep
 
 
 def run_demo(report: StoryReport, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(cli.demo.command, "tell_story", lambda *_: report)
+    monkeypatch.setattr(cutline.cli.demo.command, "tell_story", lambda *_: report)
     return run(["demo", *words])
 
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-FOLDERS = [path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+FOLDERS = [path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "cutline"))]
 # `snapshots/fold/fold.py`, `wal/segments/`; not the keys of a store, which have names in <> after `snapshots/`.
 PATHS = re.compile(
     rf"(?<![\w/.])((?:{'|'.join(FOLDERS)})/[\w/.-]+\.(?:py|md|json)|(?:{'|'.join(FOLDERS)})/[\w/.-]*\w/)"

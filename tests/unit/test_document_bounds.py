@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshots.records.commits import commit_key, read_commit
-from snapshots.records.documents import DOCUMENT_BYTES_MAX, TEXT_MAX, ManifestError, seal
-from storage.local import LocalStore
+from cutline.snapshots.records.commits import commit_key, read_commit
+from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, TEXT_MAX, ManifestError, seal
+from cutline.storage.local import LocalStore
 from tests.mutations.sealing import seal_text
 from tests.unit.made_commits import commit
 

@@ -7,26 +7,26 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from snapshots.operations.majority import read_recorded_primaries
-from snapshots.operations.recorded import read_open_intents, read_recorded_commits
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import commit_key, find_place
-from snapshots.records.documents import ManifestError, seal
-from snapshots.records.lost_chains import lost_key, read_lost
-from snapshots.records.operation_records import read_intent
-from snapshots.records.store_identity import (
+from cutline.snapshots.operations.majority import read_recorded_primaries
+from cutline.snapshots.operations.recorded import read_open_intents, read_recorded_commits
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import commit_key, find_place
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.lost_chains import lost_key, read_lost
+from cutline.snapshots.records.operation_records import read_intent
+from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
     ForeignSnapshotError,
     check_of_fleet,
     ensure_identity,
     read_identity,
 )
-from snapshots.records.tombstones import (
+from cutline.snapshots.records.tombstones import (
     read_mark,
     tombstone_key,
 )
-from storage.memory import InMemoryStore
+from cutline.storage.memory import InMemoryStore
 from tests.unit.document_kinds import (
     FLEET,
     FULL,

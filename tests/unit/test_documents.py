@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshots.records.documents import ManifestError, seal
-from storage.memory import InMemoryStore
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.storage.memory import InMemoryStore
 from tests.unit.document_kinds import (
     DEFAULTED,
     KINDS,

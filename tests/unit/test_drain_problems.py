@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from snapshots.create.cut_markers import AttemptFailedError
-from snapshots.create.make_cut import _raise_problems
-from storage.errors import SnapshotError, UnreachableError, report_of
+from cutline.snapshots.create.cut_markers import AttemptFailedError
+from cutline.snapshots.create.make_cut import _raise_problems
+from cutline.storage.errors import SnapshotError, UnreachableError, report_of
+from cutline.wal.decoding.known_definitions import SchemaMovedError, TableDescription
+from cutline.wal.drain.drain_task import DrainReport
+from cutline.wal.slots.slots import SlotLostError
 from tests.unit.made_changes import FULL, KEYED
-from wal.decoding.known_definitions import SchemaMovedError, TableDescription
-from wal.drain.drain_task import DrainReport
-from wal.slots.slots import SlotLostError
 
 AWAY = UnreachableError("node a: away", details={"node": "a"})
 LOST = SlotLostError(f"node b: slot s is at {5}", details={"node": "b"})

@@ -7,10 +7,10 @@ import struct
 import pytest
 import zstandard
 
-import snapshots.ddl.dump as dump
-from snapshots.records.stored_object import StoredObject
+import cutline.snapshots.ddl.dump as dump
+from cutline.snapshots.records.stored_object import StoredObject
+from cutline.wal.segments.damage import ObjectDamagedError
 from tests.unit.made_archives import MadeEntry, made_body
-from wal.segments.damage import ObjectDamagedError
 
 ARCHIVE = StoredObject("schema/a/op/archive-0.dump.zst", "archive", "a", 1, "digest", {})
 MAGIC, LAST_EMPTY_BLOCK = b"\x28\xb5\x2f\xfd", b"\x01\x00\x00"

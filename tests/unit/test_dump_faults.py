@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from snapshots.ddl.dump_faults import (
+from cutline.snapshots.ddl.dump_faults import (
     DumpFaults,
     InheritedNotNull,
     OtherType,

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fleet.durations import Duration, Interval
+from cutline.fleet.durations import Duration, Interval
 
 
 @pytest.mark.parametrize(("text", "seconds"), [

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tests.wal.pgoutput_messages as pgoutput
-from columns.bytes_column import from_list
-from fleet.nodes.encodings import ADAPTERS, raw_bytes, raw_text, texts_of_raw
-from fleet.tables.groups import Column, Group, copy_line, copy_text
-from wal.decoding.decoder import Decoder
-from wal.decoding.pgoutput import DecodingError
-from wal.segments.definitions import Definition
+from cutline.columns.bytes_column import from_list
+from cutline.fleet.nodes.encodings import ADAPTERS, raw_bytes, raw_text, texts_of_raw
+from cutline.fleet.tables.groups import Column, Group, copy_line, copy_text
+from cutline.wal.decoding.decoder import Decoder
+from cutline.wal.decoding.pgoutput import DecodingError
+from cutline.wal.segments.definitions import Definition
 
 LATIN1_NAME = "größe"
 GROUP = Group(1, "public", LATIN1_NAME, "default", 1, (Column("é", "text", 25, -1, 0, 1),))

@@ -11,7 +11,7 @@ import hmac
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from storage.encryption.cipher import Cipher, NotAuthenticError, frame_offset, plain_size, stored_size
+from cutline.storage.encryption.cipher import Cipher, NotAuthenticError, frame_offset, plain_size, stored_size
 
 FRAME, TAG, TRAILER = 65_536, 16, 40
 DATA_KEY = bytes(range(32))

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from storage.encryption.fleet_encryption import FleetEncryption
-from storage.encryption.key_documents import (
+from cutline.storage.encryption.fleet_encryption import FleetEncryption
+from cutline.storage.encryption.key_documents import (
     EncryptionKey,
     StoreKeyError,
     add_key,
@@ -21,10 +21,10 @@ from storage.encryption.key_documents import (
     remove_key,
     stored_keys,
 )
-from storage.encryption.key_source import EncryptionKeyError, KeyCommandError, KeySource
-from storage.local import LocalStore
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+from cutline.storage.encryption.key_source import EncryptionKeyError, KeyCommandError, KeySource
+from cutline.storage.local import LocalStore
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
 
 KEY = bytes(range(32))
 HEX, BASE64 = KEY.hex(), "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="

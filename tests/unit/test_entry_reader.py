@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-import snapshots.metrics.entry_reader as module
-from fleet.config import Fleet
-from snapshots.activity.ended_operations import EndedReader
-from snapshots.metrics.entry_reader import EntryReader
-from snapshots.metrics.store_samples import read_facts
-from snapshots.operations.deciding import decide
-from snapshots.operations.operation import begin, current_time, new_operation, record_outcome
-from snapshots.records.commits import commit_key
-from snapshots.records.lost_chains import LostChain, mark_lost
-from snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, put_mark
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+import cutline.snapshots.metrics.entry_reader as module
+from cutline.fleet.config import Fleet
+from cutline.snapshots.activity.ended_operations import EndedReader
+from cutline.snapshots.metrics.entry_reader import EntryReader
+from cutline.snapshots.metrics.store_samples import read_facts
+from cutline.snapshots.operations.deciding import decide
+from cutline.snapshots.operations.operation import begin, current_time, new_operation, record_outcome
+from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, put_mark
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
 from tests.unit.made_chains import FLEET
 from tests.unit.made_fleets import new_fleet, store_chain
 

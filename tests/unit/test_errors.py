@@ -9,12 +9,20 @@ from typing import Any
 import psycopg
 import pytest
 
-from fleet.nodes.relation_locks import RelationLockedError
-from fleet.nodes.server_messages import shorten_message
-from fleet.tables.groups import Group, Table
-from fleet.tables.publications import TableNotAdmissibleError, check_admissible
-from storage.errors import ERRORS, TEXT_SHOWN_MAX, ReportedError, SnapshotError, error_of, remember_secret, report_of
-from wal.slots.slots import SlotLostError
+from cutline.fleet.nodes.relation_locks import RelationLockedError
+from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.tables.groups import Group, Table
+from cutline.fleet.tables.publications import TableNotAdmissibleError, check_admissible
+from cutline.storage.errors import (
+    ERRORS,
+    TEXT_SHOWN_MAX,
+    ReportedError,
+    SnapshotError,
+    error_of,
+    remember_secret,
+    report_of,
+)
+from cutline.wal.slots.slots import SlotLostError
 
 LOST = SlotLostError("node a: its slot is gone", hint="take a new snapshot", details={"node": "a"})
 

@@ -10,13 +10,13 @@ import pyarrow
 import pyspark
 import pytest
 
-from snapshots.executors.build import build_digest
-from snapshots.executors.failures import ExecutorTaskError, find_executor_error, of_executor
-from snapshots.executors.late import check_worker
-from snapshots.executors.needs import ExecutorNeeds, StoreNotSharedError, check_needs
-from snapshots.executors.preflight import Examined, _none_hint, _problem_of
-from storage.local import LocalStore
-from storage.location import StoreLocation
+from cutline.snapshots.executors.build import build_digest
+from cutline.snapshots.executors.failures import ExecutorTaskError, find_executor_error, of_executor
+from cutline.snapshots.executors.late import check_worker
+from cutline.snapshots.executors.needs import ExecutorNeeds, StoreNotSharedError, check_needs
+from cutline.snapshots.executors.preflight import Examined, _none_hint, _problem_of
+from cutline.storage.local import LocalStore
+from cutline.storage.location import StoreLocation
 
 # As Spark words them: cut from the errors of jobs on a standalone cluster.
 LOST = "Lost task 0.3 in stage 0.0 (TID 7) (10.0.0.2 executor 1): "

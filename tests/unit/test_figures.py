@@ -7,10 +7,10 @@ from datetime import timedelta
 
 from msgspec import UNSET, structs
 
-from snapshots.listing.entry import BROKEN, Entry
-from snapshots.listing.figures import NodeLag, figures_of, gaps_of
-from snapshots.records.chain import Chain
-from snapshots.records.lost_chains import LostChain
+from cutline.snapshots.listing.entry import BROKEN, Entry
+from cutline.snapshots.listing.figures import NodeLag, figures_of, gaps_of
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.lost_chains import LostChain
 from tests.unit.made_commits import full_commit, increment_commit
 from tests.unit.made_figures import BEGIN, made_chain, made_figures, made_snapshot
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from cli.commands.list import lines_of
-from cli.output.results import emit_csv
-from cli.output.tables import FittingTable
-from cli.views.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
-from fleet.record import Time, from_builtins
-from snapshots.activity.checks import EndedCheck, NewestChecks
-from snapshots.listing.entry import Entry
-from snapshots.listing.listing import Listing
-from snapshots.records.chain import Chain, summary_of
-from snapshots.records.operation_records import CheckedPoint
+from cutline.cli.commands.list import lines_of
+from cutline.cli.output.results import emit_csv
+from cutline.cli.output.tables import FittingTable
+from cutline.cli.views.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
+from cutline.fleet.record import Time, from_builtins
+from cutline.snapshots.activity.checks import EndedCheck, NewestChecks
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.listing.listing import Listing
+from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.operation_records import CheckedPoint
+from cutline.wal.slots.retained import RetainedAnswers
 from tests.chains.redefined_chain import STATES, build_chain
 from tests.unit.made_commits import full_commit, increment_commit, memory
-from wal.slots.retained import RetainedAnswers
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 

@@ -9,16 +9,23 @@ from contextlib import nullcontext
 import pytest
 from msgspec import structs
 
-from snapshots.operations.committing import put_commit
-from snapshots.operations.object_lists import read_chain_lists
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import DefinitionChanges, Increment
-from snapshots.records.commit_rules import check_commit, check_fits
-from snapshots.records.commits import commit_key
-from snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, from_json, parse_document, seal, unseal
-from snapshots.records.stored_object import BASE, ListedObjects
-from storage.digest import digest
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.operations.object_lists import read_chain_lists
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import DefinitionChanges, Increment
+from cutline.snapshots.records.commit_rules import check_commit, check_fits
+from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.documents import (
+    DOCUMENT_BYTES_MAX,
+    ManifestError,
+    from_json,
+    parse_document,
+    seal,
+    unseal,
+)
+from cutline.snapshots.records.stored_object import BASE, ListedObjects
+from cutline.storage.digest import digest
 from tests.stores.listed import objects_of
 from tests.unit.made_commits import commit, counted, memory
 from tests.unit.made_garbage import StoreBuilder

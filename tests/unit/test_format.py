@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from cli.main import COMMANDS
-from cli.output.format import (
+from cutline.cli.main import COMMANDS
+from cutline.cli.output.format import (
     COMMAND_NAMES,
     age_text,
     count_text,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.output.context import CommandContext
-from storage.errors import UsageError
+from cutline.cli.output.context import CommandContext
+from cutline.storage.errors import UsageError
 from tests.other_user import OTHER_UID, needs_root
 
 TEXT = 'name = "shop"\nstore = "memory://x"\n[[node]]\nid = "s1"\ndsn = "host=h"\n'

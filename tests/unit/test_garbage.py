@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from fleet.progress import Silent
-from snapshots.operations.committing import put_commit
-from snapshots.operations.deciding import decide, has_committed
-from snapshots.operations.leases import hold_lease
-from snapshots.operations.operation import begin, new_operation, record_outcome
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import commit_key, free_turn, snapshot_names
-from snapshots.records.keys import Kind, base_prefix, ddl_prefix, parse_key
-from snapshots.records.lost_chains import lost_key
-from snapshots.records.operation_records import operation_key
-from snapshots.records.stored_object import WITHOUT_ROWS
-from snapshots.records.tombstones import only_full_key, tombstone_key
-from snapshots.removal.garbage import GarbageReason
-from storage.clock import follow_machine, set_time, steady_seconds
-from storage.ids import new_operation_id
-from storage.local import LocalStore
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.operations.deciding import decide, has_committed
+from cutline.snapshots.operations.leases import hold_lease
+from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import commit_key, free_turn, snapshot_names
+from cutline.snapshots.records.keys import Kind, base_prefix, ddl_prefix, parse_key
+from cutline.snapshots.records.lost_chains import lost_key
+from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.stored_object import WITHOUT_ROWS
+from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
+from cutline.snapshots.removal.garbage import GarbageReason
+from cutline.storage.clock import follow_machine, set_time, steady_seconds
+from cutline.storage.ids import new_operation_id
+from cutline.storage.local import LocalStore
 from tests.unit.made_garbage import StoreBuilder, backdate, count_kept, garbage_of, needed_by, preview_gc, run_gc
 
 HOUR = 3600.0

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from snapshots.records.keys import ParsedKey
-from snapshots.removal import garbage
-from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
-from storage.store import ObjectMissingError
+from cutline.snapshots.records.keys import ParsedKey
+from cutline.snapshots.removal import garbage
+from cutline.snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
+from cutline.storage.store import ObjectMissingError
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.simulation.calls_in_order import calls_in_order
 from tests.unit.made_garbage import run_gc

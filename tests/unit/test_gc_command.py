@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from fleet.config import Fleet, load_fleet
-from fleet.progress import Silent
-from snapshots.operations.leases import open_leases
-from snapshots.operations.operation import record_outcome
-from snapshots.records.keys import Kind
-from snapshots.records.store_identity import ensure_identity
-from snapshots.removal import gc
-from snapshots.removal.garbage import GarbageReason, GarbageVerdict
-from snapshots.removal.gc import collect_garbage
-from snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
-from snapshots.removal.size_total import SizeTotal
-from storage.local import LocalStore
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.leases import open_leases
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.records.keys import Kind
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.snapshots.removal import gc
+from cutline.snapshots.removal.garbage import GarbageReason, GarbageVerdict
+from cutline.snapshots.removal.gc import collect_garbage
+from cutline.snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
+from cutline.snapshots.removal.size_total import SizeTotal
+from cutline.storage.local import LocalStore
 from tests.commands.snapshot_runs import command_line, run_command
 from tests.unit.made_garbage import StoreBuilder, needed_by
 from tests.unit.test_leases import begin_restore
@@ -167,19 +167,19 @@ def test_an_interrupted_gc_ends_soon_and_a_repeat_finishes(fleet: Fleet, builder
 def test_refused_removals_are_listed_and_set_the_exit_code(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import cli.commands.gc
-    import cli.main
+    import cutline.cli.commands.gc
+    import cutline.cli.main
 
     report = GcReport(0.0, garbage=[Garbage(Kind.BASE, GarbageReason.FAILED, (), "other")], removed=SizeTotal(2, 20))
     report.refused = [RefusedRemoval("snapshots/other/x", "locked until tomorrow")]
     report.keep("daily", GarbageVerdict(GarbageReason.UNCLEAR, "its commit is gone"), 7)
-    monkeypatch.setattr(cli.commands.gc, "collect_garbage", lambda *_, **__: report)
-    assert cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc"]) == 3
+    monkeypatch.setattr(cutline.cli.commands.gc, "collect_garbage", lambda *_, **__: report)
+    assert cutline.cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc"]) == 3
     text = capsys.readouterr().out
     assert "removed 2 objects, 20 B" in text
     assert "locked until tomorrow" in text
     assert "warning: snapshot daily: its commit is gone" in text
-    assert cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc", "--json"]) == 3
+    assert cutline.cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert document["refused"] == [{"object": "snapshots/other/x", "reason": "locked until tomorrow"}]
     assert document["objects"] == 2

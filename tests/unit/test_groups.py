@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.config import GroupRules
-from fleet.record import INTEGER_MAX, fields_of, from_builtins
-from fleet.tables.groups import Column, Group, Table, column_list, number_groups, qualify
-from fleet.tables.names import is_included, quote_identifier, table_name
+from cutline.fleet.config import GroupRules
+from cutline.fleet.record import INTEGER_MAX, fields_of, from_builtins
+from cutline.fleet.tables.groups import Column, Group, Table, column_list, number_groups, qualify
+from cutline.fleet.tables.names import is_included, quote_identifier, table_name
 
 COUNTS = st.integers(0, INTEGER_MAX)
 COLUMNS = st.builds(Column, st.text(min_size=1), st.text(), st.integers(0, 2**32), st.integers(-1, 2**31), COUNTS)

@@ -9,28 +9,28 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-import check.streams
-import wal.segments.segments
-from check.copies import Copies
-from check.findings import Findings
-from check.last_changes import LastTask
-from check.report import SnapshotReport
-from check.streams import StreamReport, StreamTask, hash_stream, hash_streams
-from columns.arrow_streams import from_stream
-from fleet.lsn import Lsn
-from fleet.progress import Silent
-from snapshots.fold.changes import ChangeForm
-from snapshots.fold.conversions import Conversion
-from snapshots.fold.schema_at_cut import SchemaMapping
-from snapshots.fold.sources import SegmentSource, Source
-from snapshots.records.chain import Chain
-from storage.local import LocalStore
-from storage.location import StoreLocation
+import cutline.check.streams
+import cutline.wal.segments.segments
+from cutline.check.copies import Copies
+from cutline.check.findings import Findings
+from cutline.check.last_changes import LastTask
+from cutline.check.report import SnapshotReport
+from cutline.check.streams import StreamReport, StreamTask, hash_stream, hash_streams
+from cutline.columns.arrow_streams import from_stream
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Silent
+from cutline.snapshots.fold.changes import ChangeForm
+from cutline.snapshots.fold.conversions import Conversion
+from cutline.snapshots.fold.schema_at_cut import SchemaMapping
+from cutline.snapshots.fold.sources import SegmentSource, Source
+from cutline.snapshots.records.chain import Chain
+from cutline.storage.local import LocalStore
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.held_objects import HeldObjects
+from cutline.wal.segments.segments import create_segment
 from tests.unit.made_commits import commit, counted
 from tests.unit.made_segments import HELD, event, table
-from wal.segments.archive import Segment
-from wal.segments.held_objects import HeldObjects
-from wal.segments.segments import create_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,7 +102,7 @@ def test_a_line_that_does_not_fit_its_definition_is_damage(
 def test_what_the_commit_says_of_events_is_compared_although_they_were_read_with_the_rest(
     location: StoreLocation, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, object], kind: str
 ) -> None:
-    monkeypatch.setattr(wal.segments.segments, "READ_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(cutline.wal.segments.segments, "READ_WHOLE_BYTES_MAX", 0)
     segment = stored_segment(location)
     assert hashed(location, segment).problem is None
     problem = hashed(location, replace(segment, **wrong)).problem
@@ -123,7 +123,7 @@ def test_positions_of_copies_are_asked_for_once_a_node(
         asked.append(node)
         return Lsn(0)
 
-    monkeypatch.setattr(check.streams, "segment_sources", segments)
+    monkeypatch.setattr(cutline.check.streams, "segment_sources", segments)
     monkeypatch.setattr(Copies, "since", since)
     copies = Copies(("n1", "n2"), {"n1": "n1", "n2": "n1"}, Chain(counted(commit(0))))
     findings = Findings(SnapshotReport("daily", 0))

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from check.hashing import combine, combine_all, combine_hashes
+from cutline.check.hashing import combine, combine_all, combine_hashes
 
 # Keys of three small numbers, so that many entries share a key.
 ENTRIES = st.lists(

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.digest import digest
-from storage.encryption.fleet_encryption import DataKey
-from storage.local import LocalStore
-from storage.location import StoreLocation
-from storage.store import StoreUnreachableError
-from storage.stored_form import stored_form
-from wal.segments.damage import ObjectDamagedError, read_listed
-from wal.segments.held_objects import HeldObjects
+from cutline.storage.digest import digest
+from cutline.storage.encryption.fleet_encryption import DataKey
+from cutline.storage.local import LocalStore
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import StoreUnreachableError
+from cutline.storage.stored_form import stored_form
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.segments.held_objects import HeldObjects
 
 BODY = bytes(range(100))
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import typer.main
 
-from cli.main import COMMANDS, app
-from cli.output.failure import _USAGE_MISTAKE, CommandFailure, naming_fleet
-from fleet.hints import NEW_CHAIN
+from cutline.cli.main import COMMANDS, app
+from cutline.cli.output.failure import _USAGE_MISTAKE, CommandFailure, naming_fleet
+from cutline.fleet.hints import NEW_CHAIN
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("cli", "embedded", "restore", "check", "snapshots", "wal", "fleet", "storage")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 
-from fleet.record import Time
-from snapshots.activity.command import Command
-from snapshots.activity.ended_operations import read_history
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.activity.under_way import read_under_way
-from snapshots.operations.operation import record_outcome
-from snapshots.records.operation_records import operation_key
-from snapshots.records.store_identity import ensure_identity
-from storage.ids import new_operation_id
-from storage.memory import InMemoryStore
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.ended_operations import read_history
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.activity.under_way import read_under_way
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.ids import new_operation_id
+from cutline.storage.memory import InMemoryStore
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_commits import memory, unused_url
 from tests.unit.made_operations import LABEL, NOW, begun

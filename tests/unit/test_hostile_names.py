@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet.progress import Silent
-from snapshots.operations.open_operations import read_open_operations
-from snapshots.removal.removal import objects_of, open_removals, remove_objects
-from storage.ids import new_operation_id
-from storage.local import INCOMING, LocalStore
-from storage.probe import PROBES
-from storage.store import ObjectStore
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.removal.removal import objects_of, open_removals, remove_objects
+from cutline.storage.ids import new_operation_id
+from cutline.storage.local import INCOMING, LocalStore
+from cutline.storage.probe import PROBES
+from cutline.storage.store import ObjectStore
 from tests.stores.planting import plant
 from tests.unit.made_commits import memory
 from tests.unit.made_garbage import StoreBuilder, backdate, preview_gc, run_gc

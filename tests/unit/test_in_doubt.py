@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 from msgspec import UNSET, structs
 
-from cli.views.recovery import plan_lines, write_transactions
-from fleet.lsn import Lsn
-from snapshots.listing.in_doubt import InDoubtUnknownError, find_in_doubt, in_doubt_transactions
-from snapshots.listing.recovery_plan import plan_recovery
-from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit
-from snapshots.records.documents import seal, unseal
+from cutline.cli.views.recovery import plan_lines, write_transactions
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.listing.in_doubt import InDoubtUnknownError, find_in_doubt, in_doubt_transactions
+from cutline.snapshots.listing.recovery_plan import plan_recovery
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.documents import seal, unseal
+from cutline.wal.cut.cut_values import InDoubt
+from cutline.wal.cut.resolve import NodeWindow, resolve
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
 from tests.unit.made_commits import full_commit
-from wal.cut.cut_values import InDoubt
-from wal.cut.resolve import NodeWindow, resolve
-from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 PREPARED = InDoubt("pay-1/a", "pay-1", 7, Lsn(50), is_prepared=True, is_included=True)
 LATE = InDoubt("it's", "it's", 8, Lsn(60), is_prepared=True, is_included=False)

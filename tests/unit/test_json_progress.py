@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cli.output import json_progress
-from cli.output.context import PROGRESS_SCHEMA
-from cli.output.json_progress import JsonProgress
-from fleet.progress import Reading
+from cutline.cli.output import json_progress
+from cutline.cli.output.context import PROGRESS_SCHEMA
+from cutline.cli.output.json_progress import JsonProgress
+from cutline.fleet.progress import Reading
 
 FIELDS = {
     "schema", "command", "operation", "step", "state", "node", "done", "total", "unit", "rate", "seconds",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import cli.main
-from storage.encryption.key_documents import (
+import cutline.cli.main
+from cutline.storage.encryption.key_documents import (
     EncryptionKey,
     add_key,
     ensure_data_key,
@@ -17,7 +17,7 @@ from storage.encryption.key_documents import (
     remove_key,
     stored_keys,
 )
-from storage.memory import InMemoryStore
+from cutline.storage.memory import InMemoryStore
 
 OURS, THEIRS = (EncryptionKey(bytes([number]) * 32, "shop") for number in (1, 2))
 
@@ -58,7 +58,7 @@ def test_a_planted_document_of_nested_lists_is_named_and_ends_no_command() -> No
 def test_a_source_that_names_nothing_is_a_mistake_in_the_command(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main.run(["key", "add", *words]) == 2
+    assert cutline.cli.main.run(["key", "add", *words]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -68,6 +68,6 @@ def test_a_key_that_can_not_be_written_leaves_no_file(tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fail)
-        assert cli.main.run(["key", "new", str(tmp_path / "key")]) == 2
+        assert cutline.cli.main.run(["key", "new", str(tmp_path / "key")]) == 2
     assert list(tmp_path.iterdir()) == []
-    assert cli.main.run(["key", "new", str(tmp_path / "key")]) == 0
+    assert cutline.cli.main.run(["key", "new", str(tmp_path / "key")]) == 0

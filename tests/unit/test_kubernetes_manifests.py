@@ -14,9 +14,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from cli.spark import executor
-from cli.spark.protection import check_protection
-from fleet.config import Fleet, load_fleet
+from cutline.cli.spark import executor
+from cutline.cli.spark.protection import check_protection
+from cutline.fleet.config import Fleet, load_fleet
 from tests.integration.shown_commands import ShownCommand, parse
 
 FOLDER = Path(__file__).parents[2] / "docs" / "kubernetes"

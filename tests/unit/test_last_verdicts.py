@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from cli.watch.last_verdicts import adopt, newer_verdict
-from cli.watch.running_command import CommandResult
-from cli.watch.schedule import Task, TaskKind, clock_text
-from cli.watch.tasks import check_not_running, finding_of, verdict_of
-from fleet.config import Fleet
-from fleet.durations import Interval
-from fleet.record import Time
-from snapshots.operations.signs import store_sign
-from storage.errors import BusyError
-from storage.ids import new_operation_id
+from cutline.cli.watch.last_verdicts import adopt, newer_verdict
+from cutline.cli.watch.running_command import CommandResult
+from cutline.cli.watch.schedule import Task, TaskKind, clock_text
+from cutline.cli.watch.tasks import check_not_running, finding_of, verdict_of
+from cutline.fleet.config import Fleet
+from cutline.fleet.durations import Interval
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.signs import store_sign
+from cutline.storage.errors import BusyError
+from cutline.storage.ids import new_operation_id
 from tests.unit.document_kinds import SIGN
 from tests.unit.made_checks import ended, point
 from tests.unit.made_fleets import new_fleet
@@ -114,7 +114,7 @@ def test_a_check_that_another_process_has_ended_is_taken_over_with_what_it_has_f
     def start(*_: object) -> None:
         raise AssertionError("a check begins")
 
-    monkeypatch.setattr("cli.watch.tasks.start_command", start)
+    monkeypatch.setattr("cutline.cli.watch.tasks.start_command", start)
     follow(watched, check=Interval(86400))
     ended(watched.watcher.source.open_store(), 2, point(NAME, 0, "conflicts"))
     watched.run(TaskKind.CHECK)
@@ -126,7 +126,7 @@ def test_a_drill_of_another_snapshot_was_done_but_says_nothing_of_this_one(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, clock = finding_of(1, "conflicts", "drill of b: conflicts", done_at=at(2)), clock_text(at(2))
-    monkeypatch.setattr("cli.watch.last_verdicts.last_drill", lambda _: ("b", found))
+    monkeypatch.setattr("cutline.cli.watch.last_verdicts.last_drill", lambda _: ("b", found))
     for snapshot, problem in (("a", ""), ("b", "drill of b: conflicts")):
         tasks = {kind: Task(kind, 86400.0, at(1)) for kind in (TaskKind.CHECK, TaskKind.DRILL)}
         newer = newer_verdict(fleet, snapshot, tasks[TaskKind.DRILL])

@@ -8,12 +8,12 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
-from fleet.lsn import Lsn
-from snapshots.base_copy.late_writers import find_late_writers
-from storage.memory import InMemoryStore
-from wal.segments.archive import SegmentRange
-from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import create_segment
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.base_copy.late_writers import find_late_writers
+from cutline.storage.memory import InMemoryStore
+from cutline.wal.segments.archive import SegmentRange
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import create_segment
 
 NAMES = count()
 COPIED, OTHER = 5, 6

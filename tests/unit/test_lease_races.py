@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from fleet.progress import Silent
-from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease
-from snapshots.operations.recorded import read_open_intents
-from snapshots.records.commits import SnapshotMissingError
-from snapshots.records.documents import seal
-from snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
-from storage.memory import InMemoryStore
-from storage.store import ObjectMissingError
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.records.commits import SnapshotMissingError
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectMissingError
 from tests.unit.made_commits import mark, memory, unused_url
 from tests.unit.made_operations import new_restore
 

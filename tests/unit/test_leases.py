@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-import snapshots.operations.leases as module
-from fleet.progress import Noting, Silent
-from fleet.record import Time
-from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease, open_leases
-from snapshots.operations.operation import begin
-from snapshots.operations.recorded import is_open, read_open_intents
-from snapshots.records.documents import ManifestError, seal
-from snapshots.records.operation_records import (
+import cutline.snapshots.operations.leases as module
+from cutline.fleet.progress import Noting, Silent
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease, open_leases
+from cutline.snapshots.operations.operation import begin
+from cutline.snapshots.operations.recorded import is_open, read_open_intents
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.operation_records import (
     Intent,
     LeaseRenewal,
     operation_key,
     read_outcome,
     write_operation_record,
 )
-from storage.local import LocalStore
-from storage.memory import InMemoryStore
-from storage.store import AnswerLostError, ObjectStore, StoreUnreachableError
+from cutline.storage.local import LocalStore
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import AnswerLostError, ObjectStore, StoreUnreachableError
 from tests.unit.made_commits import memory, unused_url
 from tests.unit.made_operations import new_restore
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cli.output.left_out import left_out_lines, left_out_since, warning_lines, warnings_of_several
-from fleet.record import fields_of, from_builtins
-from fleet.tables.left_out import (
+from cutline.cli.output.left_out import left_out_lines, left_out_since, warning_lines, warnings_of_several
+from cutline.fleet.record import fields_of, from_builtins
+from cutline.fleet.tables.left_out import (
     COUNTED,
     WARNED,
     LeftOut,

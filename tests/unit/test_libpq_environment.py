@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from fleet.config import Node, load_fleet
-from fleet.libpq_environment import missing_files, with_environment
-from fleet.nodes.connections import conninfo, program_connection
+from cutline.fleet.config import Node, load_fleet
+from cutline.fleet.libpq_environment import missing_files, with_environment
+from cutline.fleet.nodes.connections import conninfo, program_connection
 
 
 @pytest.fixture(autouse=True)

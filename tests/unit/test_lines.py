@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from columns.bytes_column import BytesColumn, from_list
-from columns.lines import Values, concatenate, escape, key_lines, keys_of, lines_of, with_constants
+from cutline.columns.bytes_column import BytesColumn, from_list
+from cutline.columns.lines import Values, concatenate, escape, key_lines, keys_of, lines_of, with_constants
 
 # None is NULL, an empty tuple stands for an unchanged TOASTed value.
 Value = bytes | None | tuple[()]

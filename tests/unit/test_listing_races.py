@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from snapshots.listing.listing import read_entry
-from snapshots.records.commits import commit_key
-from snapshots.records.store_identity import StoreIdentity
-from snapshots.records.tombstones import put_mark
-from storage.memory import InMemoryStore
+from cutline.snapshots.listing.listing import read_entry
+from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.store_identity import StoreIdentity
+from cutline.snapshots.records.tombstones import put_mark
+from cutline.storage.memory import InMemoryStore
 from tests.unit.made_chains import store_chain
 from tests.unit.made_commits import mark, unused_url
 

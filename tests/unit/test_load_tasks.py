@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import islice
 
-from fleet.config import Node
-from fleet.tables.groups import Group
-from restore.rows.jobs import base_tasks
-from restore.rows.load_target import Feed, LoadTarget
-from snapshots.fold.base_sources import BaseSources
-from snapshots.fold.find_sources import Sources
-from snapshots.fold.sources import BaseSource, Source
-from storage.location import StoreLocation
+from cutline.fleet.config import Node
+from cutline.fleet.tables.groups import Group
+from cutline.restore.rows.jobs import base_tasks
+from cutline.restore.rows.load_target import Feed, LoadTarget
+from cutline.snapshots.fold.base_sources import BaseSources
+from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.sources import BaseSource, Source
+from cutline.storage.location import StoreLocation
 
 NODES, OBJECTS, GROUP, OTHER = tuple(f"n{number}" for number in range(40)), 50, 1, 2
 STORE = StoreLocation("memory://unused")

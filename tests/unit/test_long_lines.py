@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import snapshots.fold.long_lines
-from columns.bytes_column import Bytes, from_list
-from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_sources import BaseSources
-from snapshots.fold.long_images import complete_image
-from snapshots.fold.long_lines import (
+import cutline.snapshots.fold.long_lines
+from cutline.columns.bytes_column import Bytes, from_list
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.base_sources import BaseSources
+from cutline.snapshots.fold.long_images import complete_image
+from cutline.snapshots.fold.long_lines import (
     LONG_LINE_BYTES,
     NO_PLACE,
     LongLines,
@@ -25,12 +25,12 @@ from snapshots.fold.long_lines import (
     stand_in_of,
     with_stand_ins,
 )
-from snapshots.fold.merging import Images, merge
-from snapshots.fold.sources import BaseSource, Source, problem_of
-from storage.digest import digest
-from storage.memory import InMemoryStore
-from wal.segments.damage import ObjectDamagedError
-from wal.segments.parquet_objects import parquet_options
+from cutline.snapshots.fold.merging import Images, merge
+from cutline.snapshots.fold.sources import BaseSource, Source, problem_of
+from cutline.storage.digest import digest
+from cutline.storage.memory import InMemoryStore
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.parquet_objects import parquet_options
 
 LONG = b"k\t" + b"x" * LONG_LINE_BYTES
 LINES = [b"a\tshort\n", LONG + b"1\n", b"x" * (LONG_LINE_BYTES - 1) + b"\n", LONG + b"2\n", LONG + b"1\n"]
@@ -56,7 +56,7 @@ def read(store: InMemoryStore, objects: tuple[BaseSource, ...]) -> list[tuple[by
 
 @pytest.mark.parametrize("kept", [0, 1 << 30])
 def test_a_long_line_is_read_again_at_its_place(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots.fold.long_lines, "KEPT_BYTES_MAX", kept)
+    monkeypatch.setattr(cutline.snapshots.fold.long_lines, "KEPT_BYTES_MAX", kept)
     store = InMemoryStore("memory://test")
     objects = (store_base(store, "base/0", LINES, 2), store_base(store, "base/1", LINES[::-1], 3))
     found = read(store, objects)

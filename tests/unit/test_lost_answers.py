@@ -11,31 +11,31 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-import snapshots.records.chains as chains
-import snapshots.records.commits as commits
-import storage.storing as storing
-from fleet.config import Fleet, GroupRules
-from fleet.lsn import Lsn
-from snapshots.operations.committing import CommitIndeterminateError
-from snapshots.operations.majority import claim_majority
-from snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
-from snapshots.operations.recorded import read_open_intents
-from snapshots.operations.settling import settle_operations
-from snapshots.records.commits import commit_key, snapshot_names
-from snapshots.records.documents import seal
-from snapshots.records.lost_chains import LostChain, is_lost, lost_key, mark_lost
-from snapshots.records.operation_records import operation_key
-from snapshots.records.store_identity import FLEET_KEY, ensure_identity
-from storage.errors import SnapshotError
-from storage.location import StoreLocation
-from storage.memory import InMemoryStore
-from storage.store import AnswerLostError, ObjectExistsError, ObjectStore, StoreUnreachableError
-from storage.storing import StoreAnswersLostError, create_or_find
+import cutline.snapshots.records.chains as chains
+import cutline.snapshots.records.commits as commits
+import cutline.storage.storing as storing
+from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.operations.committing import CommitIndeterminateError
+from cutline.snapshots.operations.majority import claim_majority
+from cutline.snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.records.commits import commit_key, snapshot_names
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.lost_chains import LostChain, is_lost, lost_key, mark_lost
+from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.store_identity import FLEET_KEY, ensure_identity
+from cutline.storage.errors import SnapshotError
+from cutline.storage.location import StoreLocation
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import AnswerLostError, ObjectExistsError, ObjectStore, StoreUnreachableError
+from cutline.storage.storing import StoreAnswersLostError, create_or_find
+from cutline.wal.segments.archive import SegmentRange, archive_prefix, segment_key
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import create_segment
 from tests.commands.watching import Watching
 from tests.unit.made_commits import commit, identity, unused_url
-from wal.segments.archive import SegmentRange, archive_prefix, segment_key
-from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import create_segment
 
 ROOT = Path(__file__).parent.parent.parent
 FLEET = Fleet(Path("fleet.toml"), "shop", StoreLocation("memory://"), (), "exact", GroupRules(), "local", {})

@@ -7,9 +7,9 @@ from itertools import count
 import pytest
 from msgspec.structs import replace
 
-from snapshots.records.documents import ManifestError, seal
-from snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, lost_key, mark_lost, read_lost
-from storage.memory import InMemoryStore
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, lost_key, mark_lost, read_lost
+from cutline.storage.memory import InMemoryStore
 
 STORES = count()
 LOST = LostChain("daily", "op-1", 3, "s1", 17 << 30, 16 << 30, "2026-11-20T00:00:00.000Z")

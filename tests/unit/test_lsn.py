@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 
 
 @given(st.integers(0, 2**64 - 1))

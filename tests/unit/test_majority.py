@@ -9,8 +9,8 @@ from itertools import combinations
 import pytest
 from msgspec import structs
 
-from fleet.nodes.baseline import NodeIdentity
-from snapshots.operations.majority import (
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.snapshots.operations.majority import (
     MajorityMissingError,
     OtherServersError,
     RecordedPrimaries,
@@ -19,8 +19,8 @@ from snapshots.operations.majority import (
     forget_nodes,
     read_recorded_primaries,
 )
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
 
 FOUR = ("s1", "s2", "s3", "s4")
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.cut.markers import Marker, marker_from_bytes
+from cutline.wal.cut.markers import Marker, marker_from_bytes
 
 
 @given(st.text(), st.text(), st.sampled_from(["start", "finish"]))

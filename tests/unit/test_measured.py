@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from restore.estimates.measured import COMPARED_MAX, read_measured
-from snapshots.operations.operation import current_time
-from snapshots.records.operation_records import Decision, Outcome, write_operation_record
-from snapshots.records.restore_figures import RestoreFigures
-from storage.local import LocalStore
+from cutline.restore.estimates.measured import COMPARED_MAX, read_measured
+from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.records.operation_records import Decision, Outcome, write_operation_record
+from cutline.snapshots.records.restore_figures import RestoreFigures
+from cutline.storage.local import LocalStore
 
 
 def measured(store: LocalStore, rows: int) -> int | None:

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from columns.bytes_column import BytesColumn, from_list, offsets_of
-from snapshots.fold.merging import Images, merge
+from cutline.columns.bytes_column import BytesColumn, from_list, offsets_of
+from cutline.snapshots.fold.merging import Images, merge
 
 MARK = b"\\u"
 # `\\\\u` is COPY's text of a value that is a backslash and a u: not a mark.

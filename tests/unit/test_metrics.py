@@ -12,23 +12,23 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.lsn import Lsn
-from restore.estimates.model import RestoreStep
-from snapshots.activity.ended_operations import EndedReader
-from snapshots.metrics import catalog, gathering
-from snapshots.metrics.catalog import METRICS
-from snapshots.metrics.exposition import render
-from snapshots.metrics.gathering import MetricsGatherer
-from snapshots.metrics.node_samples import samples_of_nodes
-from snapshots.metrics.store_samples import archived_positions, chains_by_cut, read_facts, samples_of_store
-from snapshots.records.chain import Chain
-from storage.location import StoreLocation
+from cutline.fleet.lsn import Lsn
+from cutline.restore.estimates.model import RestoreStep
+from cutline.snapshots.activity.ended_operations import EndedReader
+from cutline.snapshots.metrics import catalog, gathering
+from cutline.snapshots.metrics.catalog import METRICS
+from cutline.snapshots.metrics.exposition import render
+from cutline.snapshots.metrics.gathering import MetricsGatherer
+from cutline.snapshots.metrics.node_samples import samples_of_nodes
+from cutline.snapshots.metrics.store_samples import archived_positions, chains_by_cut, read_facts, samples_of_store
+from cutline.snapshots.records.chain import Chain
+from cutline.storage.location import StoreLocation
+from cutline.wal.slots.lags import NodeLags, ReplayLag, SlotLag
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_chains import FLEET as SHARD_FLEET
 from tests.unit.made_commits import unused_url
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.metric_values import of, read
-from wal.slots.lags import NodeLags, ReplayLag, SlotLag
 
 NOW = datetime.now(UTC)
 

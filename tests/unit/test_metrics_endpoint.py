@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-import snapshots.metrics.endpoint as module
-from fleet.config import ListenAddress
-from snapshots.metrics.endpoint import EndpointTakenError, MetricsEndpoint
+import cutline.snapshots.metrics.endpoint as module
+from cutline.fleet.config import ListenAddress
+from cutline.snapshots.metrics.endpoint import EndpointTakenError, MetricsEndpoint
 
 HOST, SECONDS_MAX = "127.0.0.1", 30.0
 

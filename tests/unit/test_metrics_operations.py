@@ -8,18 +8,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec import UNSET, structs
 
-from fleet.record import Time
-from snapshots.activity.command import Command
-from snapshots.activity.ended_operations import EndedReader
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.metrics import catalog
-from snapshots.metrics.store_samples import read_facts, samples_of_store
-from snapshots.operations.operation import OutcomeDetails, begin, new_operation, record_outcome
-from snapshots.operations.signs import store_sign
-from snapshots.records.operation_records import Intent
-from snapshots.records.restore_figures import RestoreFigures, StepFigures
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.ended_operations import EndedReader
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.metrics import catalog
+from cutline.snapshots.metrics.store_samples import read_facts, samples_of_store
+from cutline.snapshots.operations.operation import OutcomeDetails, begin, new_operation, record_outcome
+from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.restore_figures import RestoreFigures, StepFigures
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
 from tests.unit.document_kinds import SIGN
 from tests.unit.made_fleets import new_fleet
 from tests.unit.metric_values import of, read
@@ -39,7 +39,7 @@ def ended(
     begin(store, intent)
     with pytest.MonkeyPatch.context() as patch:
         at = Time.of(NOW - timedelta(seconds=ago))
-        patch.setattr("snapshots.operations.operation.current_time", lambda: at)
+        patch.setattr("cutline.snapshots.operations.operation.current_time", lambda: at)
         found = replace(details or OutcomeDetails(), code=code)
         record_outcome(store, intent, "failed" if code else "done", "why", found)
     return intent
@@ -49,7 +49,7 @@ def checked(store: ObjectStore, code: int, *, ago: float, number: int = 0) -> No
     """A check that ended so many seconds ago, and took a minute."""
     began, at = NOW - timedelta(seconds=ago + 60), Time.of(NOW - timedelta(seconds=ago))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("snapshots.activity.recording.current_time", lambda: at)
+        patch.setattr("cutline.snapshots.activity.recording.current_time", lambda: at)
         command = Command("check", "", f"{began:%Y%m%dT%H%M%SZ}-{number:010d}")
         ending = Ending("done", "valid", code, {"objects": 7, "rows": 40})
         record_without_intent(store, command, Time.of(began), "cutline check ops@db7:1", ending)

@@ -7,35 +7,35 @@ from pathlib import Path
 
 import pytest
 
-from check import structure
-from check.structure import check_structure, names_to_check
-from cli.commands.list import entry_document, lines_of
-from cli.main import run
-from fleet.config import Fleet, load_fleet
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from snapshots.activity.ended_operations import EndedReader
-from snapshots.listing import missing_points
-from snapshots.listing.doubts import find_doubts
-from snapshots.listing.listing import list_store
-from snapshots.listing.restorable import read_restorable
-from snapshots.metrics.store_samples import read_facts, samples_of_store
-from snapshots.operations.operation import begin, new_operation, record_outcome
-from snapshots.operations.recorded import document_names, read_recorded_commits
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import SnapshotMissingError, commit_key, increments_pruned_error
-from snapshots.records.documents import ManifestError
-from snapshots.records.store_identity import ensure_identity
-from snapshots.records.tombstones import is_deleted, only_full_key, put_mark
-from snapshots.removal.deletion_plan import plan_deletion
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+from cutline.check import structure
+from cutline.check.structure import check_structure, names_to_check
+from cutline.cli.commands.list import entry_document, lines_of
+from cutline.cli.main import run
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.snapshots.activity.ended_operations import EndedReader
+from cutline.snapshots.listing import missing_points
+from cutline.snapshots.listing.doubts import find_doubts
+from cutline.snapshots.listing.listing import list_store
+from cutline.snapshots.listing.restorable import read_restorable
+from cutline.snapshots.metrics.store_samples import read_facts, samples_of_store
+from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
+from cutline.snapshots.operations.recorded import document_names, read_recorded_commits
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import SnapshotMissingError, commit_key, increments_pruned_error
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.snapshots.records.tombstones import is_deleted, only_full_key, put_mark
+from cutline.snapshots.removal.deletion_plan import plan_deletion
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
+from cutline.wal.slots.slots import slot_name
 from tests.unit.made_chains import FLEET
 from tests.unit.made_checks import ended, point
 from tests.unit.made_commits import mark
 from tests.unit.made_fleets import new_fleet, store_chain
-from wal.slots.slots import slot_name
 
 TIMES = ("2026-11-20T00:00:00Z", "2026-11-20T01:00:00Z", "2026-11-20T02:00:00Z")
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from snapshots.metrics.catalog import FLEET, METRICS
-from snapshots.metrics.exposition import render
+from cutline.snapshots.metrics.catalog import FLEET, METRICS
+from cutline.snapshots.metrics.exposition import render
 from tests.unit.metric_values import values_of
 
 DOCS = Path(__file__).parents[2] / "docs"

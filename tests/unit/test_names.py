@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-import snapshots.listing.name_templates as module
-from fleet.config import load_fleet
-from snapshots.listing.name_templates import new_name, newest_name, next_number, read_template, used_names
-from snapshots.operations.operation import begin, new_operation
-from snapshots.records.commits import SnapshotMissingError, commit_key
-from snapshots.records.documents import seal
-from storage.errors import UsageError
-from storage.memory import InMemoryStore
+import cutline.snapshots.listing.name_templates as module
+from cutline.fleet.config import load_fleet
+from cutline.snapshots.listing.name_templates import new_name, newest_name, next_number, read_template, used_names
+from cutline.snapshots.operations.operation import begin, new_operation
+from cutline.snapshots.records.commits import SnapshotMissingError, commit_key
+from cutline.snapshots.records.documents import seal
+from cutline.storage.errors import UsageError
+from cutline.storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, memory, named
 
 NOON = datetime(2026, 11, 20, 14, 33, 7, tzinfo=UTC)

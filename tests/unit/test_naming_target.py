@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands.restore_ends import name_target
+from cutline.cli.commands.restore_ends import name_target
 
 TO = Path("dr.toml")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from embedded import needed_files as module
-from embedded.needed_files import needed_files
-from fleet.programs.wheel import Programs
+from cutline.embedded import needed_files as module
+from cutline.embedded.needed_files import needed_files
+from cutline.fleet.programs.wheel import Programs
 
 
 @pytest.fixture

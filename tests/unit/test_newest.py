@@ -8,21 +8,21 @@ from dataclasses import dataclass, field, replace
 import pytest
 from msgspec import structs
 
-from fleet.lsn import Lsn
-from fleet.record import Time
-from snapshots.ddl.table_changes import known_tables
-from snapshots.operations.committing import put_commit
-from snapshots.records.chain import Chain, summary_of
-from snapshots.records.chains import read_chain, read_newest_part, read_summaries
-from snapshots.records.commit import COMMENT_MAX, ChainHistory, DefinitionChanges, Increment, Previous, Void
-from snapshots.records.commits import SnapshotMissingError, commit_key, read_commit
-from snapshots.records.documents import ManifestError, seal
-from snapshots.records.stored_object import DDL, StoredObject
-from snapshots.records.tombstones import only_full_key
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.record import Time
+from cutline.snapshots.ddl.table_changes import known_tables
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.chains import read_chain, read_newest_part, read_summaries
+from cutline.snapshots.records.commit import COMMENT_MAX, ChainHistory, DefinitionChanges, Increment, Previous, Void
+from cutline.snapshots.records.commits import SnapshotMissingError, commit_key, read_commit
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.stored_object import DDL, StoredObject
+from cutline.snapshots.records.tombstones import only_full_key
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import ArchiveError
 from tests.unit.made_commits import commit, counted, mark, unused_url
-from wal.segments.archive import ArchiveError
 
 BLOCK = 64
 

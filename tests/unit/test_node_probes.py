@@ -7,8 +7,8 @@ import asyncio
 import psycopg
 import pytest
 
-from fleet.config import Node
-from fleet.nodes.watch import _Probe
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.watch import _Probe
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.nodes.problems import (
+from cutline.fleet.nodes.problems import (
     NodeProblem,
     NodeUnfitError,
     Place,

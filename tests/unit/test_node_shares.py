@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fleet.progress import Reading, Silent
-from fleet.step_pace import StepPace
-from snapshots.tasks.node_shares import NodeShares
+from cutline.fleet.progress import Reading, Silent
+from cutline.fleet.step_pace import StepPace
+from cutline.snapshots.tasks.node_shares import NodeShares
 
 
 @dataclass

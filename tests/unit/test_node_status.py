@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cli.views.node_status import NodeStatus
-from fleet.lsn import Lsn
-from fleet.nodes.lock_holders import LockAnswer
-from wal.slots.lags import NodeLags
+from cutline.cli.views.node_status import NodeStatus
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.lock_holders import LockAnswer
+from cutline.wal.slots.lags import NodeLags
 
 LATE, LATER = "no answer within 2 s", "no answer within 5 s"
 AT = NodeLags("a", position=Lsn(0x50))

@@ -5,20 +5,26 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from snapshots.create.continuable import ChainObjectMissingError, check_objects
-from snapshots.operations import object_lists
-from snapshots.operations.object_lists import check_commit_stored, read_chain_lists, split_entries, store_lists_above
-from snapshots.operations.operation import record_outcome
-from snapshots.operations.stored_objects import ObjectsNotStoredError
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_newest_part
-from snapshots.records.commit import DefinitionChanges
-from snapshots.records.commits import read_full
-from snapshots.records.documents import seal
-from snapshots.records.keys import base_prefix
-from snapshots.records.stored_object import BASE
-from snapshots.removal.survey import survey_snapshot
-from storage.store import ObjectStore
+from cutline.snapshots.create.continuable import ChainObjectMissingError, check_objects
+from cutline.snapshots.operations import object_lists
+from cutline.snapshots.operations.object_lists import (
+    check_commit_stored,
+    read_chain_lists,
+    split_entries,
+    store_lists_above,
+)
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.operations.stored_objects import ObjectsNotStoredError
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_newest_part
+from cutline.snapshots.records.commit import DefinitionChanges
+from cutline.snapshots.records.commits import read_full
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.keys import base_prefix
+from cutline.snapshots.records.stored_object import BASE
+from cutline.snapshots.removal.survey import survey_snapshot
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError
 from tests.stores.listed import objects_of
 from tests.unit.made_commits import commit, memory
 from tests.unit.made_garbage import StoreBuilder, garbage_of
@@ -34,7 +40,6 @@ from tests.unit.made_lists import (
     shorten_lists,
     with_copies,
 )
-from wal.segments.damage import ObjectDamagedError
 
 
 @pytest.fixture(autouse=True)

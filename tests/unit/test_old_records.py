@@ -10,20 +10,25 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from fleet.progress import Silent
-from snapshots.operations.leases import hold_lease
-from snapshots.operations.operation import begin, new_operation, record_outcome
-from snapshots.operations.recorded import read_open_intents, read_recorded_commits
-from snapshots.operations.signs import store_request, store_sign
-from snapshots.records.commits import commit_key
-from snapshots.records.operation_records import CancelRequest, LeaseRenewal, operation_key, write_operation_record
-from snapshots.removal.garbage import GarbageReason, GarbageVerdict
-from snapshots.removal.old_records import judge_probe
-from storage.ids import new_operation_id
-from storage.local import LocalStore
-from storage.memory import InMemoryStore
-from storage.probe import PROBES, probe_store
-from storage.store import DeletionRefusedError, StoreUnreachableError, Unfinished
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.leases import hold_lease
+from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
+from cutline.snapshots.operations.recorded import read_open_intents, read_recorded_commits
+from cutline.snapshots.operations.signs import store_request, store_sign
+from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.operation_records import (
+    CancelRequest,
+    LeaseRenewal,
+    operation_key,
+    write_operation_record,
+)
+from cutline.snapshots.removal.garbage import GarbageReason, GarbageVerdict
+from cutline.snapshots.removal.old_records import judge_probe
+from cutline.storage.ids import new_operation_id
+from cutline.storage.local import LocalStore
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.probe import PROBES, probe_store
+from cutline.storage.store import DeletionRefusedError, StoreUnreachableError, Unfinished
 from tests.unit.document_kinds import SIGN
 from tests.unit.made_checks import ended, point
 from tests.unit.made_commits import unused_url

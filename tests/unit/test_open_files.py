@@ -14,15 +14,17 @@ import time
 import psycopg
 import pytest
 
-from cli.output.failure import failure_of
-from fleet.nodes.daemon_threads import THREADS_MAX
-from fleet.nodes.sessions import in_parallel
-from storage.errors import IndeterminateError, SnapshotError
-from storage.open_files import is_used_up
-from storage.store import AnswerLostError, StoreUnreachableError, WritingRefusedError
+from cutline.cli.output.failure import failure_of
+from cutline.fleet.nodes.daemon_threads import THREADS_MAX
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.storage.errors import IndeterminateError, SnapshotError
+from cutline.storage.open_files import is_used_up
+from cutline.storage.store import AnswerLostError, StoreUnreachableError, WritingRefusedError
 
 USED_UP = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-SHOW = "import resource; from storage.open_files import raise_limit; raise_limit(); print(*resource.getrlimit(7))"
+SHOW = (
+    "import resource; from cutline.storage.open_files import raise_limit; raise_limit(); print(*resource.getrlimit(7))"
+)
 
 
 def caused(error: Exception, cause: BaseException) -> Exception:

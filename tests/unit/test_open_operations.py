@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from snapshots.operations.committing import put_commit
-from snapshots.operations.open_operations import naming_open_operations, read_open_operations
-from snapshots.operations.operation import Operation, record_operation, record_outcome
-from snapshots.operations.settling import settle_operations
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import SnapshotMissingError
-from snapshots.records.operation_records import Intent, operation_key
-from snapshots.records.tombstones import tombstone_key
-from storage.errors import IndeterminateError
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.operations.open_operations import naming_open_operations, read_open_operations
+from cutline.snapshots.operations.operation import Operation, record_operation, record_outcome
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import SnapshotMissingError
+from cutline.snapshots.records.operation_records import Intent, operation_key
+from cutline.snapshots.records.tombstones import tombstone_key
+from cutline.storage.errors import IndeterminateError
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
 from tests.held.retained_wal import Notes
 from tests.unit.made_chains import FLEET
 from tests.unit.made_commits import commit, memory, unused_url

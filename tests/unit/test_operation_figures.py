@@ -8,27 +8,27 @@ from typing import Literal
 import pytest
 from msgspec import UNSET, structs
 
-import snapshots.listing.operation_figures as operation_figures
-from check.report import EXAMPLES_MAX, Compared, Conflict, Skipped, SnapshotReport
-from fleet.label import own_label
-from fleet.progress import Silent
-from fleet.record import Time
-from fleet.step_times import StepTimes
-from snapshots.activity.command import Command
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.listing.figures import read_figures, read_figures_of
-from snapshots.listing.listing import show_snapshot
-from snapshots.listing.operation_figures import PhaseFigures, read_operation_figures
-from snapshots.operations.operation import (
+import cutline.snapshots.listing.operation_figures as operation_figures
+from cutline.check.report import EXAMPLES_MAX, Compared, Conflict, Skipped, SnapshotReport
+from cutline.fleet.label import own_label
+from cutline.fleet.progress import Silent
+from cutline.fleet.record import Time
+from cutline.fleet.step_times import StepTimes
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.listing.figures import read_figures, read_figures_of
+from cutline.snapshots.listing.listing import show_snapshot
+from cutline.snapshots.listing.operation_figures import PhaseFigures, read_operation_figures
+from cutline.snapshots.operations.operation import (
     Operation,
     OutcomeDetails,
     begin,
     new_operation,
     record_operation,
 )
-from snapshots.records.operation_records import CheckedPoint, Outcome, read_outcome, write_operation_record
-from storage.ids import new_operation_id
-from storage.store import ObjectStore
+from cutline.snapshots.records.operation_records import CheckedPoint, Outcome, read_outcome, write_operation_record
+from cutline.storage.ids import new_operation_id
+from cutline.storage.store import ObjectStore
 from tests.unit.made_chains import FLEET
 from tests.unit.made_commits import memory
 from tests.unit.made_figures import BEGIN

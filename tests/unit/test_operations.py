@@ -7,17 +7,17 @@ from itertools import count
 import pytest
 from msgspec import structs
 
-from fleet.progress import Silent
-from snapshots.operations.operation import Operation, begin, new_operation, record_operation
-from snapshots.operations.recorded import read_open_intents, read_recorded_commits
-from snapshots.operations.settling import settle_operations
-from snapshots.records.commits import commit_key
-from snapshots.records.documents import seal
-from snapshots.records.operation_records import Failure, read_failure, read_outcome, write_operation_record
-from storage.errors import IndeterminateError, StoppedError
-from storage.memory import InMemoryStore
-from storage.open import open_store
-from storage.store import ObjectStore, StoreUnreachableError
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.operation import Operation, begin, new_operation, record_operation
+from cutline.snapshots.operations.recorded import read_open_intents, read_recorded_commits
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.operation_records import Failure, read_failure, read_outcome, write_operation_record
+from cutline.storage.errors import IndeterminateError, StoppedError
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.open import open_store
+from cutline.storage.store import ObjectStore, StoreUnreachableError
 from tests.unit.made_chains import FLEET
 from tests.unit.made_commits import commit, named
 

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.store import RequestStoppedError, check_not_stopped, stoppable_requests
-from wal.drain.overlap import AHEAD_BYTES, BackgroundCalls, read_ahead
+from cutline.storage.store import RequestStoppedError, check_not_stopped, stoppable_requests
+from cutline.wal.drain.overlap import AHEAD_BYTES, BackgroundCalls, read_ahead
 
 SECONDS_MAX = 30.0
 LOST_LOCK = re.compile("(un-acquired|unlocked) lock")

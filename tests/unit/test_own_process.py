@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-import fleet.own_process
-from fleet.own_process import is_gone, own_process
-from snapshots.activity.under_way import ActivityState, read_under_way
-from snapshots.operations.operation import begin, new_operation
-from snapshots.operations.signs import store_sign
-from snapshots.records.operation_records import Intent
+import cutline.fleet.own_process
+from cutline.fleet.own_process import is_gone, own_process
+from cutline.snapshots.activity.under_way import ActivityState, read_under_way
+from cutline.snapshots.operations.operation import begin, new_operation
+from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.records.operation_records import Intent
 from tests.unit.document_kinds import SIGN
 from tests.unit.made_commits import memory
 
 pytestmark = pytest.mark.skipif(not own_process(), reason="this system does not tell when a process began")
-TELL = "from fleet.own_process import own_process; print(own_process(), flush=True); input()"
+TELL = "from cutline.fleet.own_process import own_process; print(own_process(), flush=True); input()"
 
 
 def other_process() -> tuple[subprocess.Popen[str], str]:
@@ -67,8 +67,10 @@ def test_another_users_process_that_is_hidden_is_not_taken_for_gone(monkeypatch:
 
     process, about = other_process()
     monkeypatch.setattr(os, "kill", kill)
-    start_of = fleet.own_process._start
-    monkeypatch.setattr("fleet.own_process._start", lambda number: None if number == process.pid else start_of(number))
+    start_of = cutline.fleet.own_process._start
+    monkeypatch.setattr(
+        "cutline.fleet.own_process._start", lambda number: None if number == process.pid else start_of(number)
+    )
     assert not is_gone(about)
     process.communicate()
 

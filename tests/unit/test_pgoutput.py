@@ -3,9 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from columns.bytes_column import BytesColumn, from_list
+from cutline.columns.bytes_column import BytesColumn, from_list
+from cutline.wal.decoding.pgoutput import (
+    DecodingError,
+    Relation,
+    RelationColumn,
+    messages_of,
+    read_relation,
+    read_tuples,
+)
 from tests.wal import pgoutput_messages as pgoutput
-from wal.decoding.pgoutput import DecodingError, Relation, RelationColumn, messages_of, read_relation, read_tuples
 
 
 def test_a_relation_is_read_as_it_was_sent() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from embedded import private_files
-from embedded.private_files import find_private
+from cutline.embedded import private_files
+from cutline.embedded.private_files import find_private
 
 
 def make(path: Path, mode: int) -> None:

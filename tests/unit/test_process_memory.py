@@ -12,11 +12,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cli.output.failure import failure_of
-from cli.spark.start import _start_error
-from snapshots.operations.operation import code_of
-from storage.errors import IndeterminateError, RefusedError
-from storage.store import StoreUnreachableError
+from cutline.cli.output.failure import failure_of
+from cutline.cli.spark.start import _start_error
+from cutline.snapshots.operations.operation import code_of
+from cutline.storage.errors import IndeterminateError, RefusedError
+from cutline.storage.store import StoreUnreachableError
 
 
 def caused(error: Exception, cause: BaseException) -> Exception:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from columns.python_workers import freeze_modules
+from cutline.columns.python_workers import freeze_modules
 
 
 class Node:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.real_path import real_path
-from storage.errors import UsageError
+from cutline.fleet.real_path import real_path
+from cutline.storage.errors import UsageError
 
 
 def test_links_are_followed_and_a_circle_is_named(tmp_path: Path) -> None:

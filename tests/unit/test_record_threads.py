@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys, threading
 import msgspec
-from fleet.record import Record, from_json
+from cutline.fleet.record import Record, from_json
 
 sys.setswitchinterval(1e-6)
 for _ in range(300):

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from fleet.config import FleetFileError, Node, load_fleet
-from fleet.nodes.connections import unreachable_error
-from fleet.settings import remember_secret_settings
-from storage.errors import SnapshotError, error_of, redact, report_of
+from cutline.fleet.config import FleetFileError, Node, load_fleet
+from cutline.fleet.nodes.connections import unreachable_error
+from cutline.fleet.settings import remember_secret_settings
+from cutline.storage.errors import SnapshotError, error_of, redact, report_of
 
 PASSWORD = "Unmistakable%40@ '\\:é/"
 FILE = 'name = "x"\nstore = "memory://x"\n[[node]]\nid = "a"\ndsn = "{}"\n'
@@ -29,7 +29,7 @@ def load(tmp_path: Path, dsn: str) -> Node:
 def test_an_error_that_quotes_a_password_hides_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
 ) -> None:
-    monkeypatch.setattr("storage.errors._secrets", set())
+    monkeypatch.setattr("cutline.storage.errors._secrets", set())
     monkeypatch.setenv("NODE_PASSWORD", PASSWORD)
     if spelling == "environment":
         monkeypatch.setenv("PGPASSWORD", PASSWORD)
@@ -55,7 +55,7 @@ def test_an_error_that_quotes_a_password_hides_it(
 
 def test_a_password_that_is_said_in_the_clear_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The password of postgres is often postgres; without this, no message would name the role."""
-    monkeypatch.setattr("storage.errors._secrets", set())
+    monkeypatch.setattr("cutline.storage.errors._secrets", set())
     load(tmp_path, "postgresql://postgres:postgres@h/shop")
     load(tmp_path, "postgresql://u:p@h/shop")
     monkeypatch.setenv("PGPASSWORD", "postgres")
@@ -69,7 +69,7 @@ def test_a_password_that_is_said_in_the_clear_hides_nothing(tmp_path: Path, monk
 def test_a_password_that_is_a_word_or_a_number_is_not_hidden_as_a_part_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str
 ) -> None:
-    monkeypatch.setattr("storage.errors._secrets", set())
+    monkeypatch.setattr("cutline.storage.errors._secrets", set())
     monkeypatch.setenv("PGPASSWORD", password)
     load(tmp_path, "host=h user=u")
     assert redact(f"{password}s _{password} x{password}") == f"{password}s _{password} x{password}"
@@ -115,7 +115,7 @@ def test_other_uris_are_taken_as_they_are(tmp_path: Path, dsn: str) -> None:
 
 
 def test_an_error_shows_no_secret_of_settings_and_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.errors._secrets", set())
+    monkeypatch.setattr("cutline.storage.errors._secrets", set())
     key = base64.b64encode(bytes(range(32))).decode()
     monkeypatch.setenv("STORE_KEY", f" {key}\n")
     path = tmp_path / "fleet.toml"
@@ -139,7 +139,7 @@ def test_an_error_shows_no_secret_of_settings_and_no_key(tmp_path: Path, monkeyp
      "connection_string", "accessKey", "token", "secret"],
 )  # fmt: skip
 def test_a_setting_is_a_secret_by_what_its_name_says(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("storage.errors._secrets", set())
+    monkeypatch.setattr("cutline.storage.errors._secrets", set())
     remember_secret_settings(
         {f"fs.x.{name}": "unmistakable1", "executor.extraJavaOptions": f"-Dx.{name}=unmistakable2"}
     )

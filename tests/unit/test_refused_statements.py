@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.output.refused_statements import write_refused
-from fleet.config import Node
-from restore.ddl.ddl import POST_DATA, PRE_DATA, DdlEntry, Refusal
-from restore.ddl.statements import statements_of
-from restore.refused import DdlRefusedError
-from restore.report import describe_refusals
-from restore.targets.target import target_of
-from storage.errors import remember_secret
+from cutline.cli.output.refused_statements import write_refused
+from cutline.fleet.config import Node
+from cutline.restore.ddl.ddl import POST_DATA, PRE_DATA, DdlEntry, Refusal
+from cutline.restore.ddl.statements import statements_of
+from cutline.restore.refused import DdlRefusedError
+from cutline.restore.report import describe_refusals
+from cutline.restore.targets.target import target_of
+from cutline.storage.errors import remember_secret
 
 SECRET, WORD = "hunter2", "forgotten"
 SERVER = f"""CREATE SERVER "far" FOREIGN DATA WRAPPER "w" OPTIONS (\n    "token" '{SECRET}'\n);"""

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from fleet.config import Fleet, load_fleet
-from snapshots.operations.committing import put_commit
-from snapshots.records.commit import FullSnapshot
-from snapshots.records.store_identity import ensure_identity
-from storage.local import LocalStore
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.local import LocalStore
 from tests.commands.in_process import run_here
 from tests.unit.made_commits import counted, full_commit
 from tests.unit.made_figures import timed

@@ -8,7 +8,7 @@ from io import StringIO
 from rich.console import Console
 from rich.text import Text
 
-from cli.report.drawing import (
+from cutline.cli.report.drawing import (
     Bar,
     BarPart,
     Extent,
@@ -21,13 +21,13 @@ from cli.report.drawing import (
     heights_of,
     shaded_columns,
 )
-from cli.report.operation_sections import operation_sections
-from cli.report.terminal import bar_line, time_line, timeline_of
-from cli.views.sparkline import ASCII, BLOCKS
-from fleet.record import Time
-from snapshots.activity.checks import EndedCheck
-from snapshots.listing.operation_figures import OperationFigures, PhaseFigures
-from snapshots.records.operation_records import CheckedPoint, CheckResult
+from cutline.cli.report.operation_sections import operation_sections
+from cutline.cli.report.terminal import bar_line, time_line, timeline_of
+from cutline.cli.views.sparkline import ASCII, BLOCKS
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.checks import EndedCheck
+from cutline.snapshots.listing.operation_figures import OperationFigures, PhaseFigures
+from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult
 from tests.unit.made_figures import BEGIN, made_figures, made_snapshot
 
 TEN_MINUTES = Extent(BEGIN, BEGIN + timedelta(minutes=10))

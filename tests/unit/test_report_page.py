@@ -7,13 +7,13 @@ import hashlib
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from cli.report.document import figures_document
-from cli.report.page import page_of
-from fleet.record import Time
-from snapshots.activity.checks import EndedCheck
-from snapshots.listing.figures import NodeLag, StoreFigures
-from snapshots.listing.operation_figures import OperationFigures, PhaseFigures
-from snapshots.records.operation_records import CheckedPoint, CheckFigures, SkippedPart
+from cutline.cli.report.document import figures_document
+from cutline.cli.report.page import page_of
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.checks import EndedCheck
+from cutline.snapshots.listing.figures import NodeLag, StoreFigures
+from cutline.snapshots.listing.operation_figures import OperationFigures, PhaseFigures
+from cutline.snapshots.records.operation_records import CheckedPoint, CheckFigures, SkippedPart
 from tests.unit.made_figures import BEGIN, made_figures, made_snapshot
 
 HOSTILE = "</td></table><script>alert('&')</script><img src=x onerror=\"alert(1)\">\x1b[2J\u202e"

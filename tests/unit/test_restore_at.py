@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec import UNSET, structs
 
-from cli.output.arguments import parse_moment
-from fleet.record import Time
-from snapshots.records.chain import Chain, summary_of
-from snapshots.records.commits import SnapshotMissingError
-from snapshots.records.cut_times import chain_at, cut_time
-from storage.errors import UsageError
+from cutline.cli.output.arguments import parse_moment
+from cutline.fleet.record import Time
+from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.commits import SnapshotMissingError
+from cutline.snapshots.records.cut_times import chain_at, cut_time
+from cutline.storage.errors import UsageError
 from tests.unit.made_commits import full_commit, increment_commit
 
 BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)

@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
-from cli.output.restore_scope import check_options, parse_role_map
-from restore.parts.scope import RestoreScope, TableMove
-from restore.request import RestoreRequest
+from cutline.cli.output.restore_scope import check_options, parse_role_map
+from cutline.restore.parts.scope import RestoreScope, TableMove
+from cutline.restore.request import RestoreRequest
 
 ROLES = (("a b", "c"), ("d=e", '"f'))
 SCOPE = RestoreScope(nodes=("s1", "s2"), role_map=ROLES, no_database_settings=True)

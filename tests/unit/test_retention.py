@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.config import Retention
-from snapshots.records.operation_records import CheckResult
-from snapshots.removal.retention import (
+from cutline.fleet.config import Retention
+from cutline.snapshots.records.operation_records import CheckResult
+from cutline.snapshots.removal.retention import (
     HeldSnapshot,
     NoRetentionError,
     RetentionFate,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from fleet.config import Retention
-from snapshots.removal.retention import (
+from cutline.fleet.config import Retention
+from cutline.snapshots.removal.retention import (
     HeldSnapshot,
     list_kept_instead,
 )

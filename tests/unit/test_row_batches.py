@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import columns.row_batches as module
-from columns.row_batches import row_batches
+import cutline.columns.row_batches as module
+from cutline.columns.row_batches import row_batches
 
 
 @given(sizes=st.lists(st.integers(0, 12), max_size=30), chunks=st.integers(1, 5))

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from msgspec import UNSET
 
-from fleet.lsn import Lsn
-from fleet.record import Time
-from snapshots.create.cut_markers import latest_time
-from wal.cut.cut_values import Cut, NodeCut
-from wal.cut.markers import WrittenMarker
-from wal.cut.resolve import NodeWindow, resolve
-from wal.cut.safe_time import clock_skew, safe_time, with_markers
-from wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, SEGMENT_SCHEMA
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.record import Time
+from cutline.snapshots.create.cut_markers import latest_time
+from cutline.wal.cut.cut_values import Cut, NodeCut
+from cutline.wal.cut.markers import WrittenMarker
+from cutline.wal.cut.resolve import NodeWindow, resolve
+from cutline.wal.cut.safe_time import clock_skew, safe_time, with_markers
+from cutline.wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, SEGMENT_SCHEMA
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 MICROSECONDS_TO_NOON = (NOON - datetime(2000, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.scale_cut import CHAIN, RESOLVE, Figure, growth, write_wave
 from benchmarks.scale_cut_fleet import RECORD_BYTES, START, chain_windows, in_flight_windows
 from benchmarks.scale_cut_servers import simulated_nodes
-from wal.cut.resolve import resolve
+from cutline.wal.cut.resolve import resolve
 
 
 @pytest.mark.parametrize(("nodes", "links"), [(2, 7), (10, 500), (100, 40)])

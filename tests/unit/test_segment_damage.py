@@ -7,18 +7,18 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
-import wal.segments.segments as module
-from fleet.record import fields_of, from_builtins
-from storage.encryption.encrypted_store import EncryptedStore
-from storage.local import LocalStore
-from tests.unit.made_segments import HELD, event, memory, small_segment, store_with, table
-from wal.segments.archive import (
+import cutline.wal.segments.segments as module
+from cutline.fleet.record import fields_of, from_builtins
+from cutline.storage.encryption.encrypted_store import EncryptedStore
+from cutline.storage.local import LocalStore
+from cutline.wal.segments.archive import (
     ArchiveError,
     Segment,
     segment_key,
 )
-from wal.segments.damage import ObjectDamagedError
-from wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
+from tests.unit.made_segments import HELD, event, memory, small_segment, store_with, table
 
 
 def test_an_object_that_is_not_a_segment_is_named() -> None:

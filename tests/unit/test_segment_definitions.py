@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from columns.bytes_column import from_list
-from fleet.lsn import Lsn
-from fleet.record import fields_of, from_builtins
-from fleet.tables.groups import Column, Group, SchemaChangedError
-from storage.errors import error_of, report_of
+from cutline.columns.bytes_column import from_list
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.record import fields_of, from_builtins
+from cutline.fleet.tables.groups import Column, Group, SchemaChangedError
+from cutline.storage.errors import error_of, report_of
+from cutline.wal.decoding.decoder import Decoded, Decoder
+from cutline.wal.decoding.known_definitions import SchemaMovedError
+from cutline.wal.segments.definitions import Definition
 from tests.unit.made_changes import FULL, FULL_OID, KEYED, list_changes
 from tests.wal import pgoutput_messages as pgoutput
-from wal.decoding.decoder import Decoded, Decoder
-from wal.decoding.known_definitions import SchemaMovedError
-from wal.segments.definitions import Definition
 
 OID = 16_500
 ID, NAME, AGE = Column("id", "int", 23, -1, 0), Column("name", "text", 25, -1, 1), Column("age", "int", 23, -1, 1)

@@ -10,17 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-import wal.segments.segments as module
-from fleet.lsn import Lsn
-from fleet.record import fields_of, from_builtins
-from storage.encryption.fleet_encryption import DataKey
-from storage.memory import InMemoryStore
-from storage.open import open_store
-from storage.store import ObjectExistsError
-from storage.stored_form import stored_form
-from tests.unit.made_changes import FULL, KEYED
-from tests.unit.made_segments import HELD, event, memory, table
-from wal.segments.archive import (
+import cutline.wal.segments.segments as module
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.record import fields_of, from_builtins
+from cutline.storage.encryption.fleet_encryption import DataKey
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.open import open_store
+from cutline.storage.store import ObjectExistsError
+from cutline.storage.stored_form import stored_form
+from cutline.wal.segments.archive import (
     ArchiveError,
     OpenTransaction,
     Segment,
@@ -29,9 +27,11 @@ from wal.segments.archive import (
     check_contiguous,
     segment_key,
 )
-from wal.segments.definitions import Definition
-from wal.segments.segment_schema import SEGMENT_SCHEMA, check_rows
-from wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
+from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA, check_rows
+from cutline.wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
+from tests.unit.made_changes import FULL, KEYED
+from tests.unit.made_segments import HELD, event, memory, table
 
 PLACES = st.integers(0, 2**63 - 1).map(Lsn)
 OPEN = st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40))

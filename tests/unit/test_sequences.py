@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from snapshots.create.sequences import latest_sequences
-from snapshots.records.commit import Sequence
+from cutline.snapshots.create.sequences import latest_sequences
+from cutline.snapshots.records.commit import Sequence
 
 
 def sequence(last_value: int, *, is_called: bool = True, increment: int = 1, cycles: bool = False) -> Sequence:

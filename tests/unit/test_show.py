@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tracemalloc
 
-from cli.commands.show import _rows_statement, lines_of, script_line, statement_lines
-from cli.output.tables import FittingTable
-from snapshots.globals.extension_rows import ConfigurationRows, ExtensionTable
-from snapshots.listing.entry import Entry
+from cutline.cli.commands.show import _rows_statement, lines_of, script_line, statement_lines
+from cutline.cli.output.tables import FittingTable
+from cutline.snapshots.globals.extension_rows import ConfigurationRows, ExtensionTable
+from cutline.snapshots.listing.entry import Entry
 from tests.chains.redefined_chain import BASE, COPIED, build_chain
 from tests.unit.made_commits import memory
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from cli.commands.show import lines_of
-from snapshots.listing.entry import Entry
-from snapshots.records.chain import Chain
+from cutline.cli.commands.show import lines_of
+from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.records.chain import Chain
 from tests.unit.made_commits import full_commit, increment_commit
 
 COMMENT = "before the move"

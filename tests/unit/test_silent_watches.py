@@ -9,14 +9,14 @@ from typing import cast
 import pytest
 from msgspec import structs
 
-from cli.watch import silent_watch
-from cli.watch.fleet_source import FleetSource
-from cli.watch.silent_watch import SilentWatch, SilentWatchError
-from fleet.record import Time
-from snapshots.operations.signs import store_sign
-from snapshots.records.operation_records import WatchState
-from storage.errors import BusyError, RefusedError, UnreachableError
-from storage.ids import new_operation_id
+from cutline.cli.watch import silent_watch
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.cli.watch.silent_watch import SilentWatch, SilentWatchError
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.records.operation_records import WatchState
+from cutline.storage.errors import BusyError, RefusedError, UnreachableError
+from cutline.storage.ids import new_operation_id
 from tests.unit.document_kinds import SIGN
 from tests.unit.watched import OWN, new_watched, stand_by
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from fleet.config import Retention
-from snapshots.operations.operation import begin, new_operation
-from snapshots.operations.slot_guard import KeptChain, find_kept_chain
-from snapshots.operations.slot_owners import read_slot_owners
-from snapshots.records.commits import snapshot_names
-from snapshots.records.operation_records import operation_key
-from snapshots.records.tombstones import (
+from cutline.fleet.config import Retention
+from cutline.snapshots.operations.operation import begin, new_operation
+from cutline.snapshots.operations.slot_guard import KeptChain, find_kept_chain
+from cutline.snapshots.operations.slot_owners import read_slot_owners
+from cutline.snapshots.records.commits import snapshot_names
+from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.tombstones import (
     DELETED,
     ONLY_FULL,
     Mark,
     put_mark,
 )
-from snapshots.removal.deletion_plan import plan_deletion
-from snapshots.removal.pruning import plan_prune
-from storage.store import ObjectStore
+from cutline.snapshots.removal.deletion_plan import plan_deletion
+from cutline.snapshots.removal.pruning import plan_prune
+from cutline.storage.store import ObjectStore
+from cutline.wal.slots.retained import Retained
+from cutline.wal.slots.slots import chain_of_slot, slot_name
 from tests.unit.made_chains import FLEET, nodes_of, store_chain
 from tests.unit.made_commits import memory
 from tests.unit.made_deletions import (
@@ -30,8 +32,6 @@ from tests.unit.made_deletions import (
     store_two_chains,
 )
 from tests.unit.made_garbage import StoreBuilder, backdate, run_gc
-from wal.slots.retained import Retained
-from wal.slots.slots import chain_of_slot, slot_name
 
 # A chain that another store has on the same nodes.
 ELSEWHERE = "20261120T074343Z-3f9a01bc77"

@@ -17,12 +17,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-import snapshots.metrics.spans as module
-from fleet.config import Fleet, MetricsRules
-from fleet.progress import Reading, Silent
-from snapshots.activity.command import Command
-from snapshots.metrics.spans import ENDPOINTS, EXPORTER, Spans, TracesMissingError, traced
-from storage.errors import BusyError
+import cutline.snapshots.metrics.spans as module
+from cutline.fleet.config import Fleet, MetricsRules
+from cutline.fleet.progress import Reading, Silent
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.metrics.spans import ENDPOINTS, EXPORTER, Spans, TracesMissingError, traced
+from cutline.storage.errors import BusyError
 from tests.faults.ports import free_ports
 from tests.held.retained_wal import Notes
 from tests.unit.document_kinds import FLEET
@@ -272,7 +272,8 @@ def test_without_spans_opentelemetry_is_not_imported() -> None:
     import subprocess
 
     program = (
-        "import sys\nfrom pathlib import Path\nimport cli.commands.create\nfrom snapshots.metrics.spans import traced\n"
+        "import sys\nfrom pathlib import Path\nimport cutline.cli.commands.create\n"
+        "from cutline.snapshots.metrics.spans import traced\n"
         "print(*[name for name in sys.modules if name.startswith(('opentelemetry', 'prometheus_client'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restore.ddl.statements import statement_ends, statements_of
+from cutline.restore.ddl.statements import statement_ends, statements_of
 
 # Statements as pg_dump writes them, with semicolons that do not end them.
 WHOLE = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import fleet.step_times as step_times
-from fleet.progress import Silent
-from fleet.step_times import OTHERS, PHASES_MAX, StepTimes
+import cutline.fleet.step_times as step_times
+from cutline.fleet.progress import Silent
+from cutline.fleet.step_times import OTHERS, PHASES_MAX, StepTimes
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from storage.fsspec_store import FsspecStore, PlainDialect
-from storage.open import open_store
-from storage.probe import probe_store
-from storage.store import (
+from cutline.storage.fsspec_store import FsspecStore, PlainDialect
+from cutline.storage.open import open_store
+from cutline.storage.probe import probe_store
+from cutline.storage.store import (
     AnswerLostError,
     DeletionRefusedError,
     ObjectExistsError,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.digest import digest
-from storage.ids import new_operation_id
-from storage.store import check_key
+from cutline.storage.digest import digest
+from cutline.storage.ids import new_operation_id
+from cutline.storage.store import check_key
 
 NOW = datetime(2026, 11, 20, 7, 43, 43, 999_999, tzinfo=UTC)
 

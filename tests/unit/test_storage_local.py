@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from storage.errors import SnapshotError
-from storage.local import INCOMING, LocalStore
-from storage.location import StoreLocation
-from storage.store import (
+from cutline.storage.errors import SnapshotError
+from cutline.storage.local import INCOMING, LocalStore
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import (
     AnswerLostError,
     ObjectExistsError,
     StoreUnfitError,
@@ -63,7 +63,7 @@ def place(argument: Any, folder: int | None) -> Path:
 def running_on(machine: Machine) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fsync", "link", "open", "mkdir", "unlink"):
-            patch.setattr(f"storage.local.os.{name}", machine.watch(name, getattr(os, name)))
+            patch.setattr(f"cutline.storage.local.os.{name}", machine.watch(name, getattr(os, name)))
         yield
 
 
@@ -142,7 +142,7 @@ def test_an_error_before_the_name_means_that_nothing_was_stored(
 ) -> None:
     store = LocalStore(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(f"storage.local.os.{call}", fail_with(error))
+        patch.setattr(f"cutline.storage.local.os.{call}", fail_with(error))
         with pytest.raises(situation, match=str(error.strerror).lower()):
             store.create(KEY, BODY)
     assert store.list("") == []
@@ -155,7 +155,7 @@ def test_an_error_after_the_name_leaves_open_whether_the_object_was_stored(
 ) -> None:
     store = LocalStore(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(f"storage.local.{broken}", fail_with(OSError(5, "Input/output error")))
+        patch.setattr(f"cutline.storage.local.{broken}", fail_with(OSError(5, "Input/output error")))
         with pytest.raises(AnswerLostError, match="input/output error"):
             store.create(KEY, BODY)
     assert store.read(KEY) == BODY
@@ -169,7 +169,7 @@ def test_a_link_that_was_made_although_it_reported_an_error_counts(
         raise FileExistsError(17, "File exists")
 
     os_link = os.link
-    monkeypatch.setattr("storage.local.os.link", link)
+    monkeypatch.setattr("cutline.storage.local.os.link", link)
     store = LocalStore(tmp_path)
     store.create(KEY, BODY)
     assert store.read(KEY) == BODY
@@ -230,7 +230,7 @@ def test_a_create_survives_that_a_delete_removes_the_folder_that_it_has_just_mad
     store = LocalStore(tmp_path)
     store.create("other", b"x")
     os_mkdir = os.mkdir
-    monkeypatch.setattr("storage.folders.os.mkdir", make_and_lose)
+    monkeypatch.setattr("cutline.storage.folders.os.mkdir", make_and_lose)
     store.create("above/below/object", b"y")
     assert removed == ["above"]
     assert store.read("above/below/object") == b"y"

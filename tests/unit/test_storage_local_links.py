@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from storage.local import INCOMING, LocalStore
-from storage.store import (
+from cutline.storage.local import INCOMING, LocalStore
+from cutline.storage.store import (
     DeletionRefusedError,
     ObjectMissingError,
     StoreUnreachableError,
@@ -135,7 +135,7 @@ def test_nothing_is_removed_through_a_link_that_replaces_a_folder_meanwhile(
         os_unlink(path, dir_fd=dir_fd)
 
     os_unlink = os.unlink
-    monkeypatch.setattr("storage.local.os.unlink", swap_and_unlink)
+    monkeypatch.setattr("cutline.storage.local.os.unlink", swap_and_unlink)
     if way == "delete":
         store.delete("a/file")
     else:

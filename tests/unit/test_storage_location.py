@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-from fleet.config import Fleet, GroupRules, Node
-from storage.location import StoreLocation
+from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.storage.location import StoreLocation
 
 SECRET = "s3cr3t"
 LOCATION = StoreLocation(f"s3://user:{SECRET}@bucket/folder", {"secret": SECRET})

@@ -14,11 +14,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.fsspec_store import FsspecStore
-from storage.local import LocalStore
-from storage.memory import InMemoryStore
-from storage.open import StoreUrlError, from_hashable, open_store, redact_url, to_hashable
-from storage.store import StoreUnreachableError
+from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.local import LocalStore
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.open import StoreUrlError, from_hashable, open_store, redact_url, to_hashable
+from cutline.storage.store import StoreUnreachableError
 
 SECRET = "s3cr3t"
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -140,7 +140,7 @@ def test_a_redacted_url_still_says_which_store(url: str, shown_as: str) -> None:
 
 def test_a_folder_is_opened_without_fsspec_and_s3fs() -> None:
     script = (
-        "import sys; from storage.open import open_store; open_store('/x', {}).list('');"
+        "import sys; from cutline.storage.open import open_store; open_store('/x', {}).list('');"
         "print([name for name in ('fsspec', 's3fs', 'botocore', 'pyarrow') if name in sys.modules])"
     )
     command = [sys.executable, "-c", script]

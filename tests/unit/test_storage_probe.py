@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from storage.memory import InMemoryStore
-from storage.probe import RACES, probe_store
-from storage.store import (
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.probe import RACES, probe_store
+from cutline.storage.store import (
     AnswerLostError,
     DeletionRefusedError,
     Inventory,

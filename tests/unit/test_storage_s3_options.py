@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import cli.main
-from storage.location import AUTHORITY_VARIABLES, ENDPOINT_VARIABLES, warnings_of, with_environment
-from storage.s3_put import check_encryption, is_same_key
-from storage.s3_session import to_s3fs
-from storage.store import EncryptionIgnoredError
+import cutline.cli.main
+from cutline.storage.location import AUTHORITY_VARIABLES, ENDPOINT_VARIABLES, warnings_of, with_environment
+from cutline.storage.s3_put import check_encryption, is_same_key
+from cutline.storage.s3_session import to_s3fs
+from cutline.storage.store import EncryptionIgnoredError
 
 PLAIN, UNVERIFIED = "without TLS", "not verified"
 KEY = "arn:aws:kms:us-east-1:1:key/1234"
@@ -89,11 +89,11 @@ def test_a_server_must_name_the_way_and_the_key_unless_an_alias_was_asked_for() 
 def test_the_warning_is_shown_once_per_command_and_in_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.commands.list.list_store", lambda fleet: Empty())
+    monkeypatch.setattr("cutline.cli.commands.list.list_store", lambda fleet: Empty())
     file = tmp_path / "fleet.toml"
     options = '[store_options]\nendpoint_url = "http://192.0.2.1"\n[[node]]\nid = "a"\ndsn = "user=u"\n'
     file.write_text(f'name = "f"\nstore = "s3://bucket"\n{options}')
-    assert cli.main.run(["--fleet", str(file), "--json", "list"]) == 0
+    assert cutline.cli.main.run(["--fleet", str(file), "--json", "list"]) == 0
     shown = capsys.readouterr()
     assert shown.err.count('"note": "the store is reached without TLS (http://192.0.2.1)') == 1
     assert [PLAIN in text for text in json.loads(shown.out)["warnings"]] == [True, False]

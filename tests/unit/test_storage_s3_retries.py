@@ -23,8 +23,8 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from storage import waits
-from storage.s3_failures import (
+from cutline.storage import waits
+from cutline.storage.s3_failures import (
     CredentialsExpired,
     S3Failure,
     failure_of,
@@ -34,8 +34,17 @@ from storage.s3_failures import (
     reason_of,
     retry_after_seconds,
 )
-from storage.s3_retries import BYTES_PER_SECOND_MIN, RATE_GAIN, RATE_MAX, RATE_MIN, Pace, Retries, Tries, retries_of
-from storage.waits import HURRY_SECONDS, hurry, listening, stop_hurrying
+from cutline.storage.s3_retries import (
+    BYTES_PER_SECOND_MIN,
+    RATE_GAIN,
+    RATE_MAX,
+    RATE_MIN,
+    Pace,
+    Retries,
+    Tries,
+    retries_of,
+)
+from cutline.storage.waits import HURRY_SECONDS, hurry, listening, stop_hurrying
 
 URL = "http://127.0.0.1:9"
 DRAWS = 300

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.encryption.fleet_encryption import DataKey
-from storage.local import LocalStore
-from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+from cutline.storage.encryption.fleet_encryption import DataKey
+from cutline.storage.local import LocalStore
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
 from tests.stores.contract import ObjectStoreContract
 
 

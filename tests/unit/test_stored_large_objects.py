@@ -9,16 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from check.large_objects import LargeCheckTask, read_large
-from restore.rows.large_objects import ActorsTask, definition_statements, read_actors
-from snapshots.base_copy.large_objects import LARGE_SCHEMA, PART_BYTES
-from snapshots.records.large_objects import Grant, LargeObjectDefinition, parse_definition
-from snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
-from storage.digest import digest
-from storage.local import LocalStore
-from storage.location import StoreLocation
+from cutline.check.large_objects import LargeCheckTask, read_large
+from cutline.restore.rows.large_objects import ActorsTask, definition_statements, read_actors
+from cutline.snapshots.base_copy.large_objects import LARGE_SCHEMA, PART_BYTES
+from cutline.snapshots.records.large_objects import Grant, LargeObjectDefinition, parse_definition
+from cutline.snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
+from cutline.storage.digest import digest
+from cutline.storage.local import LocalStore
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.parquet_objects import parquet_options
 from tests.tables.large_object_states import HOSTILE_DEFINITIONS
-from wal.segments.parquet_objects import parquet_options
 
 OWNED = json.dumps({"owner": "o", "comment": "it's", "grants": [["o", "", "SELECT", False]]})
 WHOLE = b"x" * PART_BYTES

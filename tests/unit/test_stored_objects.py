@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshots.operations.stored_objects import LISTED_MIN, ObjectsNotStoredError, check_stored
-from storage.local import LocalStore
-from storage.store import Inventory
+from cutline.snapshots.operations.stored_objects import LISTED_MIN, ObjectsNotStoredError, check_stored
+from cutline.storage.local import LocalStore
+from cutline.storage.store import Inventory
 
 MANY = {f"base/s1/part-{number}": number for number in range(LISTED_MIN)}
 FEW = {"wal/s1/1": 7, "wal/s1/2": 8, "schema/s1/archive": 9}

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from fleet.read_only.frozen import Frozen, ReadOnlySetting
-from fleet.record import Time, fields_of, from_json
-from wal.cut.markers import Marker, marker_from_bytes
+from cutline.fleet.read_only.frozen import Frozen, ReadOnlySetting
+from cutline.fleet.record import Time, fields_of, from_json
+from cutline.wal.cut.markers import Marker, marker_from_bytes
 
 FROZEN = Frozen(
     "o-1", "last", Time("2026-11-20T01:02:03.004Z"), (ReadOnlySetting(None, None), ReadOnlySetting("ü", "off"))

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec import UNSET, structs
 
-from fleet.record import Time
-from snapshots.operations.committing import put_commit
-from snapshots.records.chains import read_chain, read_newest_part, read_summaries
-from snapshots.records.commit import Commit, Increment, Previous
-from snapshots.records.commits import read_commit
-from snapshots.records.cut_times import cut_time, safe_time
-from storage.memory import InMemoryStore
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.records.chains import read_chain, read_newest_part, read_summaries
+from cutline.snapshots.records.commit import Commit, Increment, Previous
+from cutline.snapshots.records.commits import read_commit
+from cutline.snapshots.records.cut_times import cut_time, safe_time
+from cutline.storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, counted, memory
 
 BLOCK = 64

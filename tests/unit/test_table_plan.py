@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fleet.tables.groups import Column, Group, Table
-from fleet.tables.publications import PublicationChangedError
-from fleet.tables.table_state import TableState
-from snapshots.ddl.table_plan import ChangedTable, ShardPlan, TableBefore, plan_shard
+from cutline.fleet.tables.groups import Column, Group, Table
+from cutline.fleet.tables.publications import PublicationChangedError
+from cutline.fleet.tables.table_state import TableState
+from cutline.snapshots.ddl.table_plan import ChangedTable, ShardPlan, TableBefore, plan_shard
 
 INT, TEXT, VARCHAR = 23, 25, 1043
 

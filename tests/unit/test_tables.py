@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cli.output.tables import Cell, Enumeration, FittingTable, Shorter, cells_of
+from cutline.cli.output.tables import Cell, Enumeration, FittingTable, Shorter, cells_of
 
 TITLES = ("name", "made", "size", "comment")
 ROWS: list[tuple[Cell, ...]] = [

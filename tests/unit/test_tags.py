@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from columns.bytes_column import from_list
+from cutline.columns.bytes_column import from_list
+from cutline.wal.decoding.decoder import Decoder
+from cutline.wal.segments.definitions import Definition
 from tests.unit.made_changes import FULL, FULL_OID, RELATIONS, decode, new_decoder
 from tests.wal import pgoutput_messages as pgoutput
-from wal.decoding.decoder import Decoder
-from wal.segments.definitions import Definition
 
 
 def tag(content: bytes, *, transactional: bool = True) -> bytes:

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-import cli.spark.start as spark
-import fleet.nodes.daemon_threads as daemon_threads
-import storage.s3_session as s3_session
-import storage.thread_starts as module
-import wal.drain.overlap as overlap
-from cli.output.failure import failure_of
-from fleet.nodes.daemon_threads import await_futures, start_daemons
-from storage.memory import InMemoryStore
-from storage.probe import probe_race
-from storage.process_memory import TooLittleMemoryError, lacks_memory
+import cutline.cli.spark.start as spark
+import cutline.fleet.nodes.daemon_threads as daemon_threads
+import cutline.storage.s3_session as s3_session
+import cutline.storage.thread_starts as module
+import cutline.wal.drain.overlap as overlap
+from cutline.cli.output.failure import failure_of
+from cutline.fleet.nodes.daemon_threads import await_futures, start_daemons
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.probe import probe_race
+from cutline.storage.process_memory import TooLittleMemoryError, lacks_memory
 
 SECONDS_MAX = 60
 
@@ -30,7 +30,7 @@ SECONDS_MAX = 60
 WITHOUT_MEMORY = """
 import os, resource, threading
 from pathlib import Path
-import storage.thread_starts as module
+import cutline.storage.thread_starts as module
 
 module.BEGIN_SECONDS_MAX = 1
 module.limit_thread_starts()

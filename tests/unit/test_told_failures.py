@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from cli.watch.schedule import Task, TaskKind
-from cli.watch.told_failures import adopt_failures, state_of, told_failures
-from fleet.progress import Silent
-from fleet.record import Time
-from snapshots.activity.cancelling import forget
-from snapshots.activity.command import Command
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.activity.under_way import WATCH, read_one
-from snapshots.operations.signs import store_sign
-from snapshots.records.operation_records import WatchState
-from storage.errors import UnreachableError
-from storage.ids import new_operation_id
-from storage.memory import InMemoryStore
+from cutline.cli.watch.schedule import Task, TaskKind
+from cutline.cli.watch.told_failures import adopt_failures, state_of, told_failures
+from cutline.fleet.progress import Silent
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.cancelling import forget
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.activity.under_way import WATCH, read_one
+from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.records.operation_records import WatchState
+from cutline.storage.errors import UnreachableError
+from cutline.storage.ids import new_operation_id
+from cutline.storage.memory import InMemoryStore
 from tests.unit.document_kinds import SIGN
 from tests.unit.made_commits import memory
 from tests.unit.watched import OWN, Watched, fails, new_watched, works
@@ -74,7 +74,7 @@ def test_the_last_watch_that_had_the_turn_counts_and_what_others_told_since() ->
 def test_one_that_was_killed_says_it_in_its_sign_and_in_its_record_once_it_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("cutline.snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
     store = memory()
     stopped(store, state(1, PRUNE))
     killed = signed(store, state(2, INCREMENT))

@@ -8,27 +8,27 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec import structs
 
-from check.structure import check_listing, check_structure
-from fleet.progress import Silent
-from snapshots.listing.name_templates import used_names
-from snapshots.operations.committing import put_commit
-from snapshots.operations.leases import SnapshotInUseError
-from snapshots.operations.operation import begin, new_operation
-from snapshots.operations.recorded import read_open_intents
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import SnapshotMissingError, check_not_pruned, commit_key, snapshot_names
-from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import lost_key
-from snapshots.records.tombstones import (
+from cutline.check.structure import check_listing, check_structure
+from cutline.fleet.progress import Silent
+from cutline.snapshots.listing.name_templates import used_names
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.operations.leases import SnapshotInUseError
+from cutline.snapshots.operations.operation import begin, new_operation
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import SnapshotMissingError, check_not_pruned, commit_key, snapshot_names
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import lost_key
+from cutline.snapshots.records.tombstones import (
     RestorePoint,
     SnapshotDeletedError,
     only_full_key,
     tombstone_key,
 )
-from snapshots.removal.deletion_plan import is_finished, list_unfinished_deletions
-from snapshots.removal.gc import find_garbage
-from storage.memory import InMemoryStore
-from storage.store import ObjectExistsError, ObjectStore
+from cutline.snapshots.removal.deletion_plan import is_finished, list_unfinished_deletions
+from cutline.snapshots.removal.gc import find_garbage
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectExistsError, ObjectStore
 from tests.unit.made_chains import InMemoryNodes, nodes_of
 from tests.unit.made_commits import commit, memory, named, unused_url
 from tests.unit.made_deletions import (

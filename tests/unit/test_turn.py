@@ -10,11 +10,11 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from cli.watch.turn import RENEW_SECONDS, Turn
-from fleet.config import Node
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.nodes.lock import FleetLock, FleetLockLostError
-from fleet.nodes.watch import SilentNodeError
+from cutline.cli.watch.turn import RENEW_SECONDS, Turn
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.nodes.lock import FleetLock, FleetLockLostError
+from cutline.fleet.nodes.watch import SilentNodeError
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
@@ -43,7 +43,7 @@ def test_a_node_that_does_not_answer_holds_up_neither_the_tasks_nor_the_end(monk
     turn = Turn(cast(FleetLock, lock), lambda *_, **__: None)
     turn.end()
     assert not answered.is_set()
-    monkeypatch.setattr("cli.watch.turn.ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("cutline.cli.watch.turn.ANSWER_SECONDS", 0.01)
     for _ in range(2):
         assert turn.keep()
     assert turn._renewal is not None

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from cli.commands.status import StatusReport, document_of, lines_of, read_status, watch_status
-from cli.commands.wait import OperationFailedError, await_end, code_of
-from cli.output.tables import FittingTable
-from fleet.progress import Silent
-from fleet.record import Time
-from snapshots.activity.command import Command
-from snapshots.activity.recording import Ending, record_without_intent
-from snapshots.activity.under_way import DEAD_SECONDS, ActivityState, read_one, read_under_way
-from snapshots.operations.operation import record_outcome
-from snapshots.operations.restore_decisions import PUBLISH, decide_restore
-from snapshots.operations.signs import store_sign
-from snapshots.records.operation_records import Failure, NodeSign, operation_key, write_operation_record
-from snapshots.records.store_identity import ensure_identity
-from storage.ids import new_operation_id
-from storage.memory import InMemoryStore
-from storage.store import Inventory, StoreUnreachableError
+from cutline.cli.commands.status import StatusReport, document_of, lines_of, read_status, watch_status
+from cutline.cli.commands.wait import OperationFailedError, await_end, code_of
+from cutline.cli.output.tables import FittingTable
+from cutline.fleet.progress import Silent
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.activity.under_way import DEAD_SECONDS, ActivityState, read_one, read_under_way
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.operations.restore_decisions import PUBLISH, decide_restore
+from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.records.operation_records import Failure, NodeSign, operation_key, write_operation_record
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.ids import new_operation_id
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import Inventory, StoreUnreachableError
 from tests.unit.document_kinds import FLEET, SIGN
 from tests.unit.made_commits import memory
 from tests.unit.made_operations import LABEL, NOW, begun, fleet_of, sign
@@ -147,7 +147,7 @@ def test_watching_goes_on_while_the_store_does_not_answer(monkeypatch: pytest.Mo
             raise KeyboardInterrupt
 
     monkeypatch.setattr(InMemoryStore, "inventory", inventory)
-    monkeypatch.setattr("cli.commands.status.time.sleep", sleep)
+    monkeypatch.setattr("cutline.cli.commands.status.time.sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
         watch_status(lambda: lines_of(read_status(fleet_of(store), nodes=False)), drawn.append)
     (table,), (kept, why), (again,) = drawn

@@ -6,11 +6,11 @@ from datetime import datetime
 
 import pytest
 
-import cli.watch.chain as module
-from cli.watch.chain import find_chain, find_others, matching_names
-from fleet.config import Fleet
-from snapshots.records.commits import read_full
-from snapshots.records.lost_chains import LostChain, mark_lost
+import cutline.cli.watch.chain as module
+from cutline.cli.watch.chain import find_chain, find_others, matching_names
+from cutline.fleet.config import Fleet
+from cutline.snapshots.records.commits import read_full
+from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from tests.unit.made_fleets import new_fleet, store_chain
 
 TEMPLATE = "watch-{date}-{n}"

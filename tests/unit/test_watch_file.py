@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.watch.fleet_source import MISSING_TIMES, FleetSource
-from fleet.config import FleetFileError
-from snapshots.records.store_identity import StoreNotInitialisedError, ensure_identity
-from storage.errors import UsageError
-from storage.local import LocalStore
-from wal.segments.own_store import StoreGoneError
+from cutline.cli.watch.fleet_source import MISSING_TIMES, FleetSource
+from cutline.fleet.config import FleetFileError
+from cutline.snapshots.records.store_identity import StoreNotInitialisedError, ensure_identity
+from cutline.storage.errors import UsageError
+from cutline.storage.local import LocalStore
+from cutline.wal.segments.own_store import StoreGoneError
 
 FILE = """
 name = "shop"

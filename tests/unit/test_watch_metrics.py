@@ -8,17 +8,17 @@ from typing import cast
 
 import pytest
 
-from cli.watch.fleet_source import FleetSource
-from cli.watch.notices import Notices
-from cli.watch.watch_metrics import _Publisher, samples_of_watch
-from cli.watch.watcher import Watcher
-from fleet.config import Fleet, ListenAddress, MetricsRules
-from fleet.progress import Silent
-from snapshots.activity.activity import Activity
-from snapshots.metrics import catalog
-from snapshots.metrics.endpoint import MetricsEndpoint
-from snapshots.metrics.gathering import Gathered, MetricsGatherer
-from storage.errors import UnreachableError
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.cli.watch.notices import Notices
+from cutline.cli.watch.watch_metrics import _Publisher, samples_of_watch
+from cutline.cli.watch.watcher import Watcher
+from cutline.fleet.config import Fleet, ListenAddress, MetricsRules
+from cutline.fleet.progress import Silent
+from cutline.snapshots.activity.activity import Activity
+from cutline.snapshots.metrics import catalog
+from cutline.snapshots.metrics.endpoint import MetricsEndpoint
+from cutline.snapshots.metrics.gathering import Gathered, MetricsGatherer
+from cutline.storage.errors import UnreachableError
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_fleets import new_fleet
 from tests.unit.metric_values import of, read, values_of

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cli.watch.schedule import FullPauses, Task, TaskKind, next_task
-from fleet.durations import Interval
+from cutline.cli.watch.schedule import FullPauses, Task, TaskKind, next_task
+from cutline.fleet.durations import Interval
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

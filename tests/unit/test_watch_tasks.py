@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-import cli.watch.running_command
-from cli.output.failure import failure_of
-from cli.watch.fleet_source import FleetSource
-from cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command, stop_commands
-from cli.watch.tasks import CommandFailedError, prune, verdict_of
-from fleet.durations import Interval
-from fleet.fleet_file import WatchTable
-from storage.errors import BusyError
+import cutline.cli.watch.running_command
+from cutline.cli.output.failure import failure_of
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command, stop_commands
+from cutline.cli.watch.tasks import CommandFailedError, prune, verdict_of
+from cutline.fleet.durations import Interval
+from cutline.fleet.fleet_file import WatchTable
+from cutline.storage.errors import BusyError
 from tests.unit.made_fleets import new_fleet
 
 ERROR = {"error": "node-unreachable", "message": "node s1 is away", "hint": "snapshot --fleet /tmp/copy init"}
@@ -68,8 +68,8 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); time.sleep(600)"
     )
-    monkeypatch.setattr(cli.watch.running_command, "PROGRAM", ("-c", deaf))
-    monkeypatch.setattr(cli.watch.running_command, "CLEAN_UP_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", deaf))
+    monkeypatch.setattr(cutline.cli.watch.running_command, "CLEAN_UP_SECONDS_MAX", 0.5)
     running = start_command(tmp_path, [])
     # It says so once it is deaf.
     while not os.fstat(running.output.fileno()).st_size:
@@ -81,17 +81,17 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_command_has_no_folder_that_goes_with_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.folders.session_folder._outside", [str(tmp_path)])
+    monkeypatch.setattr("cutline.cli.folders.session_folder._outside", [str(tmp_path)])
     monkeypatch.setenv("TMPDIR", str(tmp_path / "of-the-watch"))
     program = "import json, os; print(json.dumps({'folder': os.environ['TMPDIR']}))"
-    monkeypatch.setattr(cli.watch.running_command, "PROGRAM", ("-c", program))
+    monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", program))
     assert run_command(tmp_path / "fleet.toml", ["list"]).document == {"folder": str(tmp_path)}
 
 
 def test_a_prune_says_what_is_gone_of_each_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = [{"snapshot": name, "kind": kind} for name, kind in (("a", "delete"), ("b", "prune"), ("c", "delete"))]
     printed = json.dumps(json.dumps({"done": done, "warnings": ["every snapshot has conflicts"]}))
-    monkeypatch.setattr(cli.watch.running_command, "PROGRAM", ("-c", f"print({printed})"))
+    monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", f"print({printed})"))
     source = FleetSource(tmp_path / "fleet.toml", new_fleet(), b"", b"")
     found = prune(source)
     assert found.text == "deleted a, c; removed the increments of b"
@@ -101,9 +101,9 @@ def test_a_prune_says_what_is_gone_of_each_snapshot(tmp_path: Path, monkeypatch:
 def test_a_command_that_was_started_when_a_signal_came_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.watch.running_command, "PROGRAM", ("-c", "import time; time.sleep(600)"))
+    monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", "import time; time.sleep(600)"))
     started: list[RunningCommand] = []
-    spawn = cli.watch.running_command._spawn
+    spawn = cutline.cli.watch.running_command._spawn
 
     def spawn_and_signal(*arguments: Any) -> RunningCommand:
         # The main thread is interrupted before it has come to know the command.
@@ -112,7 +112,7 @@ def test_a_command_that_was_started_when_a_signal_came_is_stopped(
         started.append(spawn(*arguments))
         return started[0]
 
-    monkeypatch.setattr(cli.watch.running_command, "_spawn", spawn_and_signal)
+    monkeypatch.setattr(cutline.cli.watch.running_command, "_spawn", spawn_and_signal)
     with pytest.raises(KeyboardInterrupt):
         start_command(tmp_path, ["check"])
     stop_commands()

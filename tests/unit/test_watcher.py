@@ -9,16 +9,16 @@ from typing import cast
 
 import pytest
 
-from cli.output.failure import CommandFailure
-from cli.watch import schedule
-from cli.watch.running_command import CommandResult, RunningCommand
-from cli.watch.schedule import TaskKind, idle_texts, retry_now
-from cli.watch.tasks import Beside, TaskResult
-from cli.watch.watcher import BUSY_SECONDS
-from fleet.durations import Interval
-from fleet.fleet_file import NEVER
-from fleet.progress import Silent
-from storage.errors import BusyError, UnreachableError, UsageError
+from cutline.cli.output.failure import CommandFailure
+from cutline.cli.watch import schedule
+from cutline.cli.watch.running_command import CommandResult, RunningCommand
+from cutline.cli.watch.schedule import TaskKind, idle_texts, retry_now
+from cutline.cli.watch.tasks import Beside, TaskResult
+from cutline.cli.watch.watcher import BUSY_SECONDS
+from cutline.fleet.durations import Interval
+from cutline.fleet.fleet_file import NEVER
+from cutline.fleet.progress import Silent
+from cutline.storage.errors import BusyError, UnreachableError, UsageError
 from tests.unit.watched import NAME, Watched, fails, follow, new_watched, works
 
 
@@ -97,7 +97,7 @@ def test_a_check_that_can_not_be_begun_has_failed(watched: Watched, monkeypatch:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cli.watch.tasks.start_command", full)
+    monkeypatch.setattr("cutline.cli.watch.tasks.start_command", full)
     watched.watcher._do(watched.watcher.tasks[TaskKind.CHECK])
     assert watched.watcher.tasks[TaskKind.CHECK].failures == 1
     assert "check: snapshot check can't be started: No space left on device" in watched.said[-1]
@@ -163,7 +163,9 @@ def test_status_says_what_fails_also_while_it_is_tried_again(watched: Watched, m
 def test_a_full_snapshot_that_waits_for_another_operation_begins_once(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.watch.tasks.take_full", lambda _: fails(BusyError("another operation is running"))())
+    monkeypatch.setattr(
+        "cutline.cli.watch.tasks.take_full", lambda _: fails(BusyError("another operation is running"))()
+    )
     for _ in range(3):
         watched.watcher._settle(watched.watcher.tasks[TaskKind.FULL], watched.watcher._take_full)
     assert sum("a full snapshot begins" in text for text in watched.said) == 1

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-import cli.watch.watcher as module
-from cli.watch.following import FINAL_FAILURES
-from cli.watch.schedule import TaskKind
-from cli.watch.tasks import TaskResult
-from fleet.durations import Interval
-from fleet.fleet_file import NEVER, WatchTable
-from fleet.hints import NEW_CHAIN
-from snapshots.between_cuts.archive_ahead import ArchivedAhead
-from snapshots.operations.operation import current_time
-from snapshots.records.commits import read_full
-from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import LostChain, mark_lost
-from snapshots.records.store_identity import FLEET_KEY
-from snapshots.records.tombstones import SnapshotDeletedError, put_mark
-from storage.errors import ChainEnd, RefusedError, SnapshotError, UnreachableError
+import cutline.cli.watch.watcher as module
+from cutline.cli.watch.following import FINAL_FAILURES
+from cutline.cli.watch.schedule import TaskKind
+from cutline.cli.watch.tasks import TaskResult
+from cutline.fleet.durations import Interval
+from cutline.fleet.fleet_file import NEVER, WatchTable
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.snapshots.between_cuts.archive_ahead import ArchivedAhead
+from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.records.commits import read_full
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.store_identity import FLEET_KEY
+from cutline.snapshots.records.tombstones import SnapshotDeletedError, put_mark
+from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UnreachableError
 from tests.unit.made_commits import mark
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.watched import NAME, Watched, ending, fails, follow, new_watched, works
@@ -86,7 +86,7 @@ def test_nodes_on_which_a_replaced_chain_may_leave_its_slot_are_named(
     following, newest = watched.watcher.following, "watch-2026-11-24-020000"
     store_chain(watched.watcher.source.fleet, newest, "2026-11-24T02:00:00Z")
     assert following.follow_newest()
-    monkeypatch.setattr("cli.watch.following.supersede", lambda *_: left)
+    monkeypatch.setattr("cutline.cli.watch.following.supersede", lambda *_: left)
     following.end_replaced()
     assert watched.said[-1] == f"snapshot {NAME} gets no more increments: {newest} has taken its place{rest}"
 
@@ -143,7 +143,7 @@ def test_a_full_snapshot_is_due_once_the_rules_ask_for_one(watched: Watched) -> 
 def test_changed_tables_make_an_increment_due_unless_that_fails(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.watch.tasks.archive_ahead", lambda *_: ArchivedAhead(needs_increment=True))
+    monkeypatch.setattr("cutline.cli.watch.tasks.archive_ahead", lambda *_: ArchivedAhead(needs_increment=True))
     watcher = watched.watcher
     watcher.tasks[TaskKind.INCREMENT] = watcher.tasks[TaskKind.INCREMENT].done(module.utc_now())
     assert "have changed" in watcher._archive_ahead(NAME).text
@@ -204,7 +204,7 @@ def test_a_replaced_chain_that_needs_no_end_any_more_has_recovered(
     def supersede(*_: object) -> list[str]:
         raise error
 
-    monkeypatch.setattr("cli.watch.following.supersede", supersede)
+    monkeypatch.setattr("cutline.cli.watch.following.supersede", supersede)
     with pytest.raises(ManifestError) as raised:
         watcher.following.end_replaced()
     assert raised.value.hint.endswith(f"snapshot delete {NAME} --force")

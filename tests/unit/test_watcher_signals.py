@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-import cli.commands.watch as command
-import cli.main
-import cli.watch.watcher as module
-from cli.output import stopping
-from cli.watch.dead_watches import DeadWatches
-from cli.watch.schedule import TaskKind
-from cli.watch.silent_watch import SilentWatch, SilentWatchError
-from cli.watch.tasks import TaskResult
-from cli.watch.watcher import CANCELLED_SECONDS, Watcher
-from fleet.progress import Silent
-from fleet.record import Time
-from snapshots.activity.under_way import read_under_way
-from snapshots.operations.operation import current_time
-from snapshots.operations.signs import store_sign
-from snapshots.records.operation_records import CancelRequest
-from storage.errors import BusyError, RefusedError, SnapshotError, UnreachableError
-from storage.ids import new_operation_id
+import cutline.cli.commands.watch as command
+import cutline.cli.main
+import cutline.cli.watch.watcher as module
+from cutline.cli.output import stopping
+from cutline.cli.watch.dead_watches import DeadWatches
+from cutline.cli.watch.schedule import TaskKind
+from cutline.cli.watch.silent_watch import SilentWatch, SilentWatchError
+from cutline.cli.watch.tasks import TaskResult
+from cutline.cli.watch.watcher import CANCELLED_SECONDS, Watcher
+from cutline.fleet.progress import Silent
+from cutline.fleet.record import Time
+from cutline.snapshots.activity.under_way import read_under_way
+from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.records.operation_records import CancelRequest
+from cutline.storage.errors import BusyError, RefusedError, SnapshotError, UnreachableError
+from cutline.storage.ids import new_operation_id
 from tests.unit.document_kinds import SIGN
 from tests.unit.watched import OWN, SECONDS_MAX, Watched, fails, new_watched, stand_by, works
 
@@ -75,7 +75,7 @@ def test_a_signal_and_a_request_to_the_watch_end_it(watched: Watched, operations
 @pytest.fixture
 def unwinding() -> Iterator[None]:
     """SIGTERM does what it does in the command line."""
-    before = signal.signal(signal.SIGTERM, cli.main._unwind)
+    before = signal.signal(signal.SIGTERM, cutline.cli.main._unwind)
     try:
         yield
     finally:
@@ -164,7 +164,7 @@ def test_status_shows_what_a_watch_does_after_it_has_waited(watched: Watched, mo
 def test_an_earlier_watch_that_was_killed_is_forgotten_and_nothing_else(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("cutline.snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
     fleet, now = watched.watcher.source.fleet, module.utc_now()
     store, long_ago = fleet.store.open(), Time.of(now - timedelta(hours=1))
     found = {"dead": ("watch", long_ago), "alive": ("watch", Time.of(now)), "check": ("check", long_ago)}
@@ -174,7 +174,7 @@ def test_an_earlier_watch_that_was_killed_is_forgotten_and_nothing_else(
         store_sign(store, structs.replace(SIGN, operation=ids[name], kind=kind, began_at=seen_at, seen_at=seen_at), 1)
     DeadWatches().forget_when_due(watched.watcher.source, watched.watcher.log)
     assert len(read_under_way(store)) == len(found)
-    monkeypatch.setattr("cli.watch.dead_watches.FORGET_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.cli.watch.dead_watches.FORGET_SECONDS", 0.0)
     DeadWatches().forget_when_due(watched.watcher.source, watched.watcher.log)
     assert {one.id for one in read_under_way(store)} == {ids["alive"], ids["check"]}
     assert ids["dead"] in watched.said[-1]

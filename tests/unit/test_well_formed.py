@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fleet.lsn import Lsn
-from fleet.tables.groups import Column, Group
-from snapshots.operations.committing import put_commit
-from snapshots.records.chains import read_chain
-from snapshots.records.commit import DefinitionChanges, FullSnapshot, Previous
-from snapshots.records.commits import commit_key, read_commit
-from snapshots.records.documents import ManifestError, seal
-from storage.memory import InMemoryStore
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.tables.groups import Column, Group
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commit import DefinitionChanges, FullSnapshot, Previous
+from cutline.snapshots.records.commits import commit_key, read_commit
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.storage.memory import InMemoryStore
+from cutline.wal.cut.cut_values import InDoubt
 from tests.unit.made_commits import commit, counted, full_commit, memory
-from wal.cut.cut_values import InDoubt
 
 COLUMN = Column("id", "integer", 23, -1, 0, 1)
 FIRST, SECOND = (Group(number, "public", "t", "default", 1, (COLUMN,)) for number in (1, 2))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.programs.wheel import ProgramFailedError, run_tool
+from cutline.fleet.programs.wheel import ProgramFailedError, run_tool
 
 
 def failing(folder: Path, said: str) -> None:

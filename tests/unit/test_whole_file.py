@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.folders.whole_file import replaced_file
-from cli.monitoring.metrics_file import replace_metrics
-from embedded.fleet import open_fleet
-from embedded.folder import check_directory, refuse_foreign_folder
-from fleet.programs.wheel import check_programs_folder
-from storage.errors import UsageError
+from cutline.cli.folders.whole_file import replaced_file
+from cutline.cli.monitoring.metrics_file import replace_metrics
+from cutline.embedded.fleet import open_fleet
+from cutline.embedded.folder import check_directory, refuse_foreign_folder
+from cutline.fleet.programs.wheel import check_programs_folder
+from cutline.storage.errors import UsageError
 
 
 def test_a_file_takes_its_place_at_the_end_and_keeps_its_permissions(tmp_path: Path) -> None:

@@ -12,20 +12,20 @@ from typing import Any, cast
 
 import pytest
 
-import cli.commands.watch as command
-import cli.watch.watcher as module
-from cli.watch.fleet_source import FleetSource
-from cli.watch.notices import Notices
-from cli.watch.schedule import TaskKind
-from cli.watch.tasks import TaskResult
-from cli.watch.turn import Turn
-from cli.watch.watcher import Watcher
-from fleet.durations import Interval
-from fleet.fleet_file import NEVER, WatchTable
-from fleet.progress import Silent
-from snapshots.activity.activity import Activity
-from snapshots.records.operation_records import WatchState
-from storage.errors import ChainEnd, RefusedError, SnapshotError
+import cutline.cli.commands.watch as command
+import cutline.cli.watch.watcher as module
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.cli.watch.notices import Notices
+from cutline.cli.watch.schedule import TaskKind
+from cutline.cli.watch.tasks import TaskResult
+from cutline.cli.watch.turn import Turn
+from cutline.cli.watch.watcher import Watcher
+from cutline.fleet.durations import Interval
+from cutline.fleet.fleet_file import NEVER, WatchTable
+from cutline.fleet.progress import Silent
+from cutline.snapshots.activity.activity import Activity
+from cutline.snapshots.records.operation_records import WatchState
+from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
 from tests.unit.made_fleets import new_fleet, store_chain
 
 NAME = "watch-2026-11-24-010000"

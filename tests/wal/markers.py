@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 
-from fleet.lsn import Lsn
-from wal.cut.markers import Marker, write_markers
+from cutline.fleet.lsn import Lsn
+from cutline.wal.cut.markers import Marker, write_markers
 
 
 def write_marker(connection: psycopg.Connection[Any], marker: Marker) -> Lsn:

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from columns.arrow_numbers import to_arrow, to_numpy
-from columns.bytes_column import Flags, Ints, texts_array
-from fleet.lsn import Lsn
-from fleet.record import Time
-from wal.cut.cut_values import InDoubt, Undecided
-from wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
+from cutline.columns.arrow_numbers import to_arrow, to_numpy
+from cutline.columns.bytes_column import Flags, Ints, texts_array
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.record import Time
+from cutline.wal.cut.cut_values import InDoubt, Undecided
+from cutline.wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
 NO_GLOBAL_ID = -1
 

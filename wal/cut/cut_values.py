@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
-from fleet.lsn import Lsn
-from fleet.record import Count, Record, Time
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.record import Count, Record, Time
 
 
 class Undecided(Record, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from columns.bytes_column import texts_array
+from cutline.columns.bytes_column import texts_array
 
 # The JDBC driver's gids (RecoveredXid.xidToString): format id, which is a signed integer, global transaction id,
 # branch qualifier, the last two in base64.

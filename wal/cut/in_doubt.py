@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET, structs
 
-from columns.arrow_numbers import to_mask, to_numpy
-from columns.bytes_column import Flags, Ints, texts_array
-from fleet.lsn import Lsn
-from wal.cut.cut_events import NodeWindow
-from wal.cut.cut_values import Cut, InDoubt, NodeCut
-from wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.bytes_column import Flags, Ints, texts_array
+from cutline.fleet.lsn import Lsn
+from cutline.wal.cut.cut_events import NodeWindow
+from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut
+from cutline.wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
 # Only few events get further than numpy.
 READ = ("global_id", "row", "xid", "lsn")

@@ -12,13 +12,13 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import UNSET, UnsetType, structs
 
-from columns.arrow_numbers import to_numpy
-from columns.bytes_column import Ints
-from fleet.record import Time
-from wal.cut.cut_events import NodeWindow
-from wal.cut.cut_values import Cut, NodeCut
-from wal.cut.safe_time import later
-from wal.segments.segment_schema import COMMIT, COMMIT_PREPARED
+from cutline.columns.arrow_numbers import to_numpy
+from cutline.columns.bytes_column import Ints
+from cutline.fleet.record import Time
+from cutline.wal.cut.cut_events import NodeWindow
+from cutline.wal.cut.cut_values import Cut, NodeCut
+from cutline.wal.cut.safe_time import later
+from cutline.wal.segments.segment_schema import COMMIT, COMMIT_PREPARED
 
 POSTGRESQL_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 # PostgreSQL has later times than Python.

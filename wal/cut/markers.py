@@ -20,10 +20,10 @@ import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
 
-from fleet.lsn import Lsn
-from fleet.nodes.clocks import time_of_epoch
-from fleet.record import Record, fields_of, from_json
-from storage.clock import machine_now
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.clocks import time_of_epoch
+from cutline.fleet.record import Record, fields_of, from_json
+from cutline.storage.clock import machine_now
 
 MARKER_PREFIX = b"cutline"
 FLUSHING_MESSAGE_VERSION = 170000

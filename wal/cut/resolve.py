@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from columns.arrow_numbers import to_arrow
-from columns.bytes_column import Flags, Ints
-from fleet.lsn import Lsn
-from storage.errors import RefusedError
-from wal.cut.cut_events import FleetEvents, NodeWindow, fleet_events
-from wal.cut.cut_values import Cut, NodeCut, Undecided
-from wal.cut.in_doubt import with_in_doubt
-from wal.cut.last_commits import with_last_commits
+from cutline.columns.arrow_numbers import to_arrow
+from cutline.columns.bytes_column import Flags, Ints
+from cutline.fleet.lsn import Lsn
+from cutline.storage.errors import RefusedError
+from cutline.wal.cut.cut_events import FleetEvents, NodeWindow, fleet_events
+from cutline.wal.cut.cut_values import Cut, NodeCut, Undecided
+from cutline.wal.cut.in_doubt import with_in_doubt
+from cutline.wal.cut.last_commits import with_last_commits
 
 __all__ = ["GlobalIdReusedError", "NodeWindow", "resolve"]
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType, structs
 
-from fleet.record import Time
-from wal.cut.cut_values import Cut, NodeCut
+from cutline.fleet.record import Time
+from cutline.wal.cut.cut_values import Cut, NodeCut
 
 if TYPE_CHECKING:
-    from wal.cut.markers import WrittenMarker
+    from cutline.wal.cut.markers import WrittenMarker
 
 # Commit times of nodes whose clocks differ by more are not worth comparing.
 SKEW_SECONDS_MAX = 1.0

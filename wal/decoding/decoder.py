@@ -17,22 +17,22 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_arrow, to_numpy
-from columns.bytes_column import BytesColumn, Ints
-from fleet.lsn import ORIGIN, Lsn
-from fleet.nodes.encodings import Texts
-from fleet.tables.groups import Group
-from wal.decoding import pgoutput
-from wal.decoding.changes import ChangeColumns, changes_of_relation
-from wal.decoding.events import events_of
-from wal.decoding.known_definitions import EVERYWHERE, KnownDefinitions, SchemaMovedError, TableDescription
-from wal.decoding.message_forms import check_forms, truncated_tables
-from wal.decoding.nesting import BEGINS, ENDS, check_nesting, check_order
-from wal.decoding.pgoutput import DecodingError, Messages, messages_of, read_relation
-from wal.decoding.transactions import ROW_KINDS, OpenTransactionHead, Transactions
-from wal.decoding.undecodable import refuse_long_lines
-from wal.segments.definitions import Definition
-from wal.segments.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE
+from cutline.columns.arrow_numbers import to_arrow, to_numpy
+from cutline.columns.bytes_column import BytesColumn, Ints
+from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.nodes.encodings import Texts
+from cutline.fleet.tables.groups import Group
+from cutline.wal.decoding import pgoutput
+from cutline.wal.decoding.changes import ChangeColumns, changes_of_relation
+from cutline.wal.decoding.events import events_of
+from cutline.wal.decoding.known_definitions import EVERYWHERE, KnownDefinitions, SchemaMovedError, TableDescription
+from cutline.wal.decoding.message_forms import check_forms, truncated_tables
+from cutline.wal.decoding.nesting import BEGINS, ENDS, check_nesting, check_order
+from cutline.wal.decoding.pgoutput import DecodingError, Messages, messages_of, read_relation
+from cutline.wal.decoding.transactions import ROW_KINDS, OpenTransactionHead, Transactions
+from cutline.wal.decoding.undecodable import refuse_long_lines
+from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE
 
 
 @dataclass(frozen=True, slots=True)

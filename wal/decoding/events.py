@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from columns.arrow_numbers import to_arrow, to_numpy
-from columns.bytes_column import BytesColumn, Ints, from_list
-from wal.cut.global_ids import global_ids
-from wal.cut.markers import MARKER_PREFIX
-from wal.decoding import pgoutput
-from wal.decoding.pgoutput import Messages
-from wal.decoding.transactions import Transactions
-from wal.segments.segment_schema import (
+from cutline.columns.arrow_numbers import to_arrow, to_numpy
+from cutline.columns.bytes_column import BytesColumn, Ints, from_list
+from cutline.wal.cut.global_ids import global_ids
+from cutline.wal.cut.markers import MARKER_PREFIX
+from cutline.wal.decoding import pgoutput
+from cutline.wal.decoding.pgoutput import Messages
+from cutline.wal.decoding.transactions import Transactions
+from cutline.wal.segments.segment_schema import (
     COMMIT,
     COMMIT_PREPARED,
     EVERY_PARTITION,

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fleet.hints import NEW_CHAIN
-from fleet.tables.groups import ColumnSignature, Group, SchemaChangedError, Signature
-from fleet.tables.names import table_name
-from storage.errors import ChainEnd
-from wal.decoding.pgoutput import Relation
-from wal.segments.definitions import Definition
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.tables.groups import ColumnSignature, Group, SchemaChangedError, Signature
+from cutline.fleet.tables.names import table_name
+from cutline.storage.errors import ChainEnd
+from cutline.wal.decoding.pgoutput import Relation
+from cutline.wal.segments.definitions import Definition
 
 # Beyond every position.
 EVERYWHERE = 1 << 63

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from columns.bytes_column import Ints, gather
-from wal.decoding import pgoutput
-from wal.decoding.pgoutput import DecodingError, Fields, Messages, name_texts, refuse
+from cutline.columns.bytes_column import Ints, gather
+from cutline.wal.decoding import pgoutput
+from cutline.wal.decoding.pgoutput import DecodingError, Fields, Messages, name_texts, refuse
 
 # The lengths of kinds with a fixed length, and of the fixed part of kinds that end with a name.
 LENGTHS = {pgoutput.BEGIN: 21, pgoutput.COMMIT_LOCAL: 26}

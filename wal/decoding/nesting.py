@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from columns.bytes_column import Ints, gather
-from wal.decoding import pgoutput
-from wal.decoding.pgoutput import Messages, refuse
-from wal.decoding.transactions import OpenTransactionHead
+from cutline.columns.bytes_column import Ints, gather
+from cutline.wal.decoding import pgoutput
+from cutline.wal.decoding.pgoutput import Messages, refuse
+from cutline.wal.decoding.transactions import OpenTransactionHead
 
 BEGINS = (pgoutput.BEGIN, pgoutput.BEGIN_PREPARE)
 ENDS = (pgoutput.COMMIT_LOCAL, pgoutput.PREPARED)

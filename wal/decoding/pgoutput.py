@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, texts_array
-from columns.lines import Values, with_constants
-from fleet.nodes.encodings import Texts
-from storage.errors import SnapshotError
+from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, texts_array
+from cutline.columns.lines import Values, with_constants
+from cutline.fleet.nodes.encodings import Texts
+from cutline.storage.errors import SnapshotError
 
 BEGIN, COMMIT_LOCAL, BEGIN_PREPARE, PREPARED, COMMIT_OF_PREPARED, ROLLBACK_OF_PREPARED = (
     ord(letter) for letter in "BCbPKr"

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_arrow, to_mask
-from columns.bytes_column import BytesColumn, Flags, Ints, from_list, gather
-from fleet.lsn import Lsn
-from fleet.nodes.encodings import Texts
-from wal.cut.global_ids import global_ids
-from wal.decoding import pgoutput
-from wal.decoding.pgoutput import Messages, convert_texts, is_text
+from cutline.columns.arrow_numbers import to_arrow, to_mask
+from cutline.columns.bytes_column import BytesColumn, Flags, Ints, from_list, gather
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.encodings import Texts
+from cutline.wal.cut.global_ids import global_ids
+from cutline.wal.decoding import pgoutput
+from cutline.wal.decoding.pgoutput import Messages, convert_texts, is_text
 
 TAG_PREFIX = b"snapshot.gid"
 # PostgreSQL's limit for gids (GIDSIZE without the terminating zero).

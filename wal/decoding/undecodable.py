@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fleet.hints import NEW_CHAIN
-from fleet.nodes.row_errors import KEY_CHARACTERS_MAX, row_hint
-from fleet.tables.groups import Group
-from storage.errors import ChainEnd, RefusedError
-from wal.decoding.changes import ChangeColumns
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.nodes.row_errors import KEY_CHARACTERS_MAX, row_hint
+from cutline.fleet.tables.groups import Group
+from cutline.storage.errors import ChainEnd, RefusedError
+from cutline.wal.decoding.changes import ChangeColumns
 
 # PostgreSQL's MaxAllocSize without the byte that ends a string: neither COPY TO nor COPY FROM takes a longer line, its
 # newline included. WAL has longer ones: there no character is escaped.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet.config import Node
-from fleet.lsn import Lsn
-from storage.errors import BusyError, ErrorReport
-from storage.location import StoreLocation
-from wal.segments.archive import ArchivedSegment, Segment
-from wal.segments.definitions import Definition
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.storage.errors import BusyError, ErrorReport
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.archive import ArchivedSegment, Segment
+from cutline.wal.segments.definitions import Definition
 
 
 class DrainBusyError(BusyError):

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
 
-from fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 
 # A walsender sends a keepalive at least this often: every half wal_sender_timeout, which is a minute by default. Unless
 # it is answered, the server ends the session after that time.

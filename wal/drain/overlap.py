@@ -16,7 +16,7 @@ from typing import Any, Self, TypeAlias
 
 import pyarrow as pa
 
-from storage.process_memory import TooLittleMemoryError
+from cutline.storage.process_memory import TooLittleMemoryError
 
 Batches: TypeAlias = "Generator[pa.Array[Any], None, None]"
 # Reading pauses at this size of the batches that are not released yet; one more batch may exceed it.

@@ -11,15 +11,15 @@ import adbc_driver_postgresql
 import pyarrow as pa
 from psycopg.conninfo import make_conninfo
 
-from fleet.config import Node
-from fleet.libpq_environment import missing_files
-from fleet.lsn import Lsn
-from fleet.nodes.connections import check_server, conninfo, lacking_error
-from fleet.nodes.encodings import RAW
-from fleet.nodes.pinned import SessionState, read_state, set_query, state_query, wanted_settings
-from fleet.nodes.poolers import refuses_options
-from storage.errors import BusyError, SnapshotError, UnreachableError
-from wal.drain.quiet_connecting import quiet_connecting
+from cutline.fleet.config import Node
+from cutline.fleet.libpq_environment import missing_files
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import check_server, conninfo, lacking_error
+from cutline.fleet.nodes.encodings import RAW
+from cutline.fleet.nodes.pinned import SessionState, read_state, set_query, state_query, wanted_settings
+from cutline.fleet.nodes.poolers import refuses_options
+from cutline.storage.errors import BusyError, SnapshotError, UnreachableError
+from cutline.wal.drain.quiet_connecting import quiet_connecting
 
 OBJECT_IN_USE = "55006"
 # So that several batches fit into AHEAD_BYTES (overlap.py).

@@ -15,11 +15,11 @@ from typing import Any
 import psycopg
 from psycopg.pq import ExecStatus
 
-from fleet.config import Node
-from fleet.lsn import Lsn
-from fleet.nodes.connections import connect_replication
-from storage.errors import SnapshotError
-from wal.drain.message_stream import await_input
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import connect_replication
+from cutline.storage.errors import SnapshotError
+from cutline.wal.drain.message_stream import await_input
 
 SILENCE_SECONDS_MAX = 10.0
 # A message with WAL begins with 'w' and three numbers.

@@ -18,11 +18,11 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 
-from fleet.config import Node
-from fleet.lsn import ORIGIN, Lsn
-from fleet.nodes.connections import connect, connect_replication
-from fleet.nodes.encodings import RAW
-from wal.drain.message_stream import stream_messages
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.nodes.connections import connect, connect_replication
+from cutline.fleet.nodes.encodings import RAW
+from cutline.wal.drain.message_stream import stream_messages
 
 XIDS = 1 << 32
 # How many bytes of a message are used here, by kind.

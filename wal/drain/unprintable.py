@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg.pq import Format
 
-from fleet.config import Node
-from fleet.lsn import Lsn
-from fleet.nodes.connections import connect, connect_replication
-from fleet.nodes.encodings import RAW
-from fleet.nodes.row_errors import KEY_CHARACTERS_MAX, is_row_error
-from storage.errors import SnapshotError
-from wal.decoding.undecodable import RowUndecodableError
-from wal.drain.message_stream import stream_messages
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import connect, connect_replication
+from cutline.fleet.nodes.encodings import RAW
+from cutline.fleet.nodes.row_errors import KEY_CHARACTERS_MAX, is_row_error
+from cutline.storage.errors import SnapshotError
+from cutline.wal.decoding.undecodable import RowUndecodableError
+from cutline.wal.drain.message_stream import stream_messages
 
 # Printing a value of another type may run somebody's code.
 BUILTIN_OID_MAX = 16383

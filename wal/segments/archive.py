@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleet.hints import NEW_CHAIN
-from fleet.lsn import ORIGIN, Lsn
-from fleet.record import Count, Integer, Record
-from storage.errors import ChainEnd, SnapshotError
-from wal.segments.definitions import Definition
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.record import Count, Integer, Record
+from cutline.storage.errors import ChainEnd, SnapshotError
+from cutline.wal.segments.definitions import Definition
 
 
 class ArchiveError(SnapshotError):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fleet.hints import NEW_CHAIN
-from storage.digest import digest
-from storage.errors import ChainEnd, RefusedError
-from storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
-from storage.stored_form import UndecryptableError, stored_form
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.storage.digest import digest
+from cutline.storage.errors import ChainEnd, RefusedError
+from cutline.storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
+from cutline.storage.stored_form import UndecryptableError, stored_form
 
 
 class ObjectDamagedError(RefusedError):

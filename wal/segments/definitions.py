@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleet.lsn import Lsn
-from fleet.record import Count, Record
-from fleet.tables.groups import Group
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.record import Count, Record
+from cutline.fleet.tables.groups import Group
 
 
 class Definition(Record, frozen=True):

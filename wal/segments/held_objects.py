@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, cast
 
-from storage.location import StoreLocation
-from storage.store import ObjectStore
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
 
 
 class OpensStore(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from storage.errors import RefusedError
-from storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectMissingError, ObjectStore
 
 FLEET_KEY = "fleet.json"
 FLEET_BYTES_MAX = 1 << 16

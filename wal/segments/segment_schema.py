@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.arrow_numbers import to_mask, to_numpy
 
 INSERT, UPSERT, PARTIAL, DELETE, TRUNCATE = (ord(letter) for letter in "IUuDT")
 COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for letter in "CPKRM")

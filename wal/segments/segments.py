@@ -23,22 +23,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from columns.arrow_numbers import to_numpy
-from columns.bytes_column import Ints
-from fleet.hints import NEW_CHAIN
-from fleet.lsn import Lsn
-from fleet.record import Count, Record, fields_of, from_json
-from storage.digest import digest
-from storage.errors import ChainEnd
-from storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
-from storage.stored_form import StoredForm, UndecryptableError, stored_form
-from storage.storing import create_or_find
-from wal.segments.archive import ArchivedSegment, ArchiveError, OpenTransaction, Segment, SegmentRange, segment_key
-from wal.segments.damage import ObjectDamagedError, read_listed
-from wal.segments.definitions import Definition
-from wal.segments.parquet_objects import expand_global_ids, open_parquet, parquet_options
-from wal.segments.segment_schema import SEGMENT_SCHEMA, check_rows
-from wal.segments.tail_file import TailFile
+from cutline.columns.arrow_numbers import to_numpy
+from cutline.columns.bytes_column import Ints
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.record import Count, Record, fields_of, from_json
+from cutline.storage.digest import digest
+from cutline.storage.errors import ChainEnd
+from cutline.storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
+from cutline.storage.stored_form import StoredForm, UndecryptableError, stored_form
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.archive import (
+    ArchivedSegment,
+    ArchiveError,
+    OpenTransaction,
+    Segment,
+    SegmentRange,
+    segment_key,
+)
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.parquet_objects import expand_global_ids, open_parquet, parquet_options
+from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA, check_rows
+from cutline.wal.segments.tail_file import TailFile
 
 METADATA_KEY = b"cutline"
 FORMAT = "cutline/segment/3"

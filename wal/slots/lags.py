@@ -12,10 +12,10 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.lsn import Lsn
-from fleet.nodes.nodes_query import NodeAnswers, NodesQuery
-from wal.slots.own_slots import POSITION, RETAINING_SLOTS
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.nodes_query import NodeAnswers, NodesQuery
+from cutline.wal.slots.own_slots import POSITION, RETAINING_SLOTS
 
 ASKING_SECONDS_MAX = 2.0
 # Every function is evaluated once: a slot's lag is that of the position that is reported with it.

@@ -14,15 +14,15 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.lsn import Lsn
-from fleet.nodes.connections import connect, raising_unreachable
-from fleet.nodes.problems import comment
-from fleet.nodes.sessions import in_parallel
-from fleet.progress import Progress
-from fleet.sizes import size_text
-from storage.errors import UnreachableError
-from wal.slots.waiting import WaitNotes
+from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import connect, raising_unreachable
+from cutline.fleet.nodes.problems import comment
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.progress import Progress
+from cutline.fleet.sizes import size_text
+from cutline.storage.errors import UnreachableError
+from cutline.wal.slots.waiting import WaitNotes
 
 REPLAY_POLL_SECONDS = 0.05
 # A task waits no longer: the driver has waited for the standby before.

@@ -8,12 +8,12 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.beside import OldDatabase, read_old
-from fleet.nodes.connections import raising_unreachable, unreachable_error
-from fleet.nodes.nodes_query import NodesQuery
-from fleet.nodes.sessions import Sessions, in_parallel
-from wal.slots.own_slots import POSITION, RETAINING_SLOTS
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.beside import OldDatabase, read_old
+from cutline.fleet.nodes.connections import raising_unreachable, unreachable_error
+from cutline.fleet.nodes.nodes_query import NodesQuery
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.wal.slots.own_slots import POSITION, RETAINING_SLOTS
 
 ASKING_SECONDS_MAX = 2.0
 # Little WAL, of a node and of all nodes together (docs/architecture.md, "Draining").

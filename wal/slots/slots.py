@@ -17,18 +17,18 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.config import Node
-from fleet.hints import NEW_CHAIN
-from fleet.lsn import Lsn
-from fleet.nodes.connections import connect, connect_replication, unreachable_error
-from fleet.nodes.privileges import lacks_function, read_role
-from fleet.nodes.problems import unfit_error
-from fleet.nodes.sessions import in_parallel, let_end
-from fleet.nodes.shut_down import shut_down_after
-from fleet.progress import Progress, Silent
-from storage.errors import ChainEnd, RefusedError, SnapshotError
-from wal.slots.replay import ReplayState, read_replay, replay_error, report_replay
-from wal.slots.waiting import Awaited, WaitNotes, open_transactions, wait_error
+from cutline.fleet.config import Node
+from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import connect, connect_replication, unreachable_error
+from cutline.fleet.nodes.privileges import lacks_function, read_role
+from cutline.fleet.nodes.problems import unfit_error
+from cutline.fleet.nodes.sessions import in_parallel, let_end
+from cutline.fleet.nodes.shut_down import shut_down_after
+from cutline.fleet.progress import Progress, Silent
+from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
+from cutline.wal.slots.replay import ReplayState, read_replay, replay_error, report_replay
+from cutline.wal.slots.waiting import Awaited, WaitNotes, open_transactions, wait_error
 
 PLUGIN = "pgoutput"
 # How often to check a slot that is being created.

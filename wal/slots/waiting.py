@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fleet.nodes.encodings import readable
-from fleet.nodes.problems import comment
-from fleet.progress import Progress
-from fleet.some_names import join_some
-from storage.errors import RefusedError
+from cutline.fleet.nodes.encodings import readable
+from cutline.fleet.nodes.problems import comment
+from cutline.fleet.progress import Progress
+from cutline.fleet.some_names import join_some
+from cutline.storage.errors import RefusedError
 
 # The first note comes after this time, so that a short wait is not reported.
 NOTE_SECONDS = 2.0

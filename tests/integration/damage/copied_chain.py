@@ -10,14 +10,14 @@ from pathlib import Path
 
 import psycopg
 
-from embedded.bank import INITIAL_BALANCE
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
-from fleet.nodes.connections import with_database
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.stored_object import BASE
-from storage.location import StoreLocation
+from cutline.embedded.bank import INITIAL_BALANCE
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.stored_object import BASE
+from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.refusing import execute
 from tests.stores.listed import objects_of

@@ -11,16 +11,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from check.report import CheckReport, Conflict
-from check.verify import CheckRequest, check_snapshots
-from embedded.bank_workload import BankWorkload
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet
-from fleet.progress import Silent
-from snapshots.records.chain import Chain
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import commit_key
-from storage.location import StoreLocation
+from cutline.check.report import CheckReport, Conflict
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import commit_key
+from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute
 from tests.stores.listed import objects_of

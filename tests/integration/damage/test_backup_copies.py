@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.parts.scope import RestoreScope, TableMove
-from restore.plan import plan_restore
-from restore.report import RestoreReport
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet, resume_restore
-from snapshots.ddl.dump import find_ddl
-from storage.errors import UsageError
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.parts.scope import RestoreScope, TableMove
+from cutline.restore.plan import plan_restore
+from cutline.restore.report import RestoreReport
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.snapshots.ddl.dump import find_ddl
+from cutline.storage.errors import UsageError
+from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.watching import Reached, Watching
 from tests.integration.damage.copied_chain import DATABASE, NAME, TABLES, CopiedChain
 from tests.stores.damage import flip_byte, remove, truncate
-from wal.segments.damage import ObjectDamagedError
 
 ALL = {f"public.{name}" for name in (*TABLES, "account", "transfer")}
 

@@ -15,19 +15,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from check.report import CheckReport
-from check.structure import check_structure
-from check.verify import CheckRequest, check_snapshots
-from fleet.progress import Silent
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from snapshots.fold.changes import read_changes
-from snapshots.fold.find_sources import sources_of
-from snapshots.fold.sources import problem_of
-from snapshots.records.commits import SnapshotMissingError, commit_key
-from snapshots.records.store_identity import StoreNotInitialisedError
-from storage.errors import SnapshotError
+from cutline.check.report import CheckReport
+from cutline.check.structure import check_structure
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.fleet.progress import Silent
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.snapshots.fold.changes import read_changes
+from cutline.snapshots.fold.find_sources import sources_of
+from cutline.snapshots.fold.sources import problem_of
+from cutline.snapshots.records.commits import SnapshotMissingError, commit_key
+from cutline.snapshots.records.store_identity import StoreNotInitialisedError
+from cutline.storage.errors import SnapshotError
+from cutline.wal.segments.segment_schema import PREPARE
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import run_command
 from tests.integration.damage.stored_chain import (
@@ -52,7 +53,6 @@ from tests.stores.damage import (
     with_value,
     without_row,
 )
-from wal.segments.segment_schema import PREPARE
 
 
 def check_everything(stored: StoredChain) -> CheckReport:

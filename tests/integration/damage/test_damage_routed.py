@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshots.ddl.dump import find_ddl
+from cutline.snapshots.ddl.dump import find_ddl
 from tests.commands.in_process import run_here
 from tests.integration.damage.copied_chain import NAME, CopiedChain
 from tests.stores.damage import flip_byte, remove

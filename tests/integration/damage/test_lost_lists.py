@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from check.verify import CheckRequest, check_snapshots
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet, resume_restore
-from snapshots.operations import object_lists
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.snapshots.operations import object_lists
+from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.damage.copied_chain import NAME, CopiedChain, copied_chain
 from tests.integration.damage.test_backup_copies import ALL, borrowed, refused, restore
 from tests.stores.damage import flip_byte, remove
-from wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
 
 # An empty table has no base copy.
 WITH_ROWS = ALL - {"public.transfer"}

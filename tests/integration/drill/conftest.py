@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
+from cutline.embedded.fleet import EmbeddedFleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.drill.drilled import CHANGES, NAME, TABLES, Drilled, listening
 from tests.integration.refusing import execute

@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET, structs
 
-import restore.drill.drill
-import restore.obstacles.server
-from embedded.fleet import open_fleet
-from fleet.config import Node, load_fleet
-from fleet.fleet_file import AssertionTable
-from fleet.nodes.baseline import NodeIdentity
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.drill.drill import run_drill, settle_dead_drills
-from restore.drill.place import DrillUnfitError
-from restore.request import RestoreRequest
-from snapshots.activity.ended_operations import read_history
-from snapshots.operations.open_operations import read_open_operations
-from snapshots.operations.recorded import read_open_intents
-from snapshots.records.chain import Chain
+import cutline.restore.drill.drill
+import cutline.restore.obstacles.server
+from cutline.embedded.fleet import open_fleet
+from cutline.fleet.config import Node, load_fleet
+from cutline.fleet.fleet_file import AssertionTable
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.drill.drill import run_drill, settle_dead_drills
+from cutline.restore.drill.place import DrillUnfitError
+from cutline.restore.request import RestoreRequest
+from cutline.snapshots.activity.ended_operations import read_history
+from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.records.chain import Chain
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready, run_command
 from tests.integration.drill.drilled import FAILING, HOLDING, NAME, Drilled, processes_of, servers_below, write_fleet
@@ -130,7 +130,7 @@ def test_the_servers_of_a_killed_drill_are_removed_by_the_next_command(
     (left,) = read_open_intents(store)
     assert "the next drill on its machine settles it" in read_open_operations(store)[0].text
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(restore.drill.drill, "is_gone", lambda _: False)
+        elsewhere.setattr(cutline.restore.drill.drill, "is_gone", lambda _: False)
         settle_dead_drills(store, datetime.now(UTC) + timedelta(hours=1))
         assert [one.operation for one in read_open_intents(store)] == [left.operation]
     settle_dead_drills(store, datetime.now(UTC))
@@ -141,7 +141,7 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
     drilled: Drilled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
-    monkeypatch.setattr(restore.obstacles.server, "EXTENSION", "VIEW")
+    monkeypatch.setattr(cutline.restore.obstacles.server, "EXTENSION", "VIEW")
     with pytest.raises(DrillUnfitError, match="node s1 lacks extensions that the snapshot has: who") as raised:
         run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
     assert raised.value.hint.splitlines() == [
@@ -151,7 +151,7 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
     ]
     # As pg_cron is: whatever fleet.toml allows, and wherever the servers are, it can't be created.
     with monkeypatch.context() as patch:
-        patch.setattr(restore.obstacles.server, "OF_ONE_DATABASE", {"who"})
+        patch.setattr(cutline.restore.obstacles.server, "OF_ONE_DATABASE", {"who"})
         with pytest.raises(DrillUnfitError, match="in one database alone: who") as raised:
             run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
         assert raised.value.hint == "drill without them: --allow-refused-ddl"

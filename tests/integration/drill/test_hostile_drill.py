@@ -11,21 +11,21 @@ import psycopg
 import pytest
 from msgspec import structs
 
-import restore.drill.place
-from cli.output.drill import drill_lines
-from cli.output.restore_report import preview_lines
-from embedded.fleet import EmbeddedFleet
-from embedded.sandbox import find_confinement
-from fleet.config import Fleet, load_fleet
-from fleet.durations import Duration
-from fleet.fleet_file import AssertionTable, DrillTable
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from restore.drill.drill import DrillReport, run_drill
-from restore.drill.place import DrillUnfitError
-from restore.plan import RestorePlan
-from restore.preview import RestorePreview
-from restore.request import RestoreRequest
+import cutline.restore.drill.place
+from cutline.cli.output.drill import drill_lines
+from cutline.cli.output.restore_report import preview_lines
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.sandbox import find_confinement
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.durations import Duration
+from cutline.fleet.fleet_file import AssertionTable, DrillTable
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.drill.drill import DrillReport, run_drill
+from cutline.restore.drill.place import DrillUnfitError
+from cutline.restore.plan import RestorePlan
+from cutline.restore.preview import RestorePreview
+from cutline.restore.request import RestoreRequest
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.faults.cancelled_command import cancel_when
 from tests.integration.documented_roles import drop_role
@@ -232,7 +232,7 @@ def test_an_assertion_whose_function_swallows_its_cancellation_ends_with_its_ses
     assert (first.holds, first.why, second.holds) == (False, "no answer after 1 s: its session was ended", True)
     assert 1 <= first.seconds < 10
     # Of a function in C, say, that never looks whether it is to end.
-    monkeypatch.setattr(restore.drill.place, "TERMINATE", "SELECT %s < 0 AND %s < 0")
+    monkeypatch.setattr(cutline.restore.drill.place, "TERMINATE", "SELECT %s < 0 AND %s < 0")
     report = drill(hostile, assertion=(endless, count))
     first, second = report.assertions
     assert (first.holds, second.holds) == (False, None)

@@ -18,26 +18,26 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-import restore.drill.assertions
-import restore.restore
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Node, load_fleet
-from fleet.durations import Duration
-from fleet.fleet_file import AssertionTable
-from fleet.nodes.connections import NodeUnreachableError, connect, with_database
-from fleet.nodes.shut_down import shut_down
-from fleet.nodes.watch import watch_nodes
-from fleet.progress import Noting, Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.drill.assertions import ROWS_SHOWN_MAX, Reader, ask
-from restore.drill.drill import run_drill
-from restore.drill.own_servers import _check_roles, _drop_databases, _drop_roles, drop_dead
-from restore.drill.place import DrillUnfitError
-from restore.parts.scope import RestoreScope
-from restore.request import RestoreRequest
-from restore.roles import missing_roles
-from restore.targets.target import TargetUnfitError, target_of
-from storage.errors import UnreachableError, UsageError
+import cutline.restore.drill.assertions
+import cutline.restore.restore
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node, load_fleet
+from cutline.fleet.durations import Duration
+from cutline.fleet.fleet_file import AssertionTable
+from cutline.fleet.nodes.connections import NodeUnreachableError, connect, with_database
+from cutline.fleet.nodes.shut_down import shut_down
+from cutline.fleet.nodes.watch import watch_nodes
+from cutline.fleet.progress import Noting, Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.drill.assertions import ROWS_SHOWN_MAX, Reader, ask
+from cutline.restore.drill.drill import run_drill
+from cutline.restore.drill.own_servers import _check_roles, _drop_databases, _drop_roles, drop_dead
+from cutline.restore.drill.place import DrillUnfitError
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.request import RestoreRequest
+from cutline.restore.roles import missing_roles
+from cutline.restore.targets.target import TargetUnfitError, target_of
+from cutline.storage.errors import UnreachableError, UsageError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
 from tests.integration.drill.drilled import HOLDING, NAME, Drilled, write_fleet
@@ -243,7 +243,7 @@ def test_a_server_that_goes_away_under_an_assertion_is_no_bug(
         threading.Timer(0.5, shut_down, (connection,)).start()
         return connection
 
-    monkeypatch.setattr(restore.drill.assertions, "connect", connect_and_lose)
+    monkeypatch.setattr(cutline.restore.drill.assertions, "connect", connect_and_lose)
     with pytest.raises(NodeUnreachableError, match="node s1"):
         ask(AssertionTable("s1", "SELECT pg_sleep(60)", 1), Reader(node, lambda _: False))
 
@@ -275,7 +275,7 @@ def test_a_drill_that_the_store_ends_advises_nothing_and_leaves_nothing(
     before = left_on(shared_fleet)
     fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
     to = ("--to", str(describe(tmp_path / "spare.toml", shared_fleet, "postgres")))
-    monkeypatch.setattr(restore.restore, "decide_restore", lose)
+    monkeypatch.setattr(cutline.restore.restore, "decide_restore", lose)
     words = ("restore", NAME, "--drill", *to[: 2 * on_own_servers])
     code, document = run_here(fleet, *words, spark=drilled.spark)
     assert (code, ADVICE.search(document["hint"]), "unfinished" in document["details"]) == (6, None, False)

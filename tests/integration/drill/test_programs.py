@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet.config import load_fleet
-from fleet.progress import Silent
-from restore.drill.drill import run_drill
-from restore.drill.place import DrillUnfitError
-from restore.request import RestoreRequest
+from cutline.fleet.config import load_fleet
+from cutline.fleet.progress import Silent
+from cutline.restore.drill.drill import run_drill
+from cutline.restore.drill.place import DrillUnfitError
+from cutline.restore.request import RestoreRequest
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import NoSpark, execute
 from tests.run.soak import draw

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
+from cutline.embedded.fleet import EmbeddedFleet
 from tests.chains.exact_chain import History, exact_history
 from tests.commands.snapshot_runs import Ready
 from tests.run.soak import SOAK_SECONDS

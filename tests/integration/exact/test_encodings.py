@@ -16,21 +16,22 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cli.commands.create import lines_of as create_lines
-from embedded.bank import create_bank, read_invariants
-from embedded.bank_workload import BankWorkload
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, Node
-from fleet.nodes.connections import connect, with_database
-from fleet.nodes.problems import NodeUnfitError
-from fleet.progress import Silent
-from fleet.tables.left_out import LeftOut, LeftOutKind
-from restore.targets.target import TargetUnfitError
-from snapshots.create.full_plan import preview_full
-from snapshots.create.initialise import initialise
-from snapshots.create.request import CreateRequest
-from snapshots.ddl.database_facts import read_properties
-from snapshots.records.database_facts import DatabaseSetting
+from cutline.cli.commands.create import lines_of as create_lines
+from cutline.embedded.bank import create_bank, read_invariants
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.connections import connect, with_database
+from cutline.fleet.nodes.problems import NodeUnfitError
+from cutline.fleet.progress import Silent
+from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
+from cutline.restore.targets.target import TargetUnfitError
+from cutline.snapshots.create.full_plan import preview_full
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.ddl.database_facts import read_properties
+from cutline.snapshots.records.database_facts import DatabaseSetting
+from cutline.wal.slots.waiting import prepared_transactions
 from tests.chains.mixed_databases import (
     await_standbys,
     change,
@@ -61,7 +62,6 @@ from tests.tables.encoded_tables import (
     session,
 )
 from tests.tables.large_object_states import read_large_objects
-from wal.slots.waiting import prepared_transactions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

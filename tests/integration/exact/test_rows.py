@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from fleet.nodes.connections import connect
-from fleet.nodes.pinned import PINNED_SETTINGS
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.pinned import PINNED_SETTINGS
 from tests.chains.exact_chain import EXACT, LAST, OTHER, REDEFINED, RESTORED, ROLE_SETTINGS, History, differences
 from tests.chains.exact_databases import CASES, FUNCTIONS, RULES
 from tests.run.soak import SOAK_SECONDS

@@ -12,10 +12,10 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, Node
-from restore.obstacles.obstacles import TargetLacksError
-from storage.errors import RefusedError
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, Node
+from cutline.restore.obstacles.obstacles import TargetLacksError
+from cutline.storage.errors import RefusedError
 from tests.chains.exact_chain import LAST, NAME, OTHER, RESTORED, History, differences
 from tests.chains.exact_databases import OtherVersionDatabase
 from tests.commands.snapshot_runs import sorted_copies

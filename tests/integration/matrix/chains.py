@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from check.report import SnapshotReport
-from embedded.bank import create_bank
-from embedded.bank_workload import BankWorkload
-from embedded.fleet import EmbeddedFleet
-from embedded.server import EmbeddedNode
-from fleet.config import Fleet, Node
-from fleet.nodes.sessions import in_parallel
-from fleet.programs.wheel import run_tool, wheel_bin_directory
-from storage.location import StoreLocation
+from cutline.check.report import SnapshotReport
+from cutline.embedded.bank import create_bank
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import EmbeddedNode
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.programs.wheel import run_tool, wheel_bin_directory
+from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.matrix.shop import CHANGES, LATER, SCHEMA
 from tests.integration.refusing import execute

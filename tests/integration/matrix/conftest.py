@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import EmbeddedFleet
+from cutline.embedded.fleet import EmbeddedFleet
 from tests.integration.matrix.chains import Matrix, matrix_on
 
 if TYPE_CHECKING:

@@ -10,20 +10,20 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from embedded.bank import read_invariants
-from fleet.programs import clients
-from fleet.programs.clients import ProgramsUnfitError
-from fleet.programs.clients import programs_for as programs_for_node
-from fleet.programs.wheel import wheel_bin_directory
-from fleet.progress import Silent
-from restore.obstacles.obstacles import ObstaclesError
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.preview import preview_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from restore.targets.target import TargetUnfitError
-from snapshots.create.initialise import initialise
+from cutline.embedded.bank import read_invariants
+from cutline.fleet.programs import clients
+from cutline.fleet.programs.clients import ProgramsUnfitError
+from cutline.fleet.programs.clients import programs_for as programs_for_node
+from cutline.fleet.programs.wheel import wheel_bin_directory
+from cutline.fleet.progress import Silent
+from cutline.restore.obstacles.obstacles import ObstaclesError
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.restore.targets.target import TargetUnfitError
+from cutline.snapshots.create.initialise import initialise
 from tests.chains.exact_chain import differences
 from tests.integration.matrix.chains import CROSSED_MIN, DATABASE, TARGET, TOGETHER, Matrix, state_of
 from tests.run.soak import SOAK_SECONDS

@@ -6,14 +6,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from fleet.config import Fleet, load_fleet
-from fleet.nodes.connections import NodeUnreachableError, with_database
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet, resume_restore
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.nodes.connections import NodeUnreachableError, with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet, resume_restore
 from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.integration.parts.two_places import (

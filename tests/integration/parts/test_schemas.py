@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from fleet.config import Fleet
+from cutline.fleet.config import Fleet
 from tests.integration.parts.two_places import TwoPlaces
 
 ROWS = ("public.item", "sales.invoice", "app.customer", "app.line")

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from embedded.bank import read_invariants
-from fleet.nodes.connections import with_database
+from cutline.embedded.bank import read_invariants
+from cutline.fleet.nodes.connections import with_database
 from tests.commands.snapshot_runs import Runs, sorted_copies
 from tests.integration.read_only.frozen_nodes import execute
 
 if TYPE_CHECKING:
-    from fleet.config import Node
+    from cutline.fleet.config import Node
 
 RESTORED = "restored"
 TABLE = "CREATE TABLE entry (id uuid PRIMARY KEY, number bigserial)"

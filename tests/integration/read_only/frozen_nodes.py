@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
-from fleet.config import Node
-from fleet.nodes.connections import connect
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect
 
 FLEET_ID = "ab12cd34"
 WRITE = "UPDATE public.account SET balance = balance WHERE id = 1"

@@ -11,14 +11,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from fleet.config import Fleet, Node
-from fleet.nodes.connections import connect
-from fleet.nodes.other_sessions import end_sessions
-from fleet.nodes.problems import NodeUnfitError
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Silent
-from fleet.read_only.freezable import check_freezable
-from fleet.read_only.frozen import freeze, is_on, read_frozen, read_record, thaw
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.other_sessions import end_sessions
+from cutline.fleet.nodes.problems import NodeUnfitError
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Silent
+from cutline.fleet.read_only.freezable import check_freezable
+from cutline.fleet.read_only.frozen import freeze, is_on, read_frozen, read_record, thaw
 from tests.integration.read_only.frozen_nodes import (
     FLEET_ID,
     WRITE,

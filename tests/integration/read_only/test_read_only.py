@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from fleet.config import Fleet, Node
-from fleet.label import own_label
-from fleet.nodes.connections import connect
-from fleet.nodes.lock import FleetBusyError, lock_fleet
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Silent
-from fleet.read_only.frozen import FreezeRecordError, freeze
-from fleet.read_only.resume import ReadOnlyLeftError, check_terminal, resume_fleet, undo_freeze
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.label import own_label
+from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.lock import FleetBusyError, lock_fleet
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Silent
+from cutline.fleet.read_only.frozen import FreezeRecordError, freeze
+from cutline.fleet.read_only.resume import ReadOnlyLeftError, check_terminal, resume_fleet, undo_freeze
 from tests.commands.watching import Watching
 from tests.integration.read_only.frozen_nodes import (
     FLEET_ID,
@@ -26,7 +26,7 @@ from tests.integration.read_only.frozen_nodes import (
 )
 
 if TYPE_CHECKING:
-    from embedded.fleet import EmbeddedFleet
+    from cutline.embedded.fleet import EmbeddedFleet
 
 
 def test_resume_thaws_every_node_and_can_be_repeated(fleet: Fleet) -> None:

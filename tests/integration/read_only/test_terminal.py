@@ -11,34 +11,34 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from check.verify import CheckRequest, check_snapshots
-from embedded.bank_workload import BankStoppedError, BankWorkload
-from fleet.progress import Silent
-from fleet.read_only.resume import FleetFrozenError, resume_fleet
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.create.terminal import FinalStateError
-from snapshots.listing.name_templates import new_name, newest_name
-from snapshots.operations.crash_points import FULL_POINTS, PER_NODE, CrashPoint, terminal_crash_points
-from snapshots.operations.recorded import read_open_intents
-from snapshots.records.chains import read_chain
-from snapshots.records.commits import SnapshotExistsError
-from storage.errors import SnapshotError
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.embedded.bank_workload import BankStoppedError, BankWorkload
+from cutline.fleet.progress import Silent
+from cutline.fleet.read_only.resume import FleetFrozenError, resume_fleet
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.create.terminal import FinalStateError
+from cutline.snapshots.listing.name_templates import new_name, newest_name
+from cutline.snapshots.operations.crash_points import FULL_POINTS, PER_NODE, CrashPoint, terminal_crash_points
+from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.commits import SnapshotExistsError
+from cutline.storage.errors import SnapshotError
+from cutline.wal.slots.waiting import SlotWaitError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.integration.read_only.entry_writers import ENTRY, TABLE, assert_final, read_value, restored, writing
 from tests.integration.read_only.frozen_nodes import WRITE, execute, may_write, read_settings
 from tests.integration.test_waits import gids
-from wal.slots.waiting import SlotWaitError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
-    from fleet.config import Fleet, Node
-    from storage.store import ObjectStore
+    from cutline.embedded.fleet import EmbeddedFleet
+    from cutline.fleet.config import Fleet, Node
+    from cutline.storage.store import ObjectStore
 
 INSISTING = "-c default_transaction_read_only=off"
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from embedded.fleet import EmbeddedFleet
-from embedded.server import EmbeddedNode, delete_server, log_tail, running_pid, start_server
-from fleet.config import Fleet, load_fleet
-from fleet.nodes.sessions import in_parallel
-from fleet.programs.wheel import Programs, run_as, server_programs
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import EmbeddedNode, delete_server, log_tail, running_pid, start_server
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.programs.wheel import Programs, run_as, server_programs
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import SERVERS, Server

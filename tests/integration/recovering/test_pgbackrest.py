@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.bank import read_invariants
-from embedded.bank_workload import BankWorkload
-from embedded.server import EmbeddedNode, delete_server, start_server
-from fleet.programs.wheel import run_as
-from fleet.progress import Silent
-from snapshots.create.initialise import initialise
-from snapshots.create.request import CreateRequest
-from snapshots.listing.listing import show_snapshot
-from snapshots.listing.recovery_plan import NodeRecovery, plan_recovery
-from snapshots.restore_point.restore_point import create_restore_point
+from cutline.embedded.bank import read_invariants
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.embedded.server import EmbeddedNode, delete_server, start_server
+from cutline.fleet.programs.wheel import run_as
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.listing.listing import show_snapshot
+from cutline.snapshots.listing.recovery_plan import NodeRecovery, plan_recovery
+from cutline.snapshots.restore_point.restore_point import create_restore_point
 from tests.integration.recovering.physical_place import (
     RECOVERING,
     PhysicalPlace,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import stop_fleet
-from fleet.config import Node
+from cutline.embedded.fleet import stop_fleet
+from cutline.fleet.config import Node
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.integration.restoring.filled import tables_to_fill
 from tests.integration.restoring.target_place import SHARDS, Place, make_place

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from embedded import bank
-from fleet.nodes.connections import NodeUnreachableError, with_database
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from restore.rows.ledger import TablesInUseError
+from cutline.embedded import bank
+from cutline.fleet.nodes.connections import NodeUnreachableError, with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.restore.rows.ledger import TablesInUseError
 from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute

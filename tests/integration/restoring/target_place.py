@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, Node, load_fleet
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from restore.unfinished import UnfinishedRestoreError
-from snapshots.operations.recorded import read_open_intents
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, Node, load_fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.snapshots.operations.recorded import read_open_intents
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.refusing import execute
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from cli.commands.restore_ends import Confirmation, NotConfirmedError
-from fleet.nodes.connections import with_database
-from fleet.nodes.lock import FleetBusyError, lock_fleet
-from fleet.nodes.sessions import open_sessions
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.plan import plan_restore
-from restore.restore import restore_fleet
-from restore.undoing.old_databases import discard_old
-from storage.errors import SnapshotError
+from cutline.cli.commands.restore_ends import Confirmation, NotConfirmedError
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.nodes.lock import FleetBusyError, lock_fleet
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.plan import plan_restore
+from cutline.restore.restore import restore_fleet
+from cutline.restore.undoing.old_databases import discard_old
+from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching

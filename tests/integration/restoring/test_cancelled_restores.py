@@ -11,9 +11,9 @@ from contextlib import nullcontext
 import psycopg
 import pytest
 
-from fleet.config import Node
-from restore.crash_points import PER_NODE, RestoreCrashPoint
-from snapshots.operations.open_operations import RESTORE
+from cutline.fleet.config import Node
+from cutline.restore.crash_points import PER_NODE, RestoreCrashPoint
+from cutline.snapshots.operations.open_operations import RESTORE
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.faults.cancelled_command import CancelledRun, cancel_at, cancel_when
 from tests.integration.refusing import execute

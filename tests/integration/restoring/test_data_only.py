@@ -8,18 +8,18 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from fleet.nodes.lock import FleetBusyError, lock_fleet
-from fleet.nodes.sessions import open_sessions
-from fleet.tables.event_triggers import EventTriggerError
-from restore.crash_points import RestoreCrashPoint
-from restore.data_only.references import ForeignKeyViolatedError
-from restore.data_only.sequences import find_used
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.rows.ledger import LoadError
-from snapshots.ddl.dump import find_ddl
-from snapshots.records.chains import read_chain
+from cutline.fleet.nodes.lock import FleetBusyError, lock_fleet
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.tables.event_triggers import EventTriggerError
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.data_only.references import ForeignKeyViolatedError
+from cutline.restore.data_only.sequences import find_used
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.rows.ledger import LoadError
+from cutline.snapshots.ddl.dump import find_ddl
+from cutline.snapshots.records.chains import read_chain
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute

@@ -5,12 +5,12 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from fleet.config import Node
-from fleet.nodes.connections import with_database
-from restore.crash_points import RestoreCrashPoint
-from restore.data_only.checker import TablesUnfitError
-from restore.data_only.filling import TablesChangedError
-from restore.data_only.references import KeyUntrustedError
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import with_database
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.data_only.checker import TablesUnfitError
+from cutline.restore.data_only.filling import TablesChangedError
+from cutline.restore.data_only.references import KeyUntrustedError
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume
 from tests.integration.restoring.filled import acting_at, assert_empty, leave, load, rows_of

@@ -9,16 +9,16 @@ from collections import Counter
 import psycopg
 import pytest
 
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.data_only.checker import TablesUnfitError
-from restore.data_only.filling import Filling
-from restore.request import RestoreRequest
-from restore.restore import resume_restore
-from restore.rows.ledger import LoadError
-from restore.undoing.abandoning import abandon_restore
-from restore.unfinished import UnfinishedRestoreError
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.data_only.checker import TablesUnfitError
+from cutline.restore.data_only.filling import Filling
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import resume_restore
+from cutline.restore.rows.ledger import LoadError
+from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.unfinished import UnfinishedRestoreError
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
@@ -108,7 +108,7 @@ def test_before_the_decision_it_ends_either_way(
         else:
             # What is in the ledger is not loaded again, and another version loads all again.
             if point == RestoreCrashPoint.ROWS_LOADED and draw([True, False])[0]:
-                monkeypatch.setattr("restore.run.version", lambda _package: "another")
+                monkeypatch.setattr("cutline.restore.run.version", lambda _package: "another")
             resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
             assert_filled(place)
 
@@ -141,7 +141,7 @@ def test_a_sequence_that_is_dropped_after_the_decision_is_named_and_set_when_it_
 
 
 def test_an_undo_that_is_refused_says_so_and_how_to_end_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("restore.data_only.filling.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.data_only.filling.LOCK_SECONDS_MAX", 1)
     with tables_to_fill(place), psycopg.connect(place.target.primaries[1].dsn) as reader:
 
         def lock_and_fail(reached: Reached) -> None:
@@ -165,7 +165,7 @@ def test_what_another_version_has_loaded_again_is_recorded_as_its_own(
 ) -> None:
     with tables_to_fill(place):
         leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
-        monkeypatch.setattr("restore.run.version", lambda _package: "another")
+        monkeypatch.setattr("cutline.restore.run.version", lambda _package: "another")
 
         def lose(reached: Reached) -> None:
             if reached.point == str(RestoreCrashPoint.ROWS_LOADED):
@@ -184,9 +184,9 @@ def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeyp
     with tables_to_fill(place):
         with monkeypatch.context() as patch:
             # Whoever has folded them.
-            patch.setattr("restore.rows.jobs._segment_tasks", lambda *_: [])
-            patch.setattr("restore.rows.jobs._image_tasks", lambda *_: [])
-            patch.setattr("restore.rows.jobs._load_images", lambda *_: Counter[int]())
+            patch.setattr("cutline.restore.rows.jobs._segment_tasks", lambda *_: [])
+            patch.setattr("cutline.restore.rows.jobs._image_tasks", lambda *_: [])
+            patch.setattr("cutline.restore.rows.jobs._load_images", lambda *_: Counter[int]())
             leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
         lines = [rows_of(node.dsn, "item")["public.item"].count(b"\n") for node in place.target.primaries]
         # Of 300 rows those whose id is a multiple of 3 or of 50 have changed.
@@ -224,7 +224,7 @@ def test_what_is_ended_after_the_decision_leaves_nothing_in_the_databases(
             raise NodeUnreachableError("node s2: it is gone")
 
         with monkeypatch.context() as patch:
-            patch.setattr("restore.ending.clear_records", lose)
+            patch.setattr("cutline.restore.ending.clear_records", lose)
             with pytest.raises(NodeUnreachableError):
                 resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_filled(place)

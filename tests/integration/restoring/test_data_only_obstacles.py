@@ -7,14 +7,14 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from fleet.config import Fleet
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from restore.data_only.references import ForeignKeyViolatedError
-from restore.plan import plan_restore
-from restore.preview import preview_restore
-from restore.restore import restore_fleet
-from storage.errors import SnapshotError
+from cutline.fleet.config import Fleet
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.data_only.references import ForeignKeyViolatedError
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_restore
+from cutline.restore.restore import restore_fleet
+from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
 from tests.integration.documented_roles import RESTORER, statements

@@ -15,19 +15,19 @@ import psycopg
 import pytest
 from msgspec import structs
 
-from fleet.config import Node
-from fleet.nodes.connections import NodeUnreachableError
-from restore.crash_points import RestoreCrashPoint
-from restore.data_only.checker import TablesUnfitError
-from restore.data_only.held_tables import (
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.data_only.checker import TablesUnfitError
+from cutline.restore.data_only.held_tables import (
     ALTERING,
     LOOK_SECONDS,
     SECONDS_MAX,
     STOP_SECONDS_MAX,
     refusing_waiting,
 )
-from restore.data_only.references import ForeignKeyViolatedError
-from restore.rows.ledger import LoadError, TablesInUseError
+from cutline.restore.data_only.references import ForeignKeyViolatedError
+from cutline.restore.rows.ledger import LoadError, TablesInUseError
 from tests.commands.watching import Watching
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume
@@ -85,7 +85,7 @@ def wait_then(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Non
         act()
         sleep(seconds)
 
-    monkeypatch.setattr("restore.data_only.held_tables.sleep", wait)
+    monkeypatch.setattr("cutline.restore.data_only.held_tables.sleep", wait)
 
 
 def test_a_row_that_is_being_deleted_at_the_other_end_of_a_key_is_waited_for(
@@ -137,7 +137,7 @@ def test_a_row_that_was_added_before_a_restore_is_resumed_is_found(place: Place)
 def test_a_transaction_that_does_not_end_is_named_and_nothing_is_lost(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch, *, is_prepared: bool
 ) -> None:
-    monkeypatch.setattr("restore.data_only.held_tables.WRITERS_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.data_only.held_tables.WRITERS_SECONDS_MAX", 1)
     with psycopg.connect(filled.dsn, autocommit=True) as other:
         other.execute("BEGIN")
 
@@ -230,7 +230,7 @@ def test_rows_in_a_schema_that_took_the_name_of_another_are_noticed(place: Place
 def test_tables_at_the_other_ends_of_keys_are_not_waited_for_without_end(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("restore.data_only.references.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.data_only.references.LOCK_SECONDS_MAX", 1)
 
     def lock(other: psycopg.Connection) -> None:
         other.execute("LOCK TABLE kind IN ACCESS EXCLUSIVE MODE")

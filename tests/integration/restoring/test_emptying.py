@@ -10,13 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from fleet.config import GroupRules, Node
-from fleet.tables.groups import read_tables
-from restore.data_only.checks import WantedRows, check_tables
-from restore.data_only.filling import Filling
-from restore.obstacles.obstacles import Obstacles
-from restore.rows.ledger import TablesInUseError
-from storage.errors import SnapshotError
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.tables.groups import read_tables
+from cutline.restore.data_only.checks import WantedRows, check_tables
+from cutline.restore.data_only.filling import Filling
+from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.restore.rows.ledger import TablesInUseError
+from cutline.storage.errors import SnapshotError
 from tests.integration.refusing import execute
 
 WAIT_SECONDS_MAX = 30

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fleet.progress import Noting, Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.request import RestoreRequest
-from restore.restore import resume_restore
-from restore.undoing.abandoning import abandon_restore
-from restore.unfinished import UnfinishedRestoreError
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
+from cutline.fleet.progress import Noting, Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import resume_restore
+from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.request import CreateRequest
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
 from tests.integration.restoring.ending import abandon, restore_left, resume

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded.fleet import EmbeddedFleet
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.progress import Silent
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.progress import Silent
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute

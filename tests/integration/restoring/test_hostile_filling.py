@@ -8,16 +8,16 @@ from typing import Any
 import psycopg
 import pytest
 
-import restore.data_only.filling as filling
-from fleet.config import Node
-from fleet.progress import Silent
-from restore.plan import plan_restore
-from restore.preview import preview_restore
-from restore.request import RestoreRequest
-from restore.restore import resume_restore
-from restore.targets.database_records import list_databases
-from restore.undoing.abandoning import abandon_restore
-from restore.unfinished import UnfinishedRestoreError
+import cutline.restore.data_only.filling as filling
+from cutline.fleet.config import Node
+from cutline.fleet.progress import Silent
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import resume_restore
+from cutline.restore.targets.database_records import list_databases
+from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.unfinished import UnfinishedRestoreError
 from tests.integration.refusing import NoSpark, execute
 from tests.integration.restoring.filled import REQUEST, tables_to_fill
 from tests.integration.restoring.target_place import DATABASE, NAME, Place

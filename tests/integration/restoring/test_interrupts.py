@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.spark.on_demand import SparkOnDemand
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.left_open import ALL_RESTORED
-from restore.plan import plan_restore
-from restore.restore import restore_fleet
-from restore.undoing.abandoning import abandon_restore
-from restore.undoing.old_databases import discard_old
-from storage.errors import StoppedError
+from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.left_open import ALL_RESTORED
+from cutline.restore.plan import plan_restore
+from cutline.restore.restore import restore_fleet
+from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.undoing.old_databases import discard_old
+from cutline.storage.errors import StoppedError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
@@ -144,7 +144,7 @@ def test_a_removal_of_old_databases_that_is_interrupted_says_so(place: Place, mo
     with old_databases(place):
         restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         with monkeypatch.context() as patch:
-            patch.setattr("restore.undoing.old_databases.drop_database", interrupt)
+            patch.setattr("cutline.restore.undoing.old_databases.drop_database", interrupt)
             with pytest.raises(StoppedError, match="some of the old databases may be dropped") as raised:
                 discard_old(place.fleet, place.target, NAME, lambda _: None, Silent())
         assert f"snapshot restore {NAME} --discard-old" in raised.value.hint
@@ -163,7 +163,7 @@ def test_an_interrupt_while_spark_ends_does_not_take_the_report(place: Place, mo
         def __exit__(self, *_: object) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("cli.commands.restore.SparkOnDemand", Ending)
+    monkeypatch.setattr("cutline.cli.commands.restore.SparkOnDemand", Ending)
     with old_databases(place):
         code, found = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--replace")
         assert (code, found["snapshot"], found["rows"]) == (0, NAME, sum(place.rows(one) for one in range(SHARDS)))

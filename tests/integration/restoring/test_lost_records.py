@@ -9,22 +9,22 @@ from typing import Any
 import psycopg
 import pytest
 
-import snapshots.operations.leases
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.preview import preview_resumed
-from restore.publishing import RestoredMissingError, publish_database
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet, resume_restore
-from restore.targets.target import Target, TargetExistsError
-from restore.undoing.abandoning import abandon_restore
-from restore.unfinished import UnfinishedRestoreError
-from restore.unfinished_checks import NothingUnfinishedError
-from snapshots.records.operation_records import read_outcome
-from storage.store import StoreUnreachableError
+import cutline.snapshots.operations.leases
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_resumed
+from cutline.restore.publishing import RestoredMissingError, publish_database
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.restore.targets.target import Target, TargetExistsError
+from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.unfinished_checks import NothingUnfinishedError
+from cutline.snapshots.records.operation_records import read_outcome
+from cutline.storage.store import StoreUnreachableError
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
@@ -60,7 +60,7 @@ def drop_in(hint: str) -> str:
 def leave_marked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin to undo the restore, and end before anything is renamed."""
     with monkeypatch.context() as patch:
-        patch.setattr("restore.undoing.abandoning.put_back", lose)
+        patch.setattr("cutline.restore.undoing.abandoning.put_back", lose)
         with pytest.raises(NodeUnreachableError):
             abandon_restore(place.fleet, place.target, NAME, print, Silent())
 
@@ -224,7 +224,7 @@ def test_an_undo_that_is_cut_off_at_the_end_is_no_restore_that_has_published(
         restore_left(place, RestoreCrashPoint.RENAMED, 2)
         (operation,) = open_restores(place)
         with monkeypatch.context() as patch:
-            patch.setattr("restore.undoing.abandoning.drop_database", lose)
+            patch.setattr("cutline.restore.undoing.abandoning.drop_database", lose)
             with pytest.raises(NodeUnreachableError):
                 abandon_restore(place.fleet, place.target, NAME, print, Silent())
         outcome = read_outcome(place.fleet.store.open(), operation)
@@ -350,7 +350,7 @@ def test_what_was_published_first_is_not_forgotten_without_its_record(
 ) -> None:
     """In a store that accepts no writes it has the decision, too. No old database says that it was published."""
     if not is_stored:
-        monkeypatch.setattr(snapshots.operations.leases, "begin", refuse_writes)
+        monkeypatch.setattr(cutline.snapshots.operations.leases, "begin", refuse_writes)
     with old_databases(place):
         execute(maintenance_of(place, 0), f"DROP DATABASE {DATABASE}")
 
@@ -360,7 +360,7 @@ def test_what_was_published_first_is_not_forgotten_without_its_record(
             return publish_database(target, *more)
 
         with monkeypatch.context() as patch:
-            patch.setattr("restore.restore.publish_database", lose_others)
+            patch.setattr("cutline.restore.restore.publish_database", lose_others)
             with pytest.raises(NodeUnreachableError):
                 restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         assert place.states()[0] == "new"

@@ -13,16 +13,16 @@ import psycopg
 import pytest
 from msgspec import structs
 
-from fleet.config import Fleet, load_fleet
-from fleet.nodes.connections import NodeUnreachableError, with_database
-from fleet.nodes.lock import FleetBusyError, lock_fleet
-from fleet.nodes.sessions import open_sessions
-from fleet.tables.left_out import LeftOut, LeftOutKind
-from restore.crash_points import RestoreCrashPoint
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.nodes.connections import NodeUnreachableError, with_database
+from cutline.fleet.nodes.lock import FleetBusyError, lock_fleet
+from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
 from tests.commands.in_process import run_and_capture, run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from fleet.config import Fleet, Node
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from restore.parts.scope import RestoreScope, TableMove
-from restore.plan import plan_restore
-from restore.preview import preview_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from snapshots.records.chains import read_chain
-from storage.errors import SnapshotError
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.parts.scope import RestoreScope, TableMove
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.snapshots.records.chains import read_chain
+from cutline.storage.errors import SnapshotError
 from tests.integration.refusing import NoSpark, execute
 from tests.integration.restoring.target_place import DATABASE, NAME, Place, hidden
 from tests.stores.listed import base_objects_of

@@ -12,19 +12,19 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from fleet.config import GroupRules
-from fleet.nodes.connections import connect, with_database
-from fleet.progress import Reading, Silent
-from fleet.tables.groups import read_tables
-from restore.estimates import tally
-from restore.estimates.model import RestoreStep
-from restore.estimates.tally import rows_tally
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from restore.rows.ledger import create_ledger
-from restore.rows.load_target import LoadTarget
-from restore.rows.loaders import Loader
+from cutline.fleet.config import GroupRules
+from cutline.fleet.nodes.connections import connect, with_database
+from cutline.fleet.progress import Reading, Silent
+from cutline.fleet.tables.groups import read_tables
+from cutline.restore.estimates import tally
+from cutline.restore.estimates.model import RestoreStep
+from cutline.restore.estimates.tally import rows_tally
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.restore.rows.ledger import create_ledger
+from cutline.restore.rows.load_target import LoadTarget
+from cutline.restore.rows.loaders import Loader
 from tests.commands.snapshot_runs import Ready, command_line
 from tests.integration.refusing import execute
 from tests.integration.restoring.target_place import NAME, Place

@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from fleet.config import Node
-from restore.data_only.filled_tables import find_oids
-from restore.data_only.references import ForeignKeyViolatedError, find_orphan
+from cutline.fleet.config import Node
+from cutline.restore.data_only.filled_tables import find_oids
+from cutline.restore.data_only.references import ForeignKeyViolatedError, find_orphan
 from tests.integration.referred import parents_on, verify
 
 KEY_QUERY = """

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from fleet.progress import Silent
-from restore.crash_points import PER_NODE, RestoreCrashPoint
-from restore.request import RestoreRequest
-from restore.restore import resume_restore
-from restore.undoing.abandoning import abandon_restore
-from restore.unfinished import UnfinishedRestoreError
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import PER_NODE, RestoreCrashPoint
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import resume_restore
+from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.unfinished import UnfinishedRestoreError
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Watching
 from tests.integration.restoring.target_place import (

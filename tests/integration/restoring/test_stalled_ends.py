@@ -13,16 +13,16 @@ from typing import Any
 import psycopg
 import pytest
 
-import fleet.nodes.watch
-from fleet.nodes.watch import SilentNodeError
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.plan import plan_restore
-from restore.restore import restore_fleet
-from restore.targets.target import TargetUnfitError
-from restore.undoing.abandoning import abandon_restore
-from restore.undoing.old_databases import discard_old
-from storage.errors import StoppedError
+import cutline.fleet.nodes.watch
+from cutline.fleet.nodes.watch import SilentNodeError
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.plan import plan_restore
+from cutline.restore.restore import restore_fleet
+from cutline.restore.targets.target import TargetUnfitError
+from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.undoing.old_databases import discard_old
+from cutline.storage.errors import StoppedError
 from tests.commands.snapshot_runs import Ready
 from tests.integration.restoring.ending import REQUEST, restore_left, resume
 from tests.integration.restoring.target_place import (
@@ -50,7 +50,7 @@ def suspended(process: int) -> Iterator[None]:
 def test_a_session_that_does_not_end_is_named_before_anything_is_decided(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("restore.publishing.END_MILLISECONDS_MAX", 300)
+    monkeypatch.setattr("cutline.restore.publishing.END_MILLISECONDS_MAX", 300)
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.FINISHED, SHARDS)
         with psycopg.connect(place.dsns()[1]) as session:
@@ -78,8 +78,8 @@ def test_an_end_does_not_wait_for_a_silent_node_without_end(
     hook: str,
     how: type[BaseException],
 ) -> None:
-    monkeypatch.setattr(fleet.nodes.watch, "SILENCE_SECONDS_MAX", 3.0 if how is SilentNodeError else 60.0)
-    monkeypatch.setattr(fleet.nodes.watch, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(cutline.fleet.nodes.watch, "SILENCE_SECONDS_MAX", 3.0 if how is SilentNodeError else 60.0)
+    monkeypatch.setattr(cutline.fleet.nodes.watch, "PROBE_SECONDS", 0.5)
     timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
     stopped: list[int] = []
 
@@ -108,7 +108,7 @@ def test_an_end_does_not_wait_for_a_silent_node_without_end(
             restore_left(place, RestoreCrashPoint.RENAMED)
         try:
             with monkeypatch.context() as patch:
-                patch.setattr(f"restore.undoing.{hook}", stop)
+                patch.setattr(f"cutline.restore.undoing.{hook}", stop)
                 began = time.monotonic()
                 with pytest.raises((how, StoppedError)) as raised:
                     end(place)

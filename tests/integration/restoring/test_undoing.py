@@ -12,27 +12,28 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import snapshots.operations.leases
-from cli.commands.restore_ends import Confirmation, NotConfirmedError
-from fleet.nodes.beside import read_old
-from fleet.nodes.connections import NodeUnreachableError, database_name, with_database
-from fleet.nodes.lock import FleetBusyError
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.left_open import RestoreAbandonedError
-from restore.plan import plan_restore
-from restore.preview import preview_resumed
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet, resume_restore
-from restore.targets.databases import REHEARSAL
-from restore.undoing.abandoning import abandon_restore, preview_abandon
-from restore.undoing.undoable import OldDatabaseMissingError
-from restore.unfinished import UnfinishedRestoreError
-from snapshots.create.full import create_full
-from snapshots.create.request import CreateRequest
-from snapshots.records.lost_chains import is_lost
-from snapshots.records.operation_records import read_decision
-from storage.store import StoreUnreachableError
+import cutline.snapshots.operations.leases
+from cutline.cli.commands.restore_ends import Confirmation, NotConfirmedError
+from cutline.fleet.nodes.beside import read_old
+from cutline.fleet.nodes.connections import NodeUnreachableError, database_name, with_database
+from cutline.fleet.nodes.lock import FleetBusyError
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.left_open import RestoreAbandonedError
+from cutline.restore.plan import plan_restore
+from cutline.restore.preview import preview_resumed
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.restore.targets.databases import REHEARSAL
+from cutline.restore.undoing.abandoning import abandon_restore, preview_abandon
+from cutline.restore.undoing.undoable import OldDatabaseMissingError
+from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.operation_records import read_decision
+from cutline.storage.store import StoreUnreachableError
+from cutline.wal.slots.slots import slot_name
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
@@ -51,7 +52,6 @@ from tests.integration.restoring.target_place import (
     plain_restore,
 )
 from tests.run.soak import draw
-from wal.slots.slots import slot_name
 
 
 def test_nothing_is_undone_unless_all_old_databases_can_be_put_back(place: Place) -> None:
@@ -101,7 +101,7 @@ def test_a_suspended_restore_that_was_undone_renames_nothing(place: Place) -> No
 
 def test_the_decision_that_was_stored_first_counts(place: Place) -> None:
     """A restore that is undone while it closes the databases publishes none."""
-    from snapshots.operations.restore_decisions import ABANDON, decide_restore
+    from cutline.snapshots.operations.restore_decisions import ABANDON, decide_restore
 
     plan = plan_restore(place.fleet, place.target, REQUEST)
 
@@ -154,7 +154,7 @@ def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
 ) -> None:
     create_full(place.fleet, CreateRequest("brief"), Ready(place.spark), Silent())
     brief = replace(REQUEST, name="brief")
-    monkeypatch.setattr(snapshots.operations.leases.Lease, "is_running", lambda *_: False)
+    monkeypatch.setattr(cutline.snapshots.operations.leases.Lease, "is_running", lambda *_: False)
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.LOADING, SHARDS, brief)
         assert run_here(place.fleet, "delete", "brief", "--force")[0] == 0
@@ -201,11 +201,11 @@ def test_an_outcome_that_was_lost_is_recorded_by_the_next_command(
 
     with old_databases(place):
         with monkeypatch.context() as patch:
-            patch.setattr(snapshots.operations.leases, "record_outcome", lose)
+            patch.setattr(cutline.snapshots.operations.leases, "record_outcome", lose)
             restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         (operation,) = open_restores(place)
         with monkeypatch.context() as patch:
-            patch.setattr("restore.unfinished.record_outcome", lose)
+            patch.setattr("cutline.restore.unfinished.record_outcome", lose)
             # A store that accepts no writes keeps nobody from restoring.
             assert plain_restore(place) is None
         assert (abandon(place).done, place.states()) == ([operation], ["new"] * SHARDS)

@@ -8,17 +8,17 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-import restore.loading
-import snapshots.operations.leases
-from fleet.nodes.connections import NodeUnreachableError, with_database
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.plan import plan_restore
-from restore.publishing import end_sessions
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet, resume_restore
-from restore.targets.target import TargetUnfitError
-from storage.store import StoreUnreachableError
+import cutline.restore.loading
+import cutline.snapshots.operations.leases
+from cutline.fleet.nodes.connections import NodeUnreachableError, with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.plan import plan_restore
+from cutline.restore.publishing import end_sessions
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.restore.targets.target import TargetUnfitError
+from cutline.storage.store import StoreUnreachableError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Watching
@@ -62,9 +62,9 @@ def test_another_machine_goes_on_with_the_same_tasks_and_another_version_with_no
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.ROWS_LOADED)
         if changed == "parts":
-            monkeypatch.setattr("restore.rows.jobs.count_parts", lambda *_, **__: 7)
+            monkeypatch.setattr("cutline.restore.rows.jobs.count_parts", lambda *_, **__: 7)
         else:
-            monkeypatch.setattr("restore.run.version", lambda _package: "another")
+            monkeypatch.setattr("cutline.restore.run.version", lambda _package: "another")
         made_again = resume(place).count(str(RestoreCrashPoint.CREATED))
         # Once as a mark that they are to be made, and once when they are.
         assert made_again == (0 if changed == "parts" else 2 * SHARDS)
@@ -77,7 +77,7 @@ def test_rows_that_are_loaded_are_neither_loaded_nor_counted_again(
 ) -> None:
     with old_databases(place):
         restore_left(place, point, SHARDS)
-        monkeypatch.setattr(restore.loading, "count_rows", lambda *_: pytest.fail("rows were counted"))
+        monkeypatch.setattr(cutline.restore.loading, "count_rows", lambda *_: pytest.fail("rows were counted"))
         watching = Watching()
         # There is no Spark for it.
         resume_restore(place.fleet, place.target, RestoreRequest(NAME), NoSession(), watching)
@@ -111,7 +111,7 @@ def test_a_restore_without_a_record_in_the_store_is_ended_by_what_the_targets_ha
     def refuse(*_: object) -> None:
         raise StoreUnreachableError(url="s3://x", reason="403 AccessDenied")
 
-    monkeypatch.setattr(snapshots.operations.leases, "begin", refuse)
+    monkeypatch.setattr(cutline.snapshots.operations.leases, "begin", refuse)
     for point in draw([RestoreCrashPoint.ROWS_LOADED, RestoreCrashPoint.DECIDED, RestoreCrashPoint.RENAMED]):
         with old_databases(place):
             restore_left(place, point)
@@ -149,7 +149,7 @@ def test_a_transaction_prepared_by_a_session_that_is_ended_is_found_before_anyth
             session.execute("PREPARE TRANSACTION 'mine'")
         end_sessions(connection, database)
 
-    monkeypatch.setattr("restore.publishing.end_sessions", prepare_and_end)
+    monkeypatch.setattr("cutline.restore.publishing.end_sessions", prepare_and_end)
     with old_databases(place):
         sessions = [psycopg.connect(last.dsn)]
         sessions[0].execute("INSERT INTO old VALUES (2)")
@@ -172,8 +172,8 @@ def test_a_restore_that_has_recorded_nothing_is_named_once_when_it_is_undone(
 
     with old_databases(place):
         with monkeypatch.context() as patch:
-            patch.setattr("restore.run.write_record", lose)
-            patch.setattr("restore.run.drop_database", lose)
+            patch.setattr("cutline.restore.run.write_record", lose)
+            patch.setattr("cutline.restore.run.drop_database", lose)
             with pytest.raises(NodeUnreachableError) as raised:
                 restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         # What it offers is accepted.

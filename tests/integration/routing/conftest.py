@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.fleet import stop_fleet
+from cutline.embedded.fleet import stop_fleet
 from tests.commands.snapshot_runs import dropping_slots
 from tests.integration.routing.routed_place import SHARDS, RoutedPlace, make_routed_place
 from tests.servers.dealt import start_fleet

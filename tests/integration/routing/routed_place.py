@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
-from fleet.progress import Silent
-from restore.plan import RestorePlan, plan_restore
-from restore.report import RestoreReport
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.progress import Silent
+from cutline.restore.plan import RestorePlan, plan_restore
+from cutline.restore.report import RestoreReport
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import execute
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fleet.config import load_fleet
-from fleet.nodes.connections import NodeUnreachableError
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.plan import plan_restore
-from restore.report import RestoreReport
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet, resume_restore
-from restore.unfinished import UnfinishedRestoreError
+from cutline.fleet.config import load_fleet
+from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.plan import plan_restore
+from cutline.restore.report import RestoreReport
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.restore.unfinished import UnfinishedRestoreError
 from tests.commands.watching import Reached, Watching
 from tests.integration.routing.routed_place import (
     GOOD,

@@ -8,15 +8,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from fleet.nodes.connections import NodeUnreachableError, with_database
-from fleet.progress import Silent
-from restore.crash_points import RestoreCrashPoint
-from restore.parts.scope import RestoreScope
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from restore.targets.target import TargetUnfitError
-from restore.undoing.abandoning import abandon_restore
+from cutline.fleet.nodes.connections import NodeUnreachableError, with_database
+from cutline.fleet.progress import Silent
+from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.parts.scope import RestoreScope
+from cutline.restore.plan import plan_restore
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.restore.targets.target import TargetUnfitError
+from cutline.restore.undoing.abandoning import abandon_restore
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
 from tests.integration.routing.routed_place import SINGLE, RoutedPlace

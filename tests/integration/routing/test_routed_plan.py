@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from cli.output.restore_plan import plan_document, plan_lines
-from fleet.progress import Silent
-from restore.preview import preview_restore
+from cutline.cli.output.restore_plan import plan_document, plan_lines
+from cutline.fleet.progress import Silent
+from cutline.restore.preview import preview_restore
 from tests.commands.in_process import run_and_capture, run_as_text
 from tests.integration.refusing import execute
 from tests.integration.routing.routed_place import BAD, GOOD, NAME, ROUTES, SHARDS, RoutedPlace

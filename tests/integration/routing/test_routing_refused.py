@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fleet.progress import Silent
-from restore.plan import plan_restore
-from restore.refused import DdlRefusedError
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from restore.routing.placing import RowWithoutTargetError
-from restore.topology.conflicts import KeyConflictError
-from restore.topology.same_sources import LargeObjectsUnroutedError, SourcesDifferError
-from restore.undoing.abandoning import abandon_restore
-from storage.errors import UsageError
+from cutline.fleet.progress import Silent
+from cutline.restore.plan import plan_restore
+from cutline.restore.refused import DdlRefusedError
+from cutline.restore.request import RestoreRequest
+from cutline.restore.restore import restore_fleet
+from cutline.restore.routing.placing import RowWithoutTargetError
+from cutline.restore.topology.conflicts import KeyConflictError
+from cutline.restore.topology.same_sources import LargeObjectsUnroutedError, SourcesDifferError
+from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.storage.errors import UsageError
 from tests.integration.refusing import execute
 from tests.integration.routing.routed_place import (
     BAD,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cutline.cli.spark.protection import PROTECTION, SECRET
-from cutline.snapshots.executors.build import PACKAGES
 from tests.commands.snapshot_runs import configure_fleet, slots_of
 from tests.integration.refusing import read_changeable
 from tests.run.quick_spark import QUICK
@@ -43,7 +42,7 @@ from cutline.storage.errors import SnapshotError, report_of
 
 fleet = load_fleet(Path(sys.argv[1]))
 with SparkOnDemand(fleet, "test") as spark:
-    spark.begin(ExecutorNeeds(fleet.store, cutline.fleet.nodes, writes=True), Silent())
+    spark.begin(ExecutorNeeds(fleet.store, fleet.nodes, writes=True), Silent())
     print("checked", [node.id for node in first_work().args[1].nodes], flush=True)
     sys.stdin.readline()
     while count_executors(spark.session()) < 2:
@@ -101,9 +100,8 @@ def run_command(folder: Path, *words: str) -> tuple[int, dict[str, object]]:
 
 def other_build(folder: Path) -> Path:
     """A copy of the code, in which one comment is added."""
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    with (folder / "wal" / "__init__.py").open("a", encoding="utf-8") as file:
+    shutil.copytree(ROOT / "cutline", folder / "cutline", ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / "cutline" / "wal" / "__init__.py").open("a", encoding="utf-8") as file:
         file.write("# another build\n")
     return folder
 

@@ -54,15 +54,15 @@ class Cutline:
 
     def create(self, name: str) -> Commit:
         """`create NAME`."""
+        from cutline.snapshots.create.context import CreateRequest
         from cutline.snapshots.create.full import create_full
-        from cutline.snapshots.create.request import CreateRequest
 
         return create_full(self.fleet, CreateRequest(name), self.spark, Silent())
 
     def create_incremental(self, name: str) -> Commit:
         """`create NAME --incremental`."""
+        from cutline.snapshots.create.context import CreateRequest
         from cutline.snapshots.create.increment import create_increment
-        from cutline.snapshots.create.request import CreateRequest
 
         return create_increment(self.fleet, CreateRequest(name), self.spark, Silent())
 

@@ -30,8 +30,7 @@ from benchmarks.cutline import Cutline, warm_session
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from cutline.fleet.config import load_fleet
 from cutline.fleet.progress import Progress, Silent
-from cutline.snapshots.activity.activity import Activity
-from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.activity import Activity, Command
 from cutline.snapshots.records.operation_records import CancelRequest
 from cutline.snapshots.records.store_identity import open_own_store
 
@@ -186,8 +185,8 @@ def measure_store(cutline: Cutline, target: Path, rounds: int) -> Sides:
     from cutline.restore.plan import plan_restore
     from cutline.restore.request import RestoreRequest
     from cutline.restore.restore import restore_fleet
+    from cutline.snapshots.create.context import CreateRequest
     from cutline.snapshots.create.full import create_full
-    from cutline.snapshots.create.request import CreateRequest
 
     sides, warming = Sides(), Sides()
     for number in range(-1, rounds):

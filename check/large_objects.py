@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from cutline.check.findings import NOT_OF_THE_OBJECT, Findings, conflict_of
 from cutline.fleet.progress import Progress
 from cutline.snapshots.base_copy.large_objects import PartOrder, read_parts
-from cutline.snapshots.records.commit import FullSnapshot
-from cutline.snapshots.records.large_objects import group_by_copy_task, list_large_objects
-from cutline.snapshots.records.stored_object import LARGE_OBJECTS_COUNT, StoredObject
-from cutline.snapshots.tasks.dealing import Dealing
-from cutline.snapshots.tasks.node_shares import NodeShares
-from cutline.snapshots.tasks.spark_jobs import run_tasks
+from cutline.snapshots.records.commit import (
+    LARGE_OBJECTS_COUNT,
+    FullSnapshot,
+    StoredObject,
+    group_by_copy_task,
+    list_large_objects,
+)
+from cutline.snapshots.tasks.spark_jobs import Dealing, NodeShares, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore

@@ -29,9 +29,7 @@ from cutline.snapshots.fold.find_sources import Sources, node_bases, sources_of
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_images import LongImageReader, order_by_place
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource
-from cutline.snapshots.tasks.dealing import Dealing, cores_of
-from cutline.snapshots.tasks.node_shares import NodeShares
-from cutline.snapshots.tasks.spark_jobs import run_many, stage_progress
+from cutline.snapshots.tasks.spark_jobs import Dealing, NodeShares, cores_of, run_many, stage_progress
 from cutline.storage.errors import report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError

@@ -28,9 +28,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold.find_sources import Sources, segment_sources
 from cutline.snapshots.fold.sources import SegmentSource, converted_to_cut, read_tables
-from cutline.snapshots.tasks.dealing import Dealing
-from cutline.snapshots.tasks.node_shares import NodeShares
-from cutline.snapshots.tasks.spark_jobs import run_tasks
+from cutline.snapshots.tasks.spark_jobs import Dealing, NodeShares, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import Segment

@@ -8,18 +8,18 @@ from functools import partial
 from itertools import islice
 
 from cutline.check.report import Conflict, Skipped, SnapshotReport
-from cutline.fleet.sizes import size_text
 from cutline.fleet.tables.left_out import select_warnings
+from cutline.fleet.units import size_text
 from cutline.snapshots.ddl.dump import find_ddl
+from cutline.snapshots.operations.committing import sizes_of
 from cutline.snapshots.operations.object_lists import read_chain_lists
-from cutline.snapshots.operations.stored_objects import sizes_of
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commits import (
+from cutline.snapshots.records.chains import (
     SnapshotMissingError,
     commit_key,
     increment_numbers,
     increments_pruned_error,
+    read_chain,
     snapshot_names,
 )
 from cutline.snapshots.records.documents import ManifestError

@@ -18,13 +18,16 @@ from cutline.snapshots.executors.needs import ExecutorNeeds
 from cutline.snapshots.globals.extension_rows import read_extension_rows_object
 from cutline.snapshots.globals.server_globals_object import read_globals_object
 from cutline.snapshots.operations.object_lists import lost_list_error
-from cutline.snapshots.operations.open_operations import naming_open_operations, read_open_operations
-from cutline.snapshots.operations.recorded import read_recorded_commits
+from cutline.snapshots.operations.open_operations import (
+    naming_open_operations,
+    read_open_operations,
+    read_recorded_commits,
+)
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.chains import cut_time
+from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.store_identity import read_identity
-from cutline.snapshots.records.stored_object import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from cutline.snapshots.tasks.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError, report_of

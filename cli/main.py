@@ -24,9 +24,9 @@ import typer
 import typer.core
 import typer.main
 
-from cutline.cli.background.announcing import find_starter
+from cutline.cli.background.detaching import find_starter
 from cutline.cli.folders.session_folder import begin_session, end_session
-from cutline.cli.output.context import (
+from cutline.cli.output.arguments import (
     FLEET_FILE_DEFAULT,
     FLEET_VARIABLE,
     PROGRESS_SCHEMA,
@@ -35,11 +35,10 @@ from cutline.cli.output.context import (
 )
 from cutline.cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, UNWRITTEN, USAGE
 from cutline.cli.output.failure import failure_of, naming_fleet, report
-from cutline.cli.output.format import printable
-from cutline.cli.output.late_signals import NUDGE, nudge_until_handled
 from cutline.cli.output.results import write_document
-from cutline.cli.output.stopping import begin_stopping
+from cutline.cli.output.stopping import NUDGE, begin_stopping, nudge_until_handled
 from cutline.cli.output.streams import secure_streams, unwritten
+from cutline.cli.output.tables import printable
 from cutline.columns.allocator import choose_allocator
 from cutline.storage.errors import SnapshotError, UsageError
 from cutline.storage.open_files import raise_limit

@@ -43,8 +43,8 @@ from cutline.embedded.server import (
     stop_server,
 )
 from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.own_process import real_path
 from cutline.fleet.programs.wheel import Programs, server_programs
-from cutline.fleet.real_path import real_path
 from cutline.storage.errors import RefusedError
 from cutline.storage.folders import make_folder
 

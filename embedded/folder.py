@@ -23,10 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutline.embedded.server import FOLDER_BYTES_MAX, EmbeddedNode
-from cutline.fleet.ownership import is_own, is_own_alone
-from cutline.fleet.programs.wheel import can_enter, server_programs
-from cutline.fleet.programs.wheel_copy import shared_temporary_directory
-from cutline.fleet.real_path import real_path
+from cutline.fleet.own_process import is_own, is_own_alone, real_path
+from cutline.fleet.programs.wheel import can_enter, server_programs, shared_temporary_directory
 from cutline.storage.errors import BusyError, RefusedError, UsageError
 
 STATE = "demo.json"

@@ -1,43 +1,484 @@
-"""fleet.toml: the nodes, the store of the snapshots, and how the jobs run.
+"""fleet.toml: its form, its variables and rules, and the nodes, the store and the settings that it gives.
+
+Each function raises ValueError that names the key; load_fleet makes it a FleetFileError. What concerns several nodes is
+checked where these are made.
 
 Reading it contacts nothing. Every mistake raises a FleetFileError that names the key.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+import secrets
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+import psycopg
+from msgspec import UNSET, DecodeError, Meta, UnsetType, ValidationError
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet import libpq_environment
-from cutline.fleet.durations import Duration
-from cutline.fleet.fleet_file import (
-    GC_GRACE,
-    RETAINED_WAL_MAX,
-    DrillTable,
-    EncryptionTable,
-    FleetFile,
-    MetricsTable,
-    NodeTable,
-    ToolsTable,
-    WalTable,
-    WatchTable,
-    decode_fleet_file,
-    toml_hint,
-    toml_problem,
-)
-from cutline.fleet.fleet_rules import check_dsn, check_global_id, check_spark_master, check_spark_settings, check_watch
-from cutline.fleet.record import Record
-from cutline.fleet.settings import flatten, remember_secret_settings, spark_settings
-from cutline.fleet.sizes import size_text
-from cutline.fleet.variables import VARIABLE, VariableMissingError, expand, expand_all, expand_dsn, remember_secrets_of
+from cutline.fleet.record import END, Record
+from cutline.fleet.units import DAYS_MAX, Duration, Interval, Size, size_text
 from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.key_source import KeySource
-from cutline.storage.errors import UsageError
+from cutline.storage.errors import UsageError, remember_secret
 from cutline.storage.location import StoreLocation, with_environment
+
+# What libpq itself hides wherever it shows parameters.
+SECRET_PARAMETERS = frozenset(
+    option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults() if option.dispchar == b"*"
+)
+URI_BEGINNINGS = ("postgresql://", "postgres://")
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class VariableMissingError(ValueError):
+    """A variable that fleet.toml names is not in the environment."""
+
+
+def expand(key: str, text: str) -> str:
+    """The text with the values of its variables; raise ValueError, which names `key`, if one is not set."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in os.environ:
+            raise VariableMissingError(f"{key} uses ${{{name}}}, which is not in the environment")
+        return os.environ[name]
+
+    return VARIABLE.sub(value, text)
+
+
+def expand_dsn(key: str, dsn: str) -> str:
+    """The dsn, in which each variable stands for a value, or for a part of one: none can add parameters.
+
+    A dsn that is one variable is taken from there as a whole.
+    """
+    if VARIABLE.fullmatch(dsn):
+        dsn = expand(key, dsn)
+        _parse_dsn(key, dsn)
+        return dsn
+    # Placeholders that mean nothing in a connection string, neither in a URI nor in its other form.
+    names = [found[1] for found in VARIABLE.finditer(dsn)]
+    marks = {f"cutline{number}variable{secrets.token_hex(8)}": name for number, name in enumerate(names)}
+    if not marks:
+        _parse_dsn(key, dsn)
+        return dsn
+    remaining = iter(marks)
+    given = _parse_dsn(key, VARIABLE.sub(lambda _: next(remaining), dsn))
+    for mark, name in marks.items():
+        value = expand(key, f"${{{name}}}")
+        given = {parameter: text.replace(mark, value) for parameter, text in given.items()}
+    return make_conninfo("", **given)
+
+
+def remember_secrets_of(dsn: str) -> None:
+    """Let no error show the dsn's secrets, unless it says the same in the clear: the password of `postgres`, say."""
+    given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+    shown = {text for parameter, text in given.items() if parameter not in SECRET_PARAMETERS}
+    for parameter in SECRET_PARAMETERS & given.keys():
+        if given[parameter] not in shown:
+            remember_secret(given[parameter])
+
+
+def _parse_dsn(key: str, dsn: str) -> dict[str, str]:
+    """The parameters of the dsn; raise ValueError, which shows nothing of it."""
+    try:
+        given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+        if not _is_misread(dsn, given):
+            return given
+    except psycopg.Error:
+        pass
+    raise ValueError(f"{key} is not a valid connection string (in a URI, write special characters as %XX)")
+
+
+def _is_misread(dsn: str, given: Mapping[str, str]) -> bool:
+    """Whether libpq takes a part of the URI's password for another parameter, which messages show.
+
+    In a password, `@` and `/` end the part of the URI in which it stands. After `?`, `@` is only text.
+    """
+    if not dsn.startswith(URI_BEGINNINGS):
+        return False
+    # libpq takes what is before the first `@` for user and password, unless there is a `/` in it.
+    after = re.sub(r"^[^@/]*@", "", dsn.partition("://")[2])
+    is_port = re.fullmatch(r"[0-9,]*|cutline[0-9]+variable[0-9a-f]+", given.get("port", ""))
+    return "@" in after.partition("?")[0] or not is_port
+
+
+def expand_all(key: str, value: Any, missing: list[str] | None = None) -> Any:
+    """The value, with the variables of all texts in it replaced as by `expand`.
+
+    With `missing`, a text whose variable is not set stays as it is, and what `expand` says of it is added there.
+    """
+    if isinstance(value, str):
+        try:
+            return expand(key, value)
+        except VariableMissingError as error:
+            if missing is None:
+                raise
+            missing.append(str(error))
+            return value
+    if isinstance(value, dict):
+        return {name: expand_all(f"{key}.{name}", item, missing) for name, item in value.items()}
+    if isinstance(value, list):
+        return [expand_all(key, item, missing) for item in value]
+    return value
+
+
+# Spark's default of spark.redaction.regex, which hides settings whose name or value matches, and what else is common.
+SECRETIVE = re.compile(
+    r"(?i)secret|passw(or)?d|passphrase|token|credential|(access|account|api)[._-]?key|(key|trust)?store[._-]?pass"
+    r"|connection[._-]?string"
+)
+# A secret can begin as a path does, so the name has to say that there is one.
+NAMES_A_FILE = re.compile(r"(?i)(file|path|dir|directory|location|store)$")
+PATH = re.compile(r"(file:)?/")
+JAVA_OPTIONS = "JavaOptions"
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a table and of those in it, by names with dots."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def spark_settings(table: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of [spark] under their full names, as the texts that Spark takes."""
+    return {
+        name if name.startswith("spark.") else f"spark.{name}": _text_of(value)
+        for name, value in flatten(table).items()
+    }
+
+
+def remember_secret_settings(settings: Mapping[str, object]) -> None:
+    """Let no error show the settings that are secrets by their names, and those in the options of JVMs."""
+    for name, value in settings.items():
+        if isinstance(value, str) and name.endswith(JAVA_OPTIONS):
+            for secret in secrets_in_options(value):
+                remember_secret(secret)
+        elif isinstance(value, str) and _is_secret(name, value):
+            remember_secret(value)
+
+
+def secrets_in_options(options: str) -> Iterator[str]:
+    """Yield the values in a JVM's options that are secrets by their names: `abc` of `-Dx.password=abc`."""
+    try:
+        words = shlex.split(options)
+    except ValueError:
+        words = [options]
+    for word in words:
+        for equals in re.finditer("=", word):
+            name, value = word[: equals.start()], word[equals.end() :]
+            if SECRETIVE.search(name):
+                if _is_secret(name, value):
+                    yield value
+                break
+
+
+def _text_of(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(SECRETIVE.search(name)) and not (NAMES_A_FILE.search(name) and PATH.match(value))
+
+
+def has_executors(master: str) -> bool:
+    """Whether tasks run in processes other than the driver: all but `local` and `local[4]`."""
+    return re.match(r"local(\[|$)", master) is None
+
+
+def runs_on_this_machine(master: str) -> bool:
+    """Whether driver and executors all run on this machine: `local`, `local[4]`, `local-cluster[2,1,1024]`.
+
+    It says where their addresses and files are. What executors get is that of clusters wherever there are executors, so
+    that a `local-cluster` shows what a cluster does.
+    """
+    return not has_executors(master) or master.startswith("local-cluster[")
+
+
+NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
+RETAINED_WAL_MAX = Size(16 * 1024**3)
+# A command has up to five sessions of its own on a node, and needs one for a task.
+CONNECTIONS_MIN = 6
+GC_GRACE = Duration.parse("24h")
+ASSERTION_TIMEOUT = Duration.parse("10min")
+NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
+TOML_WORDS = {
+    "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",
+}  # fmt: skip
+# How TOML writes the character, which it does not allow as it is.
+ESCAPED_NUL = re.compile(r"\\(?:u0000|U00000000|x00)")
+# A text that is not empty.
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class CutTable(Record, frozen=True):
+    """`[cut]` of fleet.toml."""
+
+    global_id: Text = "exact"
+
+
+class WalTable(Record, frozen=True):
+    """`[wal]` of fleet.toml."""
+
+    max_retained_wal: Size = RETAINED_WAL_MAX
+
+
+class RetentionTable(Record, frozen=True):
+    """`[retention]` of fleet.toml."""
+
+    keep_full: Annotated[int, Meta(ge=1)] | None = None
+    keep_days: Annotated[int, Meta(ge=1, le=DAYS_MAX)] | None = None
+    keep_increments: Annotated[int, Meta(ge=0)] | None = None
+    gc_grace: Duration = GC_GRACE
+
+
+class GroupsTable(Record, frozen=True):
+    """`[groups]` of fleet.toml."""
+
+    include: tuple[Text, ...] = ("*",)
+    exclude: tuple[Text, ...] = ()
+    append_only: tuple[Text, ...] = ()
+
+
+class GlobalsTable(Record, frozen=True):
+    """`[globals]` of fleet.toml."""
+
+    passwords: bool = False
+
+
+class WatchTable(Record, frozen=True):
+    """`[watch]` of fleet.toml."""
+
+    every: Interval
+    full: Interval = WEEKLY
+    name: Text = "watch-{date}-{time}"
+    check: Interval = DAILY
+    drill: Interval = NEVER
+    accept_inconclusive: bool = False
+
+
+class NotifyTable(Record, frozen=True):
+    """`[notify]` of fleet.toml."""
+
+    command: Annotated[tuple[Text, ...], Meta(min_length=1)]
+
+
+class ToolsTable(Record, frozen=True):
+    """`[tools]` of fleet.toml."""
+
+    postgresql: Text | None = None
+
+
+class EncryptionTable(Record, frozen=True):
+    """`[encryption]` of fleet.toml: exactly one of the three."""
+
+    key_file: Text | None = None
+    key_variable: Text | None = None
+    key_command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+
+
+class MetricsTable(Record, frozen=True):
+    """`[metrics]` of fleet.toml; `traces` None: as the environment says."""
+
+    file: Text | None = None
+    listen: Text | None = None
+    traces: bool | None = None
+
+
+class NodeTable(Record, frozen=True):
+    """One `[[node]]` of fleet.toml."""
+
+    id: Annotated[str, Meta(pattern=NODE_ID)]
+    dsn: Text
+    backup_of: Text | None = None
+    max_retained_wal: Size | None = None
+    connections_max: Annotated[int, Meta(ge=CONNECTIONS_MIN)] | None = None
+
+
+Value: TypeAlias = bool | int | float | str
+# A value, or rows: each a value alone, or a list of values.
+Expected: TypeAlias = Value | tuple[Value | tuple[Value, ...], ...] | UnsetType
+
+
+class AssertionTable(Record, frozen=True):
+    """One `[[drill.assertion]]` of fleet.toml: what a restored database of shard `node` answers; UNSET: no rows."""
+
+    node: Annotated[str, Meta(pattern=NODE_ID)]
+    sql: Text
+    expected: Expected = UNSET
+    timeout: Duration = ASSERTION_TIMEOUT
+
+
+class DrillTable(Record, frozen=True):
+    """`[drill]` of fleet.toml: the servers of a drill, and what is asserted of the restored databases.
+
+    `postgresql` is the folder of their programs, None the wheel's. `extensions` are those that a superuser makes there
+    beside the ones that PostgreSQL and Cutline trust.
+    """
+
+    postgresql: Text | None = None
+    extensions: tuple[Text, ...] = ()
+    allow_unconfined: bool = False
+    assertion: tuple[AssertionTable, ...] = ()
+
+
+class FleetFile(Record, frozen=True):
+    """fleet.toml as written; docs/fleet-file.md describes every key."""
+
+    name: Text
+    store: Text
+    node: Annotated[tuple[NodeTable, ...], Meta(min_length=1)]
+    store_options: dict[str, Any] = msgspec.field(default_factory=dict)
+    cut: CutTable = CutTable()
+    wal: WalTable = WalTable()
+    groups: GroupsTable = GroupsTable()
+    retention: RetentionTable = RetentionTable()
+    spark: dict[str, Any] = msgspec.field(default_factory=dict)
+    tools: ToolsTable = ToolsTable()
+    encryption: EncryptionTable | None = None
+    globals: GlobalsTable = GlobalsTable()
+    metrics: MetricsTable = MetricsTable()
+    drill: DrillTable = DrillTable()
+    watch: WatchTable | None = None
+    notify: NotifyTable | None = None
+
+
+def decode_fleet_file(text: str) -> FleetFile:
+    """Decode the text of fleet.toml; raise msgspec.DecodeError or ValueError: `toml_problem` says what is wrong."""
+    # Neither a path nor a dsn can have it: what uses them would raise, or end there.
+    if ESCAPED_NUL.search(text) and _has_nul(msgspec.toml.decode(text)):
+        raise ValueError("a text has the character NUL (\\u0000)")
+    return msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode)
+
+
+def _has_nul(value: Any) -> bool:
+    """Whether a decoded value, or anything in it, has the character NUL."""
+    if isinstance(value, dict):
+        return any(map(_has_nul, [*value, *value.values()]))
+    return any(map(_has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\0" in value
+
+
+def toml_hint(error: Exception) -> str:
+    """What to do about an error of `decode_fleet_file`."""
+    if isinstance(error, DecodeError) and not isinstance(error, ValidationError):
+        return "correct the TOML syntax; texts are quoted"
+    if str(error).endswith("got `array` - at `$.drill`"):
+        return "[drill] has the settings of drills, and each assertion is a [[drill.assertion]]; see docs/fleet-file.md"
+    # Below a table they are that table's, and of [spark] and [store_options] any key may be one.
+    if re.search(r"(unknown|required) field `(name|store)`(?! - at `\$\.node)", str(error)):
+        return "name and store stand above the first table; docs/fleet-file.md lists every key"
+    return "docs/fleet-file.md lists every key"
+
+
+def toml_problem(error: Exception) -> str:
+    """What is wrong, in the words of TOML. msgspec has those of JSON, and names keys by JSONPath: `$.node[0].dsn`."""
+    text = str(error).replace("`$.", "`")
+    text = re.sub(r"^Object contains unknown field (`.*?`)(?: - at (`.*`))?$", _unknown_key, text)
+    text = re.sub(r"^Object missing required field (`.*?`)(?: - at (`.*`))?$", _missing_key, text)
+    text = re.sub(r"`\w+(?: \| \w+)*`", _toml_types, text)
+    return text[:1].lower() + text[1:]
+
+
+def _toml_types(found: re.Match[str]) -> str:
+    kinds = [TOML_WORDS.get(kind) for kind in found[0].strip("`").split(" | ") if kind != "null"]
+    return " or ".join(kind for kind in kinds if kind) if all(kinds) else found[0]
+
+
+def _unknown_key(found: re.Match[str]) -> str:
+    return f"unknown key {found[1]}" + (f" in {found[2]}" if found[2] else "")
+
+
+def _missing_key(found: re.Match[str]) -> str:
+    return f"{found[2]} lacks the key {found[1]}" if found[2] else f"there is no {found[1]}"
+
+
+def _decode(kind: type[Any], value: Any) -> Any:
+    if kind is Size:
+        return Size.from_document(value)
+    if kind in (Duration, Interval):
+        return kind.from_document(value)
+    raise NotImplementedError(kind.__name__)
+
+
+DEPLOY_MODE = "spark.submit.deployMode"
+REMOTE, API_MODE, CLASSIC = "spark.remote", "spark.api.mode", "classic"
+# Spark looks for the image only when it makes the first executor, and then goes on without one.
+IMAGES = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
+# An increment of an idle fleet takes about half a second.
+EVERY_SECONDS_MIN = 10
+GLOBAL_ID_FORMS = ("exact", "xa", "citus")
+
+
+def check_global_id(rule: str) -> None:
+    """Check `cut.global_id`: the name of a form, or a regex with a group of the global id."""
+    if rule in GLOBAL_ID_FORMS:
+        return
+    try:
+        groups = re.compile(rule).groupindex
+    except re.error as error:
+        raise ValueError(f"cut.global_id is not exact, xa or citus, nor a valid regex: {error}") from error
+    if "global" not in groups:
+        raise ValueError(f"cut.global_id: the regex {rule!r} has no group named global: (?P<global>…)")
+
+
+def check_dsn(key: str, dsn: str, *, is_primary: bool) -> str:
+    """Return the dsn; if it names several hosts, with the kind of server that the node is."""
+    given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+    if "replication" in given:
+        raise ValueError(f"{key} has replication, which Cutline asks for itself where it needs it: remove it")
+    # Without that, libpq takes the first host that answers, and each session may come to another server.
+    if any("," in given.get(name, "") for name in ("host", "hostaddr")) and "target_session_attrs" not in given:
+        return make_conninfo(dsn, target_session_attrs="primary" if is_primary else "standby")
+    return dsn
+
+
+def check_spark_master(master: object) -> str:
+    """Return `spark.master` if jobs can run there."""
+    if not isinstance(master, str) or not master:
+        raise ValueError("`spark.master` must be a non-empty string")
+    if master.startswith("sc://"):
+        raise ValueError(
+            "`spark.master` is a Spark Connect server, which lacks what jobs need; name the cluster's master"
+        )
+    return master
+
+
+def check_spark_settings(master: str, settings: Mapping[str, str]) -> None:
+    """Check that the command is the driver, with a JVM of its own, and that Kubernetes knows the executors' image."""
+    for name in (REMOTE, API_MODE):
+        if settings.get(name, CLASSIC).strip().lower() != CLASSIC:
+            raise ValueError(f"`{name}` leads to Spark Connect, which lacks what jobs need: remove it")
+    if settings.get(DEPLOY_MODE, "client").strip().lower() != "client":
+        raise ValueError(
+            f"`{DEPLOY_MODE}` must be client: the command is the driver; in a cluster, run it in a pod or a container"
+        )
+    if master.startswith("k8s://") and not any(settings.get(name) for name in IMAGES):
+        raise ValueError(f"`{IMAGES[0]}` is missing: the image in which {master} runs executors (docs/kubernetes.md)")
+
+
+def check_watch(table: WatchTable | None) -> WatchTable | None:
+    """Return `[watch]` if nothing in it is more often than increments, and these are not too often."""
+    if table is None:
+        return None
+    if table.every < EVERY_SECONDS_MIN:
+        raise ValueError(f"`watch.every` is less than {EVERY_SECONDS_MIN} s")
+    for name, interval in (("full", table.full), ("check", table.check), ("drill", table.drill)):
+        if 0 < interval < table.every:
+            raise ValueError(f"`watch.{name}` is more often than `watch.every`")
+    return table
+
 
 # One of a thousand nodes has 200 kB. A device, or the wrong file, may never end.
 FILE_BYTES_MAX = 16 << 20

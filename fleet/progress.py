@@ -1,11 +1,13 @@
-"""The interface through which work below `cli` reports its progress; nothing below `cli` prints.
+"""The interface through which work below `cli` reports its progress, and how far and fast each step is.
 
 The rich bars, the JSON lines and the tests each implement `Progress`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+import time
+from dataclasses import dataclass, field
 from typing import Protocol
 
 # Between two readings the time that is left is counted down to this part of what it was.
@@ -95,6 +97,116 @@ class Noting:
     def note(self, text: str) -> None:
         """Keep it and pass it on."""
         self.notes.append(text)
+        self._target.note(text)
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Pass it on."""
+        self._target.reached(point, node=node)
+
+    def ending(self) -> None:
+        """Pass it on."""
+        self._target.ending()
+
+
+@dataclass(frozen=True, slots=True)
+class NodePace:
+    """The last reading, units per second since the first one, and the seconds that the rest takes at that rate.
+
+    None: it is not known.
+    """
+
+    reading: Reading
+    rate: float | None
+    seconds_left: float | None
+
+
+@dataclass(slots=True)
+class StepPace:
+    """The step in progress. Times are on the monotonic clock.
+
+    `readings` are the last ones, `first` those that the rates begin at, with their times; both by node, "" for all
+    together.
+    """
+
+    name: str
+    total: int | None
+    unit: str
+    began: float = field(default_factory=time.monotonic)
+    done: int = 0
+    readings: dict[str, Reading] = field(default_factory=dict)
+    first: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def take(self, reading: Reading) -> None:
+        """Take a reading instead of the step's own count, or that of a node."""
+        self.readings[reading.node] = reading
+        if not self.first.get(reading.node, (0, 0.0))[0]:
+            # What takes long to begin is not slow to go on.
+            self.first[reading.node] = (reading.done, time.monotonic())
+
+    def least_advanced(self, count: int) -> list[str]:
+        """Of the nodes that have readings, those that have done the smallest parts: `count` of them at most."""
+
+        def part(node: str) -> float:
+            one = self.readings[node]
+            # Where nothing is to do, all is done.
+            return one.done / one.total if one.total else float(one.total is not None)
+
+        return sorted((node for node in self.readings if node), key=lambda node: (part(node), node))[:count]
+
+    def pace(self, node: str, now: float) -> NodePace:
+        """How far it is, and how fast, on one node or ("") on all together."""
+        reading = self.readings.get(node) or Reading(self.done, self.total, self.unit, node)
+        begun, since = self.first.get(node, (0, self.began))
+        rate = (reading.done - begun) / (now - since) if reading.done > begun and now > since else None
+        left = max((reading.total - reading.done) / rate, 0.0) if rate and reading.total is not None else None
+        return NodePace(reading, rate, left)
+
+
+# A check of all snapshots has a step for each. The shortest of more than these are recorded together.
+PHASES_MAX, OTHERS = 50, "others"
+
+
+class StepTimes:
+    """A Progress that passes everything on to `target`, and measures the steps. A step that comes again is added up."""
+
+    def __init__(self, target: Progress) -> None:
+        self._target = target
+        self._seconds: dict[str, float] = {}
+        self._step, self._began = "", 0.0
+        self._lock = threading.Lock()
+
+    def phases(self) -> dict[str, float]:
+        """The seconds that each step has taken until now, by name, in the order in which they began."""
+        with self._lock:
+            self._end(self._step)
+            found = dict(self._seconds)
+        others = set(sorted(found, key=lambda name: found[name], reverse=True)[PHASES_MAX:])
+        phases = {name: round(seconds, 3) for name, seconds in found.items() if name not in others}
+        rest = round(sum(found[name] for name in others), 3)
+        return phases | {OTHERS: rest} if others else phases
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        """Measure it and pass it on."""
+        with self._lock:
+            self._end(name)
+        self._target.step(name, total=total, unit=unit)
+
+    def _end(self, following: str) -> None:
+        now = time.monotonic()
+        if self._step:
+            self._seconds[self._step] = self._seconds.get(self._step, 0.0) + now - self._began
+        self._step, self._began = following, now
+
+    def advance(self, done: int) -> None:
+        """Pass it on."""
+        self._target.advance(done)
+
+    def tell(self, reading: Reading) -> None:
+        """Pass it on."""
+        self._target.tell(reading)
+
+    def note(self, text: str) -> None:
+        """Pass it on."""
         self._target.note(text)
 
     def reached(self, point: str, *, node: str = "") -> None:

@@ -13,7 +13,7 @@ import psycopg
 from cutline.fleet.config import GroupRules
 from cutline.fleet.tables.groups import Group, read_tables
 from cutline.fleet.tables.names import is_included, table_name
-from cutline.restore.rows.ledger import LoadError
+from cutline.restore.rows.load import LoadError
 from cutline.snapshots.records.chain import Chain
 
 # Those of extensions are as the target's extension makes them.

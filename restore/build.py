@@ -16,9 +16,10 @@ from psycopg.errors import Diagnostic
 from cutline.fleet.config import Node
 from cutline.fleet.nodes.connections import connect, raising_unreachable
 from cutline.fleet.nodes.encodings import RAW, raw_text
-from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.server_errors import shorten_message
 from cutline.fleet.nodes.watch import Watch
 from cutline.fleet.tables.groups import Group, qualify
+from cutline.restore.ddl.archive import move_statements
 from cutline.restore.ddl.ddl import (
     Ddl,
     DdlEntry,
@@ -29,13 +30,11 @@ from cutline.restore.ddl.ddl import (
     set_sequences,
     show_name,
 )
-from cutline.restore.ddl.function_paths import NeededPath, run_with_paths
-from cutline.restore.ddl.moved_tables import move_statements
 from cutline.restore.ddl.running import DdlRun
+from cutline.restore.ddl.statements import NeededPath, run_with_paths
 from cutline.restore.parts.scope import TableMove
-from cutline.restore.rows.ledger import check_counts, create_ledger, has_ledger
-from cutline.restore.rows.load_target import LoadTarget, find_load_paths
-from cutline.restore.rows.partition_roots import find_roots
+from cutline.restore.rows.jobs import find_roots
+from cutline.restore.rows.load import LoadTarget, check_counts, create_ledger, find_load_paths, has_ledger
 from cutline.snapshots.records.commit import Sequence
 
 # The roots of partitioned tables: their partitions are analyzed with them.

@@ -12,30 +12,28 @@ from typing import Any
 import psycopg
 from msgspec import structs
 
-from cutline.fleet.hints import SAME_TARGET
+from cutline.fleet.messages import SAME_TARGET
 from cutline.fleet.nodes.encodings import raw_text
-from cutline.fleet.nodes.privileges import read_role
+from cutline.fleet.nodes.problems import read_role
 from cutline.fleet.tables.names import table_name
 from cutline.restore.copies.choice import explain_damage
 from cutline.restore.database_plan import PlannedDatabase, check_grantors, find_path
 from cutline.restore.ddl.archive import ArchiveDdl, read_archive
-from cutline.restore.ddl.beforehand import take_superusers_part, with_beforehand
 from cutline.restore.ddl.ddl import Ddl, Refusal, show_name
 from cutline.restore.ddl.extension_rows import lost_rows, with_extension_rows
 from cutline.restore.ddl.role_statements import ChangedRoles
-from cutline.restore.ddl.unprivileged import adapt_ddl
-from cutline.restore.memberships import check_memberships, read_our_name
+from cutline.restore.ddl.unprivileged import adapt_ddl, take_superusers_part, with_beforehand
 from cutline.restore.obstacles.obstacles import Obstacles
 from cutline.restore.obstacles.server import INSTALL, WITHOUT, check_compression, check_extensions, check_tablespaces
 from cutline.restore.parts.scope import TableMove
 from cutline.restore.plan import RestorePlan
-from cutline.restore.roles import check_mapped, find_role_changes, name_bytes
+from cutline.restore.roles import check_mapped, check_memberships, find_role_changes, name_bytes, read_our_name
 from cutline.restore.targets.target import Target, TargetUnfitError
-from cutline.restore.topology.foreign_keys import keeps_foreign_key
+from cutline.restore.topology.topology import keeps_foreign_key
 from cutline.snapshots.ddl.archive import EXTENSION, ArchiveEntry
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.globals.extension_rows import ExtensionsOfShard, read_extension_rows
-from cutline.snapshots.records.large_objects import count_by_node
+from cutline.snapshots.records.commit import count_by_node
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError
 

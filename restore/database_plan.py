@@ -11,16 +11,15 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.nodes.encodings import raw_text
-from cutline.fleet.nodes.privileges import INHERIT_OPTION_VERSION, read_role
+from cutline.fleet.nodes.problems import INHERIT_OPTION_VERSION, read_role
 from cutline.restore.ddl.database_ddl import DatabaseDdl, change_roles
-from cutline.restore.memberships import check_memberships
-from cutline.restore.parts.role_changes import RoleChanges
+from cutline.restore.parts.scope import RoleChanges
 from cutline.restore.plan import RestorePlan
-from cutline.restore.roles import find_reserved_settings, name_bytes
-from cutline.restore.targets.database_records import without_record
+from cutline.restore.roles import check_memberships, find_reserved_settings, name_bytes
+from cutline.restore.targets.databases import without_record
 from cutline.restore.targets.target import Target
-from cutline.snapshots.ddl.search_path import SEARCH_PATH
-from cutline.snapshots.records.database_facts import DatabaseProperties, DatabaseSetting
+from cutline.snapshots.ddl.database_facts import SEARCH_PATH
+from cutline.snapshots.records.commit import DatabaseProperties, DatabaseSetting
 
 NAMES_QUERY = "SELECT rolname FROM pg_roles"
 # From 16 on a membership says whether its member may act as the role.

@@ -8,34 +8,46 @@ from datetime import datetime
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.hints import SAME_TARGET
+from cutline.fleet.messages import SAME_TARGET
 from cutline.fleet.tables.groups import Group
 from cutline.fleet.tables.names import is_matching
-from cutline.restore.copies.choice import CopyChoice, Wanted, check_chosen, settle_copies
-from cutline.restore.copies.stored import count_bytes, find_listed_damage
-from cutline.restore.parts.nodes import choose_nodes, warn_of_nodes
-from cutline.restore.parts.scope import TableMove
+from cutline.restore.copies.choice import (
+    CopyChoice,
+    Wanted,
+    check_chosen,
+    count_bytes,
+    find_listed_damage,
+    settle_copies,
+)
+from cutline.restore.parts.scope import TableMove, choose_nodes, warn_of_nodes
 from cutline.restore.report import BorrowedRows, NodeReport, RestoreReport
 from cutline.restore.request import RestoreRequest, check_routable
-from cutline.restore.targets.database_records import DatabaseRecord
-from cutline.restore.targets.superusers import Superusers
-from cutline.restore.targets.target import Target, target_of
-from cutline.restore.topology.same_sources import check_large_objects_routed, compare_sources
-from cutline.restore.topology.topology import Topology, plan_topology
+from cutline.restore.targets.databases import DatabaseRecord
+from cutline.restore.targets.target import Superusers, Target, target_of
+from cutline.restore.topology.topology import Topology, check_large_objects_routed, compare_sources, plan_topology
 from cutline.restore.unfinished import UnfinishedRestoreError
 from cutline.snapshots.ddl.dump import find_ddl
-from cutline.snapshots.listing.doubts import find_doubts
-from cutline.snapshots.listing.in_doubt import find_in_doubt
-from cutline.snapshots.listing.restorable import read_restorable
+from cutline.snapshots.listing.listing import find_doubts, read_restorable
+from cutline.snapshots.listing.recovery_plan import find_in_doubt
 from cutline.snapshots.operations.object_lists import read_chain_lists
-from cutline.snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
+from cutline.snapshots.operations.open_operations import (
+    OpenOperation,
+    document_names,
+    naming_open_operations,
+    read_open_operations,
+)
 from cutline.snapshots.operations.operation import new_operation
-from cutline.snapshots.operations.recorded import document_names
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import check_has_rows
+from cutline.snapshots.records.chains import (
+    SnapshotMissingError,
+    chain_at,
+    check_has_rows,
+    cut_time,
+    increment_label,
+    next_cut_time,
+    safe_time,
+)
 from cutline.snapshots.records.commit import Sequence
-from cutline.snapshots.records.commits import SnapshotMissingError, increment_label
-from cutline.snapshots.records.cut_times import chain_at, cut_time, next_cut_time, safe_time
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError

@@ -13,27 +13,27 @@ import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.hints import SAME_TARGET
+from cutline.fleet.messages import SAME_TARGET, list_some
 from cutline.fleet.nodes.free_connections import check_free_connections
 from cutline.fleet.nodes.sessions import in_parallel
 from cutline.fleet.nodes.watch import Watch, watch_nodes
 from cutline.fleet.progress import Progress
-from cutline.fleet.some_names import list_some
 from cutline.restore.checked_ddl import CheckedDdl, read_all_ddl
 from cutline.restore.database_plan import PlannedDatabase, plan_database
 from cutline.restore.ddl.ddl import Ddl, Refusal
 from cutline.restore.ddl.server_roles import find_differences
-from cutline.restore.estimates.measured import read_measured
-from cutline.restore.estimates.model import Estimate, estimate_restore
-from cutline.restore.estimates.volumes import (
+from cutline.restore.estimates.model import (
     BegunShard,
+    Estimate,
     ShardVolume,
     combine_volumes,
+    estimate_restore,
     measure_volume,
+    read_measured,
     without_large_objects,
     without_rows,
 )
-from cutline.restore.existing_tables import check_existing
+from cutline.restore.loading import check_existing
 from cutline.restore.obstacles.disk_space import (
     DatabaseSpace,
     DiskSpace,
@@ -50,16 +50,19 @@ from cutline.restore.report import RefusedStatement, describe_refusals
 from cutline.restore.request import RestoreRequest
 from cutline.restore.roles import missing_roles
 from cutline.restore.run import RestoreRun, running
-from cutline.restore.targets.database_records import Phase, list_databases
-from cutline.restore.targets.databases import find_closed, find_slots, rehearsal_database
-from cutline.restore.targets.target import Target, lock_targets, server_of
-from cutline.restore.targets.target_checks import check_target, check_xml, find_xml_columns
-from cutline.restore.unfinished import UnfinishedRestore, UnfinishedRestoreError
-from cutline.restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
+from cutline.restore.targets.databases import Phase, find_closed, find_slots, list_databases, rehearsal_database
+from cutline.restore.targets.target import Target, check_target, check_xml, find_xml_columns, lock_targets, server_of
+from cutline.restore.unfinished import (
+    UnfinishedRestore,
+    UnfinishedRestoreError,
+    check_no_unfinished,
+    check_whole,
+    find_resumable,
+)
 from cutline.snapshots.ddl.archive import ArchiveEntry
 from cutline.snapshots.globals.server_globals_object import read_globals, read_stored_globals
-from cutline.snapshots.operations.slot_owners import read_slot_owners
-from cutline.snapshots.records.large_objects import count_by_node
+from cutline.snapshots.operations.slot_guard import read_slot_owners
+from cutline.snapshots.records.commit import count_by_node
 from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.storage.errors import SnapshotError
 from cutline.wal.segments.damage import ObjectDamagedError

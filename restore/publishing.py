@@ -15,10 +15,9 @@ import psycopg
 from msgspec import structs
 from psycopg import sql
 
-from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.nodes.problems import quote
 from cutline.fleet.nodes.sessions import in_parallel
-from cutline.restore.targets.database_records import DatabaseRecord, FoundDatabase, list_databases, write_record
-from cutline.restore.targets.databases import refusing
+from cutline.restore.targets.databases import DatabaseRecord, FoundDatabase, list_databases, refusing, write_record
 from cutline.restore.targets.target import SESSIONS, Connections, Target, TargetExistsError, TargetUnfitError
 
 # A session that began before connections were refused may end late.

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from cutline.fleet.messages import join_some
 from cutline.fleet.nodes.encodings import raw_text
-from cutline.fleet.some_names import join_some
 from cutline.restore.build import FinishedDatabase
 from cutline.restore.checked_ddl import read_all_ddl
 from cutline.restore.database_plan import plan_database
 from cutline.restore.ddl.ddl import DATABASE, MATERIALIZED_VIEW, Ddl, DdlEntry, Refusal, show_name
-from cutline.restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath
 from cutline.restore.ddl.running import EARLIER
+from cutline.restore.ddl.statements import RESTRICTED_VERSION, NeededPath
 from cutline.restore.obstacles.obstacles import Obstacles
 from cutline.restore.report import RefusedStatement, access_to, describe_refusals
 from cutline.restore.roles import name_bytes

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import psycopg
 
-from cutline.fleet.nodes.privileges import read_role
+from cutline.fleet.messages import join_some
+from cutline.fleet.nodes.problems import read_role
 from cutline.fleet.nodes.watch import Watch
-from cutline.fleet.some_names import join_some
 from cutline.restore.ddl.ddl import DATABASE, ROWS, Ddl, Refusal, SchemaLoadError
 from cutline.restore.ddl.running import NOT_GRANTED, DdlRun
 from cutline.restore.obstacles.server import WITHOUT

@@ -9,10 +9,10 @@ from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from cutline.fleet.config import SECRET_PARAMETERS
 from cutline.fleet.record import Time
 from cutline.fleet.tables.left_out import LeftOut
-from cutline.fleet.variables import SECRET_PARAMETERS
-from cutline.restore.copies.stored import Damage
+from cutline.restore.copies.choice import Damage
 from cutline.restore.ddl.ddl import Refusal, show_name, without_options
 from cutline.restore.ddl.running import AFTER_EXTENSION, session_settings
 from cutline.restore.parts.scope import WHOLE, RestoreScope
@@ -20,7 +20,7 @@ from cutline.restore.targets.databases import OwnerChange
 from cutline.restore.targets.target import Target
 from cutline.restore.topology.topology import ShownRoute
 from cutline.snapshots.ddl.archive import EXTENSION, PRIVILEGES
-from cutline.snapshots.listing.in_doubt import InDoubtTransaction
+from cutline.snapshots.listing.recovery_plan import InDoubtTransaction
 from cutline.snapshots.operations.open_operations import OpenOperation
 
 

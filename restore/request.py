@@ -22,7 +22,8 @@ class RestoreRequest:
 
     `increment`: at this one; `at`: at the newest cut not after this moment; with neither at the newest.
 
-    `routes` (restore/routing/routes.py) divide the rows of tables among targets that are not the snapshot's shards.
+    `routes` (restore/routing/table_routes.py) divide the rows of tables among targets that are not the
+    snapshot's shards.
 
     `scope`: which part of it. `replace`: put existing databases aside. `create_roles`: create the roles that a target
     lacks. `use_backup_copies`: take the rows that a primary's copy lacks from a standby's. `allow_refused_ddl`: restore

@@ -13,18 +13,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.hints import restore_command
+from cutline.fleet.messages import restore_command
 from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.nodes.sessions import in_parallel, let_end
 from cutline.fleet.nodes.watch import watch_nodes
 from cutline.fleet.progress import Progress
 from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.ending import end_published
+from cutline.restore.ending import RestoreAbandonedError, end_published, say_open, saying_published, undoing
 from cutline.restore.estimates.model import RestoreStep
 from cutline.restore.estimates.pace import RestorePace
-from cutline.restore.existing_tables import publish_rows
-from cutline.restore.left_open import RestoreAbandonedError, say_open, saying_published, undoing
-from cutline.restore.loading import choose_verified_copies, load_all, naming_lost_rows, naming_steps
+from cutline.restore.loading import choose_verified_copies, load_all, naming_lost_rows, naming_steps, publish_rows
 from cutline.restore.plan import RestorePlan, plan_resumed, provisional_targets
 from cutline.restore.preview import (
     RestorePreview,
@@ -39,13 +37,11 @@ from cutline.restore.refused import DdlRefusedError
 from cutline.restore.report import RestoreReport, WalPhase
 from cutline.restore.request import RestoreRequest
 from cutline.restore.run import RestoreRun, running
-from cutline.restore.targets.database_records import Phase
-from cutline.restore.targets.databases import clear_records, end_chains, find_owner_changes
+from cutline.restore.targets.databases import Phase, clear_records, end_chains, find_owner_changes
 from cutline.restore.targets.target import Target, ending_on_silence, lock_targets, naming_lost_nodes
-from cutline.restore.unfinished import settle_recorded
-from cutline.restore.unfinished_checks import check_no_unfinished, check_whole, find_resumable
+from cutline.restore.unfinished import check_no_unfinished, check_whole, find_resumable, settle_recorded
 from cutline.snapshots.operations.leases import HeldLease, hold_lease
-from cutline.snapshots.operations.restore_decisions import PUBLISH, decide_restore
+from cutline.snapshots.operations.operation import PUBLISH, decide_restore
 from cutline.snapshots.tasks.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
 

@@ -14,34 +14,33 @@ import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.label import own_label
 from cutline.fleet.nodes.clocks import ClockReading, note_clocks, read_clock
 from cutline.fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
 from cutline.fleet.nodes.lock import take_lock
 from cutline.fleet.nodes.sessions import in_parallel, let_end
 from cutline.fleet.nodes.watch import Watch, watch_nodes
+from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
 from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.data_only.filling import Filling
-from cutline.restore.estimates.pace import RestorePace
-from cutline.restore.estimates.tally import rows_tally
-from cutline.restore.estimates.volumes import BegunShard, ShardVolume
+from cutline.restore.estimates.model import BegunShard, ShardVolume
+from cutline.restore.estimates.pace import RestorePace, rows_tally
 from cutline.restore.obstacles.obstacles import Obstacles
 from cutline.restore.plan import RestorePlan
 from cutline.restore.publishing import end_sessions, is_restored
 from cutline.restore.report import RestoreReport
-from cutline.restore.targets.database_records import (
+from cutline.restore.targets.databases import (
     DatabaseRecord,
     FoundDatabase,
     Phase,
+    drop_database,
     list_databases,
     record_text,
     write_record,
 )
-from cutline.restore.targets.databases import drop_database
 from cutline.restore.targets.target import Target, lock_targets, place_of, server_of, start_of, suffix_of
 from cutline.snapshots.executors.needs import ExecutorNeeds
-from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.chains import cut_time
 from cutline.snapshots.records.operation_records import Intent
 from cutline.storage.errors import SnapshotError
 

@@ -26,13 +26,21 @@ from cutline.fleet.tables.groups import Column, Group
 from cutline.fleet.tables.table_state import TableState
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain, first_summarized
-from cutline.snapshots.records.chains import read_newest_part, read_summaries
-from cutline.snapshots.records.commit import ChainHistory, CommitSummary, CutRecord, FullSnapshot, Increment, Previous
-from cutline.snapshots.records.commits import VOID_BYTES_MAX, commit_key, read_commit
-from cutline.snapshots.records.documents import seal
-from cutline.snapshots.records.keys import base_prefix, ddl_prefix, list_prefix
-from cutline.snapshots.records.part_rules import count_listed
-from cutline.snapshots.records.stored_object import BASE, DDL, ObjectList, StoredObject
+from cutline.snapshots.records.chains import VOID_BYTES_MAX, commit_key, read_commit, read_newest_part, read_summaries
+from cutline.snapshots.records.commit import (
+    BASE,
+    DDL,
+    ChainHistory,
+    CommitSummary,
+    CutRecord,
+    FullSnapshot,
+    Increment,
+    ObjectList,
+    Previous,
+    StoredObject,
+)
+from cutline.snapshots.records.commit_rules import count_listed
+from cutline.snapshots.records.documents import base_prefix, ddl_prefix, list_prefix, seal
 from cutline.storage.digest import digest
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.cut.cut_values import NodeCut

@@ -10,11 +10,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from cutline.cli.background.announcing import is_in_background
-from cutline.cli.output.context import command_context
+from cutline.cli.background.detaching import is_in_background
+from cutline.cli.output.arguments import command_context
 from cutline.cli.output.exit_codes import DONE
-from cutline.cli.output.format import name_fleet
 from cutline.cli.output.results import emit
+from cutline.cli.output.tables import name_fleet
 from cutline.storage.errors import UsageError
 
 SCHEMA = "cutline/background/1"

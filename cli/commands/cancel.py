@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutline.cli.output.arguments import SECONDS_MAX
-from cutline.cli.output.context import command_context
+from cutline.cli.output.arguments import SECONDS_MAX, command_context
 from cutline.cli.output.exit_codes import BUSY, DONE, REFUSED, UNREACHABLE
 from cutline.cli.output.operations import check_operation, check_snapshot, what_text
 from cutline.cli.output.results import emit, progress

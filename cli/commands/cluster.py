@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cutline.cli.output.format import size_text
 from cutline.cli.output.results import emit, progress
+from cutline.cli.output.tables import size_text
 
 SCHEMA = "cutline/cluster-pack/1"
 

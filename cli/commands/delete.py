@@ -9,17 +9,15 @@ import typer
 
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
-from cutline.cli.output.arguments import DryRun
-from cutline.cli.output.context import command_context
+from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.exit_codes import DONE, REFUSED, UNREACHABLE
-from cutline.cli.output.format import quantity_text, size_text
 from cutline.cli.output.results import emit, show_preview
-from cutline.fleet.label import read_label
+from cutline.cli.output.tables import quantity_text, size_text
+from cutline.fleet.own_process import read_label
 from cutline.fleet.record import to_builtins
-from cutline.snapshots.records.commits import check_name
+from cutline.snapshots.records.chains import check_name
 from cutline.snapshots.records.tombstones import Mark
-from cutline.snapshots.removal.deletion import DeletionResult, delete_snapshot, preview_deletion
-from cutline.snapshots.removal.deletion_plan import DeletionPlan
+from cutline.snapshots.removal.deletion import DeletionPlan, DeletionResult, delete_snapshot, preview_deletion
 from cutline.snapshots.removal.removal import RemovalResult
 
 SCHEMA = "cutline/delete/1"

@@ -10,16 +10,15 @@ import typer
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.activity import recorded_activity
-from cutline.cli.output.context import command_context
+from cutline.cli.output.arguments import command_context
 from cutline.cli.output.exit_codes import DONE, REFUSED
-from cutline.cli.output.format import quantity_text, seconds_text, size_text
 from cutline.cli.output.results import emit, progress
-from cutline.fleet.durations import Duration
-from cutline.fleet.some_names import list_some
+from cutline.cli.output.tables import quantity_text, seconds_text, size_text
+from cutline.fleet.messages import list_some
+from cutline.fleet.units import Duration
 from cutline.snapshots.removal.garbage import GarbageReason
-from cutline.snapshots.removal.gc import collect_garbage, preview_garbage
-from cutline.snapshots.removal.gc_report import Garbage, GcReport
-from cutline.snapshots.removal.size_total import SizeTotal
+from cutline.snapshots.removal.gc import Garbage, GcReport, collect_garbage, preview_garbage
+from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.errors import UsageError
 
 SCHEMA = "cutline/gc/1"

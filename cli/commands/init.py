@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from cutline.cli.output.context import command_context
-from cutline.cli.output.format import quantity_is
+from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit, progress
-from cutline.cli.spark.protection import check_protection
+from cutline.cli.output.tables import quantity_is
+from cutline.cli.spark.settings import check_protection
 from cutline.fleet.nodes.problems import actions_of, grants_of, optional_lines
 from cutline.fleet.record import to_builtins
 from cutline.snapshots.create.initialise import InitReport, initialise

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutline.cli.output.context import command_context
+from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit
 from cutline.fleet.config import Fleet
 from cutline.storage.encryption.fleet_encryption import FleetEncryption

@@ -9,21 +9,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cutline.cli.output.context import command_context
-from cutline.cli.output.format import age_text, count_text, minute_text, moment_text, size_text, time_text
+from cutline.cli.output.arguments import command_context
 from cutline.cli.output.left_out import warnings_of_several
 from cutline.cli.output.results import emit, emit_csv, emit_items
-from cutline.cli.output.tables import Cell, FittingTable, Shorter
+from cutline.cli.output.tables import (
+    Cell,
+    FittingTable,
+    Shorter,
+    age_text,
+    count_text,
+    minute_text,
+    moment_text,
+    size_text,
+    time_text,
+)
 from cutline.cli.views.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
 from cutline.cli.views.sparkline import sparkline, stdout_levels
 from cutline.fleet.record import to_builtins
 from cutline.fleet.tables.left_out import select_warnings
-from cutline.snapshots.activity.checks import EndedCheck, NewestChecks
-from cutline.snapshots.listing.entry import Entry
-from cutline.snapshots.listing.listing import Listing, list_store
+from cutline.snapshots.activity.ended_operations import EndedCheck, NewestChecks
+from cutline.snapshots.listing.listing import Entry, Listing, list_store
 from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.chains import cut_time, safe_time
 from cutline.snapshots.records.commit import CommitSummary
-from cutline.snapshots.records.cut_times import cut_time, safe_time
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.operation_records import VALID
 from cutline.storage.clock import utc_now

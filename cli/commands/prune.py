@@ -21,14 +21,13 @@ from cutline.cli.commands.delete import (
 )
 from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.activity import recorded_activity
-from cutline.cli.output.arguments import DryRun
-from cutline.cli.output.context import command_context
+from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.exit_codes import DONE, UNREACHABLE
-from cutline.cli.output.format import quantity_text, size_text
 from cutline.cli.output.results import emit, show_preview
+from cutline.cli.output.tables import quantity_text, size_text
 from cutline.fleet.config import Retention
-from cutline.fleet.durations import DAYS_MAX
-from cutline.fleet.some_names import list_some
+from cutline.fleet.messages import list_some
+from cutline.fleet.units import DAYS_MAX
 from cutline.snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
 from cutline.snapshots.removal.removal import DELETE, RemovalResult
 from cutline.snapshots.removal.retention import RetentionFate, RetentionVerdict

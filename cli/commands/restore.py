@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from cutline.cli.background.announcing import is_user_present
+from cutline.cli.background.detaching import is_user_present
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.commands.drill import run_drill_command
 from cutline.cli.commands.restore_ends import (
@@ -53,16 +53,16 @@ from cutline.cli.output.arguments import (
     To,
     UseBackupCopies,
     Yes,
+    command_context,
     parse_at,
 )
-from cutline.cli.output.context import command_context
 from cutline.cli.output.exit_codes import DDL_REFUSED
 from cutline.cli.output.refused_statements import write_refused
 from cutline.cli.output.restore_report import announce_plan, document_of, dry_run_lines, lines_of, preview_document
 from cutline.cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
 from cutline.cli.output.results import emit, progress
 from cutline.cli.spark.on_demand import SparkOnDemand
-from cutline.cli.spark.protection import check_protection
+from cutline.cli.spark.settings import check_protection
 from cutline.cli.views.recovery import WARNING, write_transactions
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Noting, Progress

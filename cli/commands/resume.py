@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from cutline.cli.output.context import command_context
+from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit, progress
 from cutline.fleet.nodes.other_sessions import sessions_text
 from cutline.fleet.read_only.frozen import ThawResult

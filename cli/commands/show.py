@@ -17,9 +17,13 @@ from cutline.cli.output.arguments import (
     Timeline,
     Transactions,
     Verifiers,
+    command_context,
 )
-from cutline.cli.output.context import command_context
-from cutline.cli.output.format import (
+from cutline.cli.output.left_out import left_out_lines
+from cutline.cli.output.results import emit
+from cutline.cli.output.tables import (
+    FittingTable,
+    Shorter,
     causes_lines,
     count_text,
     minute_text,
@@ -29,10 +33,7 @@ from cutline.cli.output.format import (
     seconds_text,
     size_text,
 )
-from cutline.cli.output.left_out import left_out_lines
-from cutline.cli.output.results import emit
-from cutline.cli.output.tables import FittingTable, Shorter
-from cutline.cli.report.document import figures_document
+from cutline.cli.report.command import figures_document
 from cutline.cli.report.terminal import timeline_levels, timeline_of
 from cutline.cli.views.recovery import plan_lines, transaction_lines
 from cutline.fleet.config import Fleet
@@ -43,18 +44,16 @@ from cutline.fleet.tables.names import table_name
 from cutline.restore.ddl.database_ddl import database_statements
 from cutline.restore.ddl.extension_rows import set_statement
 from cutline.restore.ddl.server_roles import server_statements
-from cutline.restore.targets.database_records import without_record
+from cutline.restore.targets.databases import without_record
 from cutline.snapshots.globals.extension_rows import ConfigurationRows, read_extension_rows
 from cutline.snapshots.globals.server_globals_object import read_stored_globals
-from cutline.snapshots.listing.entry import Entry
 from cutline.snapshots.listing.figures import read_figures_of
-from cutline.snapshots.listing.in_doubt import in_doubt_transactions
-from cutline.snapshots.listing.listing import show_snapshot
+from cutline.snapshots.listing.listing import Entry, show_snapshot
 from cutline.snapshots.listing.name_templates import newest_name
-from cutline.snapshots.listing.recovery_plan import plan_recovery
+from cutline.snapshots.listing.recovery_plan import in_doubt_transactions, plan_recovery
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import cut_time
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.cut_times import cut_time
 from cutline.snapshots.records.documents import shortened
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from cutline.cli.output.context import command_context
-from cutline.cli.output.format import age_text, count_text, moment_text, name_fleet, quantity_text, seconds_text
+from cutline.cli.output.arguments import command_context
 from cutline.cli.output.operations import what_text
 from cutline.cli.output.results import drawn_live, emit
 from cutline.cli.output.stopping import owner_text
-from cutline.cli.output.tables import FittingTable
+from cutline.cli.output.tables import (
+    FittingTable,
+    age_text,
+    count_text,
+    moment_text,
+    name_fleet,
+    quantity_text,
+    seconds_text,
+)
 from cutline.cli.views.node_status import NodeStatus, read_nodes
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Reading

@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from cutline.cli.commands.history import SCHEMA
-from cutline.cli.output.arguments import SECONDS_MAX
-from cutline.cli.output.context import command_context
+from cutline.cli.output.arguments import SECONDS_MAX, command_context
 from cutline.cli.output.exit_codes import DONE, REFUSED
-from cutline.cli.output.format import seconds_text
 from cutline.cli.output.operations import check_operation, result_text, volumes_text, what_text
 from cutline.cli.output.results import emit, progress
+from cutline.cli.output.tables import seconds_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress, Reading
 from cutline.snapshots.activity.ended_operations import Ended, read_ended

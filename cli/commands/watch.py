@@ -10,23 +10,18 @@ from typing import NoReturn
 
 import typer
 
-from cutline.cli.output.context import command_context
+from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit
 from cutline.cli.output.stopping import cancel_request, stop_process
-from cutline.cli.watch.dead_watches import DeadWatches
 from cutline.cli.watch.fleet_source import FleetSource
-from cutline.cli.watch.log import log
-from cutline.cli.watch.notices import Notices
+from cutline.cli.watch.notices import Notices, log
 from cutline.cli.watch.running_command import stop_commands
-from cutline.cli.watch.silent_watch import SilentWatch
-from cutline.cli.watch.turn import take_turn
+from cutline.cli.watch.turn import DeadWatches, SilentWatch, take_turn
 from cutline.cli.watch.watch_metrics import metrics_of
 from cutline.cli.watch.watcher import Watcher
-from cutline.fleet.label import own_label
+from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Silent
-from cutline.snapshots.activity.activity import Activity
-from cutline.snapshots.activity.command import Command
-from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.activity.activity import Activity, Command, Ending, record_without_intent
 from cutline.snapshots.activity.under_way import read_under_way, working_watch
 from cutline.snapshots.operations.operation import code_of, reason_of
 from cutline.storage.clock import utc_now

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from cutline.cli.output.arguments import SECONDS_MAX
-from cutline.cli.output.context import command_context
+from cutline.cli.output.arguments import SECONDS_MAX, command_context
 from cutline.cli.output.exit_codes import CONFLICTS
-from cutline.cli.output.format import count_text, name_fleet, seconds_text
 from cutline.cli.output.results import emit, progress
+from cutline.cli.output.tables import count_text, name_fleet, seconds_text
 from cutline.embedded.bank import BankInvariants, read_invariants
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet, is_fleet, open_fleet, programs_of, start_fleet, stop_fleet

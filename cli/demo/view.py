@@ -1,22 +1,51 @@
-"""The demo's summary: the measurements as tables for people and as one document for scripts."""
+"""The demo's measurements, as tables for people and as one document for scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cutline.cli.demo.figures import marks, rates, sparkline
 from cutline.cli.demo.fleet import invariants_document
 from cutline.cli.demo.report import BankFigures, ChapterName, StoryReport, TakenCut
 from cutline.cli.demo.stage import BACKUPS, SHARDS
 from cutline.cli.output.exit_codes import INCONCLUSIVE
-from cutline.cli.output.format import count_text, seconds_text, size_text
 from cutline.cli.output.restore_report import document_of as restore_document
+from cutline.cli.output.tables import count_text, seconds_text, size_text
 from cutline.embedded.bank import ACCOUNTS_PER_SHARD
+
+LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One character per value, scaled to the highest; a space for zero."""
+    highest = max(values, default=0.0)
+    return "".join(
+        " " if value <= 0 else LEVELS[min(int(value / highest * len(LEVELS)), len(LEVELS) - 1)] for value in values
+    )
+
+
+def rates(moments: Sequence[float], began: float, ended: float, columns: int) -> list[float]:
+    """The number of `moments` (ascending) per second in each of `columns` equal parts of the time."""
+    width = (ended - began) / columns
+    edges = [bisect_left(moments, began + width * column) for column in range(columns + 1)]
+    return [(after - before) / width for before, after in pairwise(edges)]
+
+
+def marks(places: Mapping[str, float], began: float, ended: float, columns: int) -> str:
+    """A line of `columns` characters with each sign at its moment; on a collision the sign moves to the nearest gap."""
+    line = [" "] * columns
+    for sign, moment in places.items():
+        column = min(max(int((moment - began) / (ended - began) * columns), 0), columns - 1)
+        free = [place for place in range(columns) if line[place] == " "]
+        line[min(free, key=lambda place: abs(place - column))] = sign
+    return "".join(line)
+
 
 SCHEMA = "cutline/demo/1"
 TIMELINE_COLUMNS = 60

@@ -1,11 +1,15 @@
-"""Folders of the user that nobody else can have put anything into: caches, and the output of commands."""
+"""Folders of the user that nobody else can have put anything into: caches, and the output of commands.
+
+The JVM runs what is in it, so it is used only if nobody else can have put anything there.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
-from cutline.fleet.ownership import is_own_alone, is_replaceable
+from cutline.fleet.own_process import is_own_alone, is_replaceable
 
 NAME = "cutline"
 
@@ -22,3 +26,8 @@ def private_folder(variable: str, default: str) -> Path | None:
     except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return None
     return folder if is_safe and os.access(folder, os.W_OK) else None
+
+
+def cache_folder() -> Path | None:
+    """The folder of the user's caches, created if necessary; None if there can be none, or if others can change it."""
+    return private_folder("XDG_CACHE_HOME", "~/Library/Caches" if sys.platform == "darwin" else "~/.cache")

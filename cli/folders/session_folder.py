@@ -26,8 +26,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from cutline.cli.folders.cache_folder import cache_folder
-from cutline.fleet.ownership import is_replaceable
+from cutline.cli.folders.private_folder import cache_folder
+from cutline.fleet.own_process import is_replaceable
 from cutline.storage.errors import RefusedError, SnapshotError
 
 PREFIX = "snapshot-session-"

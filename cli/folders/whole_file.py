@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cutline.fleet.real_path import real_path
+from cutline.fleet.own_process import real_path
 from cutline.storage.errors import UsageError
 
 

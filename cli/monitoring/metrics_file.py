@@ -15,11 +15,11 @@ from typing import Annotated
 import typer
 
 from cutline.cli.folders.whole_file import replaced_file
-from cutline.cli.output.context import command_context
+from cutline.cli.output.arguments import command_context
 from cutline.cli.output.exit_codes import DONE
 from cutline.fleet.config import Fleet
 from cutline.snapshots.metrics import catalog
-from cutline.snapshots.metrics.exposition import render
+from cutline.snapshots.metrics.endpoint import render
 from cutline.snapshots.metrics.gathering import GATHERING_SECONDS_MAX, gather_once
 from cutline.snapshots.operations.operation import code_of
 from cutline.storage.clock import utc_now

@@ -9,15 +9,13 @@ from functools import partial
 
 import typer
 
-from cutline.cli.background.announcing import announce, is_in_background
+from cutline.cli.background.detaching import announce, is_in_background
 from cutline.cli.output.results import progress
 from cutline.cli.output.stopping import stop_process
 from cutline.fleet.config import Fleet
-from cutline.fleet.label import own_label
-from cutline.fleet.step_times import StepTimes
-from cutline.snapshots.activity.activity import Activity
-from cutline.snapshots.activity.command import Command
-from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.fleet.own_process import own_label
+from cutline.fleet.progress import StepTimes
+from cutline.snapshots.activity.activity import Activity, Command, Ending, record_without_intent
 from cutline.snapshots.metrics.spans import traced
 from cutline.snapshots.operations.operation import code_of, reason_of
 from cutline.snapshots.records.operation_records import CheckedPoint

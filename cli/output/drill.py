@@ -6,10 +6,9 @@ from typing import Any
 
 from msgspec import UNSET
 
-from cutline.cli.output.borrowed import borrowed_document, borrowed_lines
-from cutline.cli.output.format import quantity_text, seconds_text, size_text
 from cutline.cli.output.junit import NO_ASSERTIONS
-from cutline.cli.output.restore_report import refused_lines
+from cutline.cli.output.restore_report import borrowed_document, borrowed_lines, refused_lines
+from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.record import to_builtins
 from cutline.restore.drill.assertions import AssertionResult, rows_text
 from cutline.restore.drill.drill import DrillReport

@@ -20,10 +20,10 @@ import typer
 
 from cutline.cli.folders.session_folder import lasting_folder
 from cutline.cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
-from cutline.cli.output.format import name_fleet, printable
 from cutline.cli.output.results import write_document
 from cutline.cli.output.stopping import cancel_request, owner_text
 from cutline.cli.output.streams import unwritten
+from cutline.cli.output.tables import name_fleet, printable
 from cutline.storage.errors import SnapshotError, StoppedError, find_behind, redact
 from cutline.storage.open_files import HINT, is_used_up
 from cutline.storage.used_up import find_used_up

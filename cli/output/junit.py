@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cutline.check.report import CheckReport, SnapshotReport
 from cutline.cli.folders.whole_file import replaced_file
-from cutline.cli.output.format import printable
+from cutline.cli.output.tables import printable
 from cutline.restore.drill.drill import DrillReport
 from cutline.storage.errors import SnapshotError, UsageError
 

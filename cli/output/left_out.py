@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from cutline.cli.output.format import count_text
+from cutline.cli.output.tables import count_text
 from cutline.fleet.tables.left_out import COUNTED, LeftOut, LeftOutKind
 
 NAMES_SHOWN_MAX = 8

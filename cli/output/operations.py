@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from cutline.cli.output.format import quantity_text
-from cutline.cli.output.tables import Shorter
+from cutline.cli.output.tables import Shorter, quantity_text
 from cutline.snapshots.activity.ended_operations import Ended
 from cutline.snapshots.activity.under_way import UnderWay
-from cutline.snapshots.records.commits import check_name
+from cutline.snapshots.records.chains import check_name
 from cutline.storage.errors import UsageError
 from cutline.storage.ids import OPERATION_ID
 

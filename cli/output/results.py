@@ -16,10 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cutline.cli.output.context import CommandContext, command_context
-from cutline.cli.output.format import name_fleet, printable, time_text
-from cutline.cli.output.json_progress import JsonProgress
-from cutline.cli.output.tables import Enumeration, FittingTable
+from cutline.cli.output.arguments import CommandContext, command_context
+from cutline.cli.output.displays import JsonProgress
+from cutline.cli.output.tables import Enumeration, FittingTable, name_fleet, printable, time_text
 from cutline.fleet.progress import Progress, Silent
 from cutline.storage.waits import listening
 
@@ -102,14 +101,14 @@ class _Notes(Silent):
 def _progress(context: typer.Context) -> AbstractContextManager[Progress]:
     """Show an operation's steps on stderr: bars on a terminal, else one line per step; with `--quiet` notes alone.
 
-    With `--json` stderr has JSON lines (cli/output/json_progress.py). `--verbose` adds each point reached.
+    With `--json` stderr has JSON lines (cli/output/displays.py). `--verbose` adds each point reached.
     """
     options = command_context(context)
     if options.quiet:
         return nullcontext(_Notes(options))
     if options.json:
         return JsonProgress(sys.stderr, context.info_name or "", verbose=options.verbose)
-    from cutline.cli.output.bars import BarProgress, LineProgress
+    from cutline.cli.output.displays import BarProgress, LineProgress
 
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         return BarProgress(verbose=options.verbose)

@@ -1,4 +1,7 @@
-"""The standard streams of a command: whatever becomes of them, the command does its work and its exit code says so.
+"""The standard streams of a command, and what becomes of characters that they can't encode.
+
+An output never ends a command because the locale is another one. This module must stay cheap to import: `snapshot
+--help` imports it.
 
 A full disk, a closed stream or a reader that has gone ends no operation. What stderr can't take is lost. If stdout
 can't take the result, `unwritten` says why, and the command ends with an exit code of its own, UNWRITTEN, unless its
@@ -9,6 +12,7 @@ This module must stay cheap to import: `snapshot --help` imports it.
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import select
@@ -16,7 +20,41 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from cutline.cli.output.characters import RULE
+# The name of the rule among Python's handlers of encoding errors.
+RULE = "cutline.ascii"
+# Levels, the lowest first.
+BLOCKS, ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
+# What is drawn, by us and by rich; one character becomes one where columns depend on it. What turns keeps turning.
+FORMS = {
+    **dict(zip(BLOCKS, ASCII_LEVELS, strict=True)),
+    **dict(zip("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\" * 2 + "|/", strict=True)),
+    "░": "/", "▒": "~", "·": ".", "✓": "+", "✗": "x", "━": "-", "╸": "-", "╺": "-", "•": "*", "→": ">",
+    "\u2013": "-", "—": "-", "\xa0": " ", "…": "...",
+}  # fmt: skip
+
+
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(FORMS.get(one) or _escape(one) for one in error.object[error.start : error.end]), error.end
+
+
+def _escape(character: str) -> str:
+    return character.encode("ascii", "backslashreplace").decode()
+
+
+codecs.register_error(RULE, _replace)
+
+
+def writable(text: str, encoding: str | None) -> str:
+    """The text as a stream of this encoding has it: what aligns it must know its width. None: any text is writable."""
+    if encoding is None or text.isascii():
+        return text
+    try:
+        return text.encode(encoding, RULE).decode(encoding)
+    except LookupError:
+        return text.encode("ascii", RULE).decode()
+
 
 STANDARD = (0, 1, 2)
 

@@ -1,16 +1,187 @@
-"""The page: one HTML file that loads nothing, runs nothing, and fits a telephone."""
+"""The page: one HTML file that loads nothing, runs nothing, and fits a telephone.
+
+A picture is stretched to the width of the page, and text is beside it, so that it stays legible on any screen. It has
+so many columns and no more, however many marks there are.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
+from itertools import pairwise
+from typing import TypeAlias
 
-from cutline.cli.output.format import moment_text, quantity_text
-from cutline.cli.report.drawing import DataTable, Extent, Section
-from cutline.cli.report.elements import Element, element, html_of
-from cutline.cli.report.pictures import axis, bar_picture, time_picture
-from cutline.cli.report.sections import counts_text, extent_of_points, sections_of
-from cutline.cli.report.style import STYLE, content_policy
+from cutline.cli.output.tables import moment_text, printable, quantity_text
+from cutline.cli.report.sections import (
+    Bar,
+    DataTable,
+    Extent,
+    Section,
+    TimeRow,
+    columns_of,
+    counts_text,
+    extent_of_points,
+    heights_of,
+    sections_of,
+    shaded_columns,
+)
 from cutline.snapshots.listing.figures import StoreFigures
+
+Element: TypeAlias = ElementTree.Element
+DOCTYPE = "<!DOCTYPE html>\n"
+
+
+def element(tag: str, *children: Element | str, **attributes: str) -> Element:
+    """An element. Names of attributes end in `_` where Python has the word, and have `_` for `-`."""
+    found = ElementTree.Element(
+        tag, {name.rstrip("_").replace("_", "-"): printable(value) for name, value in attributes.items()}
+    )
+    last: Element | None = None
+    for child in children:
+        if not isinstance(child, str):
+            found.append(child)
+            last = child
+        elif last is None:
+            found.text = (found.text or "") + printable(child)
+        else:
+            last.tail = (last.tail or "") + printable(child)
+    return found
+
+
+def html_of(root: Element) -> str:
+    """The page as HTML."""
+    return DOCTYPE + ElementTree.tostring(root, encoding="unicode", method="html") + "\n"
+
+
+STYLE = """
+:root { color-scheme: light dark; --ground: #ffffff; --text: #1b1f24; --muted: #57606a; --line: #d0d7de;
+  --panel: #f6f8fa; --amount: #0b63b5; --gap: #cf222e; --valid: #1a7f37; --inconclusive: #9a6700;
+  --conflicts: #cf222e; --unknown: #818b98; }
+@media (prefers-color-scheme: dark) { :root { --ground: #0d1117; --text: #e6edf3; --muted: #9aa4af; --line: #3d444d;
+  --panel: #151b23; --amount: #58a6ff; --gap: #ff7b72; --valid: #3fb950; --inconclusive: #d29922;
+  --conflicts: #ff7b72; --unknown: #656c76; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--ground); color: var(--text);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; margin: 0; }
+h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; padding-top: 1rem; border-top: 1px solid var(--line); }
+p { margin: .25rem 0; }
+.muted, .axis, figcaption { color: var(--muted); font-size: .875rem; }
+figure { margin: 1rem 0; }
+.head { display: flex; justify-content: space-between; gap: 1rem; font-size: .875rem; margin-top: .5rem; }
+.head span:last-child { color: var(--muted); text-align: right; }
+.axis { display: flex; justify-content: space-between; gap: 1rem; font-variant-numeric: tabular-nums; }
+svg { display: block; shape-rendering: crispEdges; width: 100%; background: var(--panel); }
+svg.time { height: 4rem; }
+svg.bar { height: .75rem; }
+.amount { fill: var(--amount); }
+.gap { fill: var(--gap); }
+.valid { fill: var(--valid); }
+.inconclusive { fill: var(--inconclusive); }
+.conflicts { fill: var(--conflicts); }
+.unknown { fill: var(--unknown); }
+.divider { stroke: var(--ground); stroke-width: 2px; }
+nav a { margin-right: 1rem; }
+a { color: var(--amount); }
+summary { cursor: pointer; padding: .5rem 0; }
+.scroll { overflow-x: auto; border: 1px solid var(--line); }
+.scroll:focus-visible, summary:focus-visible, a:focus-visible { outline: 2px solid var(--amount); }
+table { border-collapse: collapse; font-size: .875rem; overflow-wrap: normal; }
+th, td { padding: .3rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
+th { background: var(--panel); white-space: nowrap; }
+td { white-space: nowrap; }
+td.long { white-space: normal; min-width: 18rem; max-width: 40rem; overflow-wrap: anywhere; }
+th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; }
+"""
+
+
+def content_policy() -> str:
+    """The Content-Security-Policy: nothing but this style, from nowhere; no script, no form, no frame."""
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+
+
+COLUMNS = 240
+HEIGHT = 100
+# A cut with nothing in flight is seen as well, as a low column. Columns that have room are wider, to be seen better.
+LEAST_HEIGHT, WIDE = 4, 3
+SHADE_HEIGHT = 25
+
+
+def time_picture(name: str, row: TimeRow, extent: Extent) -> list[Element]:
+    """A row over time: its label and greatest value, and the picture."""
+    columns = columns_of(row, extent, COLUMNS)
+    drawn = [number for number, value in enumerate(columns) if value is not None]
+    apart = min((later - earlier for earlier, later in pairwise(drawn)), default=WIDE)
+    width = min(apart, WIDE)
+    path = "".join(
+        _column(min(number, COLUMNS - width), width, max(round(height * HEIGHT), LEAST_HEIGHT))
+        for number, height in enumerate(heights_of(columns))
+        if height is not None
+    )
+    title = f"{row.label}: {row.peak}, from {moment_text(extent.begin)} to {moment_text(extent.end)}"
+    shades = (
+        element(
+            "rect",
+            x=str(begin),
+            y=str(HEIGHT - SHADE_HEIGHT),
+            width=str(length),
+            height=str(SHADE_HEIGHT),
+            class_="gap",
+        )
+        for begin, length in _runs(shaded_columns(row, extent, COLUMNS))
+    )
+    picture = _picture(f"{name}-time", title, (element("path", d=path, class_="amount"), *shades), "time")
+    picture.set("viewBox", f"0 0 {COLUMNS} {HEIGHT}")
+    return [_head(row.label, row.peak), picture]
+
+
+def _column(x: int, width: int, height: int) -> str:
+    return f"M{x} {HEIGHT}v-{height}h{width}v{height}z"
+
+
+def _runs(flags: Iterable[bool]) -> list[tuple[int, int]]:
+    """Where each run of True begins, and its length."""
+    runs: list[tuple[int, int]] = []
+    for number, flag in enumerate(flags):
+        if flag and runs and sum(runs[-1]) == number:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        elif flag:
+            runs.append((number, 1))
+    return runs
+
+
+def axis(extent: Extent) -> Element:
+    """The times at both ends of the rows above it."""
+    begin, end = (element("span", moment_text(one)) for one in (extent.begin, extent.end))
+    return element("div", begin, end, class_="axis")
+
+
+def bar_picture(name: str, bar: Bar) -> list[Element]:
+    """A bar: its label and value, and the picture."""
+    parts: list[Element] = []
+    x = 0.0
+    for part in bar.parts:
+        share = round(part.share * HEIGHT, 2)
+        parts.append(element("rect", x=f"{x:.2f}", y="0", width=f"{share:.2f}", height="10", class_=part.kind.value))
+        x += share
+    picture = _picture(f"{name}-bar", f"{bar.label}: {bar.text}", tuple(parts), "bar")
+    picture.set("viewBox", f"0 0 {HEIGHT} 10")
+    return [_head(bar.label, bar.text), picture]
+
+
+def _head(label: str, text: str) -> Element:
+    return element("div", element("span", label), element("span", text), class_="head")
+
+
+def _picture(name: str, title: str, drawn: tuple[Element, ...], kind: str) -> Element:
+    return element(
+        "svg", element("title", title, id=name), *drawn, role="img", aria_labelledby=name, class_=kind,
+        preserveAspectRatio="none",
+    )  # fmt: skip
+
 
 # Longer texts are wrapped.
 LONG_CHARACTERS = 48

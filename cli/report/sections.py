@@ -1,13 +1,549 @@
-"""The sections of a report, in their order, and the time that their rows are drawn over."""
+"""The sections of a report: rows over time, bars and tables, whether on a page or in a terminal."""
 
 from __future__ import annotations
 
-from cutline.cli.output.format import quantity_text
-from cutline.cli.report.drawing import Extent, Section, extent_of
-from cutline.cli.report.lag_section import lag_section
-from cutline.cli.report.operation_sections import operation_sections
-from cutline.cli.report.point_sections import point_sections
-from cutline.snapshots.listing.figures import StoreFigures
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from statistics import median
+
+from cutline.cli.output.tables import count_text, moment_text, quantity_text, seconds_text, size_text
+from cutline.snapshots.activity.ended_operations import EndedCheck, newest_covering
+from cutline.snapshots.listing.figures import (
+    GAP_FACTOR,
+    Gap,
+    OperationFigures,
+    PhaseFigures,
+    PointFigures,
+    RestorePlace,
+    SnapshotFigures,
+    StoreFigures,
+)
+from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckFigures
+
+
+class PartKind(StrEnum):
+    """What a part of a bar stands for."""
+
+    AMOUNT = "amount"
+    VALID = "valid"
+    INCONCLUSIVE = "inconclusive"
+    CONFLICTS = "conflicts"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeMark:
+    """A value at a moment."""
+
+    at: datetime
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """A stretch of time that is marked."""
+
+    begin: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRow:
+    """Values over time; `peak` is the text beside the label. If it `is_level`, a value holds until the next mark."""
+
+    label: str
+    marks: tuple[TimeMark, ...]
+    peak: str
+    is_level: bool = False
+    shades: tuple[Shade, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BarPart:
+    """A part of a bar, as a share of the section's longest bar."""
+
+    share: float
+    kind: PartKind
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar of parts, which are at most 1 together, and the text of its value."""
+
+    label: str
+    text: str
+    parts: tuple[BarPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DataTable:
+    """A table: `numbers` are the columns that are numbers. `note` says which rows are left out."""
+
+    caption: str
+    titles: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int] = frozenset()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A picture of rows over time or of bars, what there is to say of it, and the tables with its figures."""
+
+    name: str
+    title: str
+    texts: tuple[str, ...]
+    tables: tuple[DataTable, ...]
+    rows: tuple[TimeRow, ...] = ()
+    bars: tuple[Bar, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The time that rows are drawn over."""
+
+    begin: datetime
+    end: datetime
+
+    def place(self, moment: datetime) -> float:
+        """Where a moment is, from 0 to 1; 0 if it has no length."""
+        length = (self.end - self.begin).total_seconds()
+        return min(max((moment - self.begin).total_seconds() / length, 0.0), 1.0) if length > 0 else 0.0
+
+    def column(self, moment: datetime, count: int) -> int:
+        """In which of so many columns a moment is."""
+        return min(int(self.place(moment) * count), count - 1)
+
+
+def extent_of(moments: Iterable[datetime]) -> Extent | None:
+    """From the first moment to the last; None if there is none."""
+    found = list(moments)
+    return Extent(min(found), max(found)) if found else None
+
+
+def columns_of(row: TimeRow, extent: Extent, count: int) -> list[float | None]:
+    """The greatest value in each column, None where there is no mark: so many marks take no more space than columns.
+
+    A level is carried from its first mark to the end.
+    """
+    columns: list[float | None] = [None] * count
+    last: list[float | None] = [None] * count
+    for mark in row.marks:
+        column = extent.column(mark.at, count)
+        before = columns[column]
+        columns[column] = mark.value if before is None else max(before, mark.value)
+        last[column] = mark.value
+    if row.is_level:
+        level: float | None = None
+        for number in range(count):
+            if columns[number] is None:
+                columns[number] = level
+            level = last[number] if last[number] is not None else level
+    return columns
+
+
+def shaded_columns(row: TimeRow, extent: Extent, count: int) -> list[bool]:
+    """Which of so many columns are in a shade."""
+    shaded = [False] * count
+    for shade in row.shades:
+        for number in range(extent.column(shade.begin, count), extent.column(shade.end, count) + 1):
+            shaded[number] = True
+    return shaded
+
+
+def heights_of(columns: Sequence[float | None]) -> list[float | None]:
+    """The values as parts of the greatest; what is below zero, as lags may be, counts as zero."""
+    peak = max((one for one in columns if one is not None), default=0.0)
+    return [None if one is None else max(one, 0.0) / peak if peak > 0 else 0.0 for one in columns]
+
+
+# A picture has so many rows, a table so many: what is left out is said.
+ROWS_MAX, TABLE_ROWS_MAX = 12, 1000
+MILLISECONDS_MAX = 1.0
+
+
+def point_sections(figures: StoreFigures) -> list[Section]:
+    """The sections, in the order in which they are shown."""
+    return [_points(figures), _cuts(figures), _sizes(figures)]
+
+
+def width_text(seconds: float) -> str:
+    """A short time: `46.7 ms`, or in seconds."""
+    return f"{seconds * 1000:.1f} ms" if abs(seconds) < MILLISECONDS_MAX else seconds_text(seconds)
+
+
+def point_text(point: PointFigures | RestorePlace) -> str:
+    """`nightly, increment 3`."""
+    return f"{point.snapshot}, {f'increment {point.increment}' if point.increment else 'full'}"
+
+
+def newest_rows(rows: Sequence[tuple[str, ...]], what: str) -> tuple[tuple[tuple[str, ...], ...], str]:
+    """The last rows, the newest first, and what is to be said of the others."""
+    shown = tuple(reversed(rows[-TABLE_ROWS_MAX:]))
+    if len(shown) == len(rows):
+        return shown, ""
+    return shown, f"the newest {count_text(len(shown))} of {count_text(len(rows))} {what}; --json has all of them"
+
+
+def _points(figures: StoreFigures) -> Section:
+    gaps = figures.gaps
+    counted = [point for one in figures.snapshots if one.is_counted for point in one.points]
+    shades = tuple(Shade(gap.after.at, gap.until) for gap in gaps.found if gap.before)
+    gaps_text = quantity_text(len(gaps.found), "gaps")
+    every = TimeRow("all with rows, and gaps", _marks(counted, lambda _: 1.0), gaps_text, shades=shades)
+    rows = [every] if counted else []
+    shown = _newest(figures.snapshots) if len(figures.snapshots) > 1 or not counted else []
+    rows += [TimeRow(one.name, _marks(one.points, lambda _: 1.0), f"{len(one.points)}, {one.state}") for one in shown]
+    newest = max((point.cut_at for point in counted), default=None)
+    usual = gaps.median_seconds
+    median_text = "there are too few spans for one" if usual is None else seconds_text(usual)
+    rule = (
+        f"A gap is a span between two neighbouring restore points that is longer than {GAP_FACTOR} times the median"
+        f" span ({median_text}), or in which a chain was lost or ended before the next one began; restore points"
+        " without rows and broken snapshots do not count."
+    )
+    since = "; the time since then is a gap" if gaps.found and gaps.found[-1].before is None else ""
+    age = f"The newest restore point is of {moment_text(newest)}{since}." if newest else ""
+    return Section(
+        "points",
+        "Restore points and gaps",
+        tuple(filter(None, (age, rule, _left_out(figures.snapshots, shown, "snapshots")))),
+        (_gap_table(gaps.found), _snapshot_table(figures.snapshots)),
+        tuple(rows),
+    )
+
+
+def _gap_table(gaps: Sequence[Gap]) -> DataTable:
+    titles = ("after", "since", "before", "until", "length", "why")
+    rows = [
+        (
+            point_text(gap.after), moment_text(gap.after.at), point_text(gap.before) if gap.before else "now",
+            moment_text(gap.until), seconds_text(gap.seconds), gap.why or "longer than usual",
+        )
+        for gap in gaps
+    ]  # fmt: skip
+    shown, note = newest_rows(rows, "gaps")
+    return DataTable("Gaps", titles, shown, frozenset({4}), note)
+
+
+def _snapshot_table(snapshots: Iterable[SnapshotFigures]) -> DataTable:
+    titles = ("snapshot", "state", "restore points", "first cut", "newest cut", "remark")
+    rows = [
+        (
+            one.name, one.state + (", without rows" if one.is_only_cut else ""), count_text(len(one.points)),
+            moment_text(one.points[0].cut_at) if one.points else "",
+            moment_text(one.points[-1].cut_at) if one.points else "", shortened(one.remark),
+        )
+        for one in snapshots
+    ]  # fmt: skip
+    shown, note = newest_rows(sorted(rows, key=lambda row: (row[4], row[0])), "snapshots")
+    return DataTable("Snapshots", titles, shown, frozenset({2}), note)
+
+
+def _cuts(figures: StoreFigures) -> Section:
+    points = figures.points
+    widths = [one.cut_seconds for one in points]
+    rows = (
+        _row("width of the cut", points, lambda one: one.cut_seconds, width_text),
+        _row("in flight", points, lambda one: one.in_flight, count_text),
+        _row("of these included early", points, lambda one: one.included_early, count_text),
+    )
+    titles = (
+        "restore point", "cut made", "width", "in flight", "included early", "global transactions", "attempts",
+        "why tried again", "comment",
+    )  # fmt: skip
+    cells = [
+        (
+            point_text(one) + (", terminal" if one.is_terminal else ""),
+            moment_text(one.cut_at) + ("" if one.is_cut_timed else " (put)"), width_text(one.cut_seconds),
+            count_text(one.in_flight), count_text(one.included_early), count_text(one.global_transactions),
+            count_text(one.attempts), shortened("; ".join(one.causes)), shortened(one.comment),
+        )
+        for one in points
+    ]  # fmt: skip
+    shown, note = newest_rows(cells, "cuts")
+    untimed = sum(not one.is_cut_timed for one in points)
+    texts = [
+        "The width of a cut is the time from its first start marker to its last finish marker; in flight are the global"
+        " transactions that were prepared, but not committed on all of their nodes."
+    ]
+    texts += [f"Median width {width_text(median(widths))}, widest {width_text(max(widths))}."] if widths else []
+    if untimed:
+        texts.append(
+            f"{count_text(untimed)} early commits do not say when their cut was made: they are where they were put."
+        )
+    return Section(
+        "cuts",
+        "Cuts",
+        tuple(texts),
+        (DataTable("Cuts", titles, shown, frozenset({2, 3, 4, 5, 6}), note),),
+        rows if points else (),
+    )
+
+
+def _sizes(figures: StoreFigures) -> Section:
+    snapshots = [one for one in figures.snapshots if one.points]
+    shown = _newest(snapshots)
+    increments = [point for point in figures.points if point.increment]
+    rows = [_row("each increment", increments, lambda one: one.bytes, size_text)] if increments else []
+    rows += [TimeRow(one.name, _sums(one.points), size_text(one.bytes), is_level=True) for one in shown]
+    titles = ("snapshot", "size", "full", "increments", "growth in a day", "changes", "transactions")
+    cells = [
+        (
+            one.name, size_text(one.bytes), size_text(one.points[0].bytes),
+            size_text(one.bytes - one.points[0].bytes),
+            size_text(round(one.growth_bytes_per_day)) if one.growth_bytes_per_day is not None else "",
+            count_text(sum(point.changes for point in one.points)),
+            count_text(sum(point.transactions for point in one.points)),
+        )
+        for one in sorted(snapshots, key=lambda one: one.points[-1].cut_at)
+    ]  # fmt: skip
+    table, note = newest_rows(cells, "snapshots")
+    text = f"All together {size_text(sum(one.bytes for one in snapshots))}: what their commits list."
+    return Section(
+        "sizes",
+        "Sizes and growth",
+        tuple(filter(None, (text, _left_out(snapshots, shown, "snapshots")))),
+        (DataTable("Sizes", titles, table, frozenset(range(1, 7)), note), _increment_table(figures.points)),
+        tuple(rows),
+    )
+
+
+def _increment_table(points: Sequence[PointFigures]) -> DataTable:
+    titles = ("restore point", "cut made", "size", "changes", "transactions", "took")
+    cells = [
+        (
+            point_text(one), moment_text(one.cut_at), size_text(one.bytes), count_text(one.changes),
+            count_text(one.transactions), seconds_text(one.seconds),
+        )
+        for one in points
+    ]  # fmt: skip
+    shown, note = newest_rows(cells, "restore points")
+    return DataTable("Size of each restore point", titles, shown, frozenset({2, 3, 4, 5}), note)
+
+
+def _newest(snapshots: Sequence[SnapshotFigures]) -> list[SnapshotFigures]:
+    """As many of the newest snapshots as a picture has rows, in the order of their newest cuts."""
+    return sorted((one for one in snapshots if one.points), key=lambda one: one.points[-1].cut_at)[-ROWS_MAX:]
+
+
+def _left_out(snapshots: Sequence[SnapshotFigures], shown: Sequence[SnapshotFigures], what: str) -> str:
+    if not shown or len(shown) == len([one for one in snapshots if one.points]):
+        return ""
+    return f"The picture has the newest {len(shown)} of {count_text(len(snapshots))} {what}."
+
+
+def _marks(points: Iterable[PointFigures], value: Callable[[PointFigures], float]) -> tuple[TimeMark, ...]:
+    return tuple(TimeMark(one.cut_at, value(one)) for one in points)
+
+
+def _sums(points: Iterable[PointFigures]) -> tuple[TimeMark, ...]:
+    marks, total = [], 0
+    for one in points:
+        total += one.bytes
+        marks.append(TimeMark(one.cut_at, total))
+    return tuple(marks)
+
+
+def _row(
+    label: str, points: Sequence[PointFigures], value: Callable[[PointFigures], float], text: Callable[..., str]
+) -> TimeRow:
+    marks = _marks(points, value)
+    return TimeRow(label, marks, f"at most {text(max(mark.value for mark in marks))}" if marks else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeLags:
+    """The lags of one primary at the cuts that say them, in order, and for how long it was idle at the newest."""
+
+    node: str
+    marks: tuple[TimeMark, ...]
+    idle_seconds: float | None
+
+    @property
+    def greatest(self) -> TimeMark:
+        return max(self.marks, key=lambda one: one.value)
+
+
+def lag_section(figures: StoreFigures) -> Section:
+    """The lag of each primary at each cut, those with the greatest first."""
+    points = figures.points
+    found = sorted((_lags_of(node, points) for node in figures.nodes), key=lambda one: -one.greatest.value)
+    rows = [TimeRow(one.node, one.marks, f"at most {width_text(one.greatest.value)}") for one in found[:ROWS_MAX]]
+    titles = ("node", "cuts", "lag at the newest", "median", "greatest", "at the cut of", "idle at the newest for")
+    cells = tuple(
+        (
+            one.node, count_text(len(one.marks)), width_text(one.marks[-1].value),
+            width_text(median(mark.value for mark in one.marks)), width_text(one.greatest.value),
+            moment_text(one.greatest.at), "" if one.idle_seconds is None else width_text(one.idle_seconds),
+        )
+        for one in found
+    )  # fmt: skip
+    shown, note = newest_rows(cells[::-1], "nodes")
+    table = DataTable("Lag of each node", titles, shown, frozenset({1, 2, 3, 4, 6}), note)
+    return Section("lag", "Lag of each node", _lag_texts(points, found, rows), (table,), tuple(rows))
+
+
+def _lag_texts(points: Sequence[PointFigures], found: Sized, rows: Sized) -> tuple[str, ...]:
+    texts = [
+        "The lag of a primary is the time from its newest commit before a cut, or from its start marker if that is"
+        " later, to the cut: what it had committed before is in the snapshot. Differences of clocks are in it, too."
+    ]
+    lacking = sum(not one.lags for one in points)
+    if lacking:
+        texts.append(
+            f"{count_text(lacking)} of {quantity_text(len(points), 'commits')} do not say when nodes last committed:"
+            " earlier versions did not record it. They have no lag here, which is not a lag of zero."
+        )
+    safe = max((one for one in points if one.safe_at), key=lambda one: one.cut_at, default=None)
+    if safe is not None and safe.safe_at is not None:
+        texts.append(
+            f"The safe time of the newest cut that has one is {moment_text(safe.safe_at)}: what any node committed"
+            " before it is in that snapshot."
+        )
+    if len(found) > len(rows):
+        texts.append(f"The picture has the {len(rows)} nodes of {len(found)} with the greatest lags.")
+    return tuple(texts)
+
+
+def _lags_of(node: str, points: Iterable[PointFigures]) -> _NodeLags:
+    found = [(one.cut_at, one.lags[node]) for one in points if node in one.lags]
+    return _NodeLags(node, tuple(TimeMark(at, lag.seconds) for at, lag in found), found[-1][1].idle_seconds)
+
+
+BARS_MAX = 40
+COMPARED = ("objects", "bytes", "rows", "changes", "partitions", "transactions")
+RESULTS = {
+    VALID: PartKind.VALID,
+    INCONCLUSIVE: PartKind.INCONCLUSIVE,
+    CONFLICTS: PartKind.CONFLICTS,
+    "": PartKind.UNKNOWN,
+}
+
+
+def operation_sections(figures: StoreFigures) -> list[Section]:
+    """The sections, in the order in which they are shown."""
+    return [_phases(figures.operations), _checks(figures)]
+
+
+def _phases(operations: OperationFigures) -> Section:
+    phases = operations.phases
+    longest = max((one.mean_seconds for one in phases), default=0.0)
+    bars = [
+        Bar(f"{one.kind}: {one.phase}", width_text(one.mean_seconds), _amount(one.mean_seconds, longest))
+        for one in phases[:BARS_MAX]
+    ]
+    texts = ["The mean time that each phase of an operation took, of those that are done.", _read_text(operations)]
+    if operations.untimed:
+        texts.append(
+            f"Of {count_text(operations.untimed)} operations no phases are recorded: deletions and resumed restores"
+            " have none."
+        )
+    return Section("phases", "Time per phase", tuple(texts), (_phase_table(phases),), bars=tuple(bars))
+
+
+def _read_text(operations: OperationFigures) -> str:
+    read = f"{count_text(operations.read)} operations in the store that have ended were read"
+    if operations.are_all:
+        return f"{read}; no other one is of these snapshots."
+    return f"Only the newest {read}: of checks and the like, of increments, and of all others."
+
+
+def _amount(value: float, longest: float) -> tuple[BarPart, ...]:
+    return (BarPart(value / longest, PartKind.AMOUNT),) if longest > 0 else ()
+
+
+def _phase_table(phases: Iterable[PhaseFigures]) -> DataTable:
+    titles = ("operation", "phase", "operations", "mean", "longest")
+    rows = tuple(
+        (
+            one.kind, one.phase, count_text(one.operations), width_text(one.mean_seconds),
+            width_text(one.longest_seconds),
+        )
+        for one in phases
+    )  # fmt: skip
+    return DataTable("Time per phase", titles, rows, frozenset({2, 3, 4}))
+
+
+def _checks(figures: StoreFigures) -> Section:
+    checks = figures.operations.checks
+    snapshots = sorted((one for one in figures.snapshots if one.points), key=lambda one: one.points[-1].cut_at)
+    shown = snapshots[-ROWS_MAX:]
+    texts = [
+        "A check up to an increment covers all restore points before it, too; its conflicts count for those after it as"
+        " well, which need the same objects. The newest check counts that was not inconclusive, if there is one; what"
+        " no recorded check covers is unknown.",
+        _read_text(figures.operations),
+    ]
+    if len(shown) < len(snapshots):
+        texts.append(f"The picture has the newest {len(shown)} of {count_text(len(snapshots))} snapshots.")
+    return Section(
+        "checks",
+        "What checks compared and skipped",
+        tuple(texts),
+        (_check_table(checks), _skipped_table(checks)),
+        bars=tuple(_coverage(one, checks) for one in reversed(shown)),
+    )
+
+
+def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
+    """The restore points by the result of the newest check that covers each."""
+    count = len(snapshot.points)
+    own = [one for one in checks if one.point.snapshot == snapshot.name]
+    results = [one.point.result if one else "" for one in newest_covering(own, count)]
+    parts: list[BarPart] = []
+    for result in results:
+        kind = RESULTS[result]
+        share = 1 / count
+        if parts and parts[-1].kind == kind:
+            parts[-1] = BarPart(parts[-1].share + share, kind)
+        else:
+            parts.append(BarPart(share, kind))
+    counts = {kind: results.count(result) for result, kind in RESULTS.items()}
+    text = ", ".join(f"{count_text(number)} {kind.value}" for kind, number in counts.items() if number)
+    return Bar(snapshot.name, text, tuple(parts))
+
+
+def _check_table(checks: Sequence[EndedCheck]) -> DataTable:
+    titles = ("snapshot", "up to", "ended", "result", *COMPARED, "skipped", "conflicts")
+    shown, note = newest_rows([_check_cells(one) for one in reversed(checks)], "checks")
+    return DataTable("Checks", titles, shown, frozenset(range(4, 12)), note)
+
+
+def _check_cells(one: EndedCheck) -> tuple[str, ...]:
+    """The cells of one check; those of figures are empty if it did not record them."""
+    point = one.point
+    up_to = f"increment {point.increment}" if point.increment else "full"
+    head = (point.snapshot, up_to, moment_text(one.moment), point.result)
+    if not isinstance(figures := point.figures, CheckFigures):
+        return (*head, *("" for _ in (*COMPARED, "skipped", "conflicts")))
+    compared = (_compared_text(name, figures.compared.get(name, 0)) for name in COMPARED)
+    return (*head, *compared, count_text(figures.skipped), count_text(figures.conflicts))
+
+
+def _compared_text(name: str, amount: int) -> str:
+    return size_text(amount) if name == "bytes" else count_text(amount)
+
+
+def _skipped_table(checks: Sequence[EndedCheck]) -> DataTable:
+    """What the newest check of each snapshot skipped."""
+    newest: dict[str, EndedCheck] = {}
+    for one in checks:
+        newest.setdefault(one.point.snapshot, one)
+    rows: list[tuple[str, ...]] = []
+    more = 0
+    for one in newest.values():
+        if isinstance(figures := one.point.figures, CheckFigures):
+            ended = moment_text(one.moment)
+            rows += [(one.point.snapshot, ended, skipped.what, skipped.why) for skipped in figures.examples]
+            more += figures.skipped - len(figures.examples)
+    shown, note = newest_rows(rows[::-1], "parts")
+    note = "; ".join(filter(None, (note, f"{count_text(more)} more were skipped" if more else "")))
+    titles = ("snapshot", "ended", "what", "why")
+    return DataTable("What the newest check of each snapshot skipped", titles, shown, note=note)
 
 
 def sections_of(figures: StoreFigures) -> list[Section]:

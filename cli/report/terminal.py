@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cutline.cli.output.characters import FORMS, writable
-from cutline.cli.output.format import minute_text, moment_text, printable
-from cutline.cli.output.tables import FittingTable, cells_of
-from cutline.cli.report.drawing import (
+from cutline.cli.output.streams import FORMS, writable
+from cutline.cli.output.tables import FittingTable, cells_of, minute_text, moment_text, printable
+from cutline.cli.report.sections import (
     Bar,
     DataTable,
     Extent,
@@ -17,10 +16,11 @@ from cutline.cli.report.drawing import (
     Section,
     TimeRow,
     columns_of,
+    extent_of_points,
     heights_of,
+    sections_of,
     shaded_columns,
 )
-from cutline.cli.report.sections import extent_of_points, sections_of
 from cutline.cli.views.sparkline import stdout_levels
 from cutline.snapshots.listing.figures import StoreFigures
 

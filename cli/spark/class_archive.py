@@ -12,9 +12,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from cutline.cli.folders.cache_folder import cache_folder
+from cutline.cli.folders.private_folder import cache_folder
 from cutline.cli.spark.java import Java
-from cutline.fleet.ownership import is_own_alone
+from cutline.fleet.own_process import is_own_alone
 
 DUMP_SECONDS_MAX = 60
 # A JVM writes the header last: if the file still begins with zeros after this time, its JVM has died.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from cutline.fleet.ownership import is_own_alone
+from cutline.fleet.own_process import is_own_alone
 from cutline.storage.errors import RefusedError
 
 MAJOR_MIN = 17  # Spark 4 runs on 17 and newer

@@ -6,10 +6,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from cutline.cli.spark.protection import check_protection
-from cutline.fleet.config import Fleet, check_spark_variables
+from cutline.cli.spark.settings import check_protection
+from cutline.fleet.config import Fleet, check_spark_variables, has_executors
 from cutline.fleet.progress import Progress
-from cutline.fleet.spark_masters import has_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

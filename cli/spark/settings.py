@@ -1,4 +1,11 @@
-"""Spark's configuration: the settings of the session, the options of the JVM, and the environment.
+"""Spark's configuration: the session's settings and how they are protected, the JVM's options, the environment.
+
+pyspark puts them on the command lines of a shell and two JVMs, which every user of the machine can read.
+
+A driver listens even if everything runs on one machine, where other users could connect to it; so authentication is
+always on. A cluster is also on a network and writes to the disks of other machines: there, nothing of this can be
+switched off, nor at a `local-cluster`, which is there to try what a cluster does. What runs on a cluster is described
+in Spark's manual, "Security". Nothing here starts anything.
 
 Nothing here starts anything. Settings in [spark] of fleet.toml override the ones chosen here.
 """
@@ -10,15 +17,159 @@ import locale
 import os
 import pwd
 import re
+import secrets
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import cutline
 from cutline.cli.spark.java import Java
-from cutline.cli.spark.protection import protection_settings
 from cutline.columns import allocator
-from cutline.fleet.spark_masters import has_executors, runs_on_this_machine
+from cutline.fleet.config import JAVA_OPTIONS, has_executors, runs_on_this_machine, secrets_in_options
+from cutline.storage.errors import UsageError, remember_secret
+
+SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+DRIVER_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+
+
+@contextmanager
+def in_private_file(settings: Mapping[str, str], folder: Path) -> Iterator[None]:
+    """Let the JVM that is launched in the block read `settings` from a file in `folder`."""
+    file = folder / "spark.properties"
+    lines = [f"{_escaped(name, of_name=True)}={_escaped(value)}\n" for name, value in settings.items()]
+    write_private(file, "".join(lines))
+    before = os.environ.get(SUBMIT_ARGUMENTS)
+    # A properties file replaces the defaults of the Spark installation, unless they are asked for.
+    ours = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
+    os.environ[SUBMIT_ARGUMENTS] = f"{ours} {before or 'pyspark-shell'}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SUBMIT_ARGUMENTS]
+        else:
+            os.environ[SUBMIT_ARGUMENTS] = before
+
+
+def with_private_options(settings: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """`settings`, with the driver's JVM options in a file that java reads: no name tells for sure what is a secret."""
+    changed = dict(settings)
+    for name in DRIVER_JAVA_OPTIONS:
+        if settings.get(name):
+            file = folder / f"{name}.txt"
+            words = [word.replace("\\", "\\\\").replace('"', '\\"') for word in shlex.split(settings[name])]
+            write_private(file, "".join(f'"{word}"\n' for word in words))
+            changed[name] = shlex.quote(f"@{file}")
+    return changed
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner can read, from its first moment on."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
+
+
+def _escaped(text: str, *, of_name: bool = False) -> str:
+    """`text` as in a Java properties file. Source: the documentation of java.util.Properties."""
+    for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"), ("\f", "\\f")):
+        text = text.replace(plain, escaped)
+    for mark in "=: #!" if of_name else "":
+        text = text.replace(mark, f"\\{mark}")
+    return text if of_name or not text[:1].isspace() else f"\\{text}"
+
+
+AUTHENTICATE = "spark.authenticate"
+SECRET = "spark.authenticate.secret"
+SECRET_FILE = "spark.authenticate.secret.file"
+# These hand every session a secret of its own.
+MAKE_SECRETS = ("k8s://", "yarn")
+# Version 2 derives its keys as it should, and GCM notices changed bytes: Spark's defaults do neither, to fit old peers.
+PROTECTION = {
+    AUTHENTICATE: "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+    "spark.network.crypto.authEngineVersion": "2",
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+}
+# What no fleet.toml may switch off where there are executors. Spark's pages know no passwords.
+REQUIRED_ON_A_CLUSTER = {
+    AUTHENTICATE: "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+    "spark.io.encryption.enabled": "true",
+    "spark.ui.enabled": "false",
+}
+
+
+class SparkUnprotectedError(UsageError):
+    """The settings in [spark] would let others on the network read or join the session, or show a secret."""
+
+
+def check_protection(master: str, given: Mapping[str, str]) -> None:
+    """Raise SparkUnprotectedError if `given`, the settings of fleet.toml, leave a session at `master` unprotected."""
+    for name, value in given.items():
+        is_shown = name.endswith(JAVA_OPTIONS) and not name.startswith("spark.driver.")
+        if is_shown and any(secrets_in_options(value)):
+            raise SparkUnprotectedError(
+                f"{name} seems to contain a secret, which Spark would put on a command line",
+                hint="put the option into a file on the machines of the executors, and name that: @/path/of/file",
+                details={"setting": name},
+            )
+    if not has_executors(master):
+        return
+    for name, required in REQUIRED_ON_A_CLUSTER.items():
+        if given.get(name, required).strip().lower() != required:
+            raise SparkUnprotectedError(
+                f"{name} must be {required} at {master}: rows and credentials travel to its executors",
+                hint=f"remove {name.removeprefix('spark.')} from [spark] in fleet.toml;"
+                " the cluster needs the same settings: docs/spark.md",
+                details={"setting": name},
+            )
+    if not _needs_shared_secret(master) or given.get(SECRET):
+        return
+    if not given.get(SECRET_FILE):
+        raise SparkUnprotectedError(
+            f"there is no {SECRET} for {master}: rows and credentials travel to its executors",
+            hint='set authenticate.secret = "${VARIABLE}" or authenticate.secret.file in [spark] of fleet.toml to the'
+            " secret of the cluster: docs/spark.md",
+            details={"setting": SECRET},
+        )
+    _read_secret(Path(given[SECRET_FILE]))
+
+
+def protection_settings(master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The settings that protect a session at `master`, for those that `given` lacks; raises SparkUnprotectedError."""
+    check_protection(master, given)
+    settings = PROTECTION | REQUIRED_ON_A_CLUSTER if has_executors(master) else PROTECTION
+    if master.startswith(MAKE_SECRETS):
+        return dict(settings)
+    if _needs_shared_secret(master) and not given.get(SECRET):
+        return settings | {SECRET: _read_secret(Path(given[SECRET_FILE]))}
+    return settings | {SECRET: secrets.token_hex(32)}
+
+
+def _needs_shared_secret(master: str) -> bool:
+    """Whether all sessions share the secret of the cluster, with its masters and workers."""
+    return master.startswith("spark://")
+
+
+def _read_secret(path: Path) -> str:
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise SparkUnprotectedError(
+            f"{SECRET_FILE}: {path} can't be read: {reason}", hint="name a file with the secret of the cluster"
+        ) from error
+    if not secret:
+        raise SparkUnprotectedError(
+            f"{SECRET_FILE}: {path} is empty", hint="name a file with the secret of the cluster"
+        )
+    remember_secret(secret)
+    return secret
+
 
 DAEMON_MODULE = "cutline.cli.spark.python_daemon"
 LOOPBACK = "127.0.0.1"
@@ -34,7 +185,7 @@ CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 # What the C locale calls its encoding, on Linux and on macOS; and the locale that is like it but for that.
 ASCII, UTF8_LOCALE = ("ANSI_X3.4-1968", "US-ASCII"), "C.UTF-8"
 WORKER_PYTHON = "spark.pyspark.python"
-JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 
 # Notebooks and clusters leave these in the environment. On any master a session with a JVM of its own has no use for
@@ -108,7 +259,7 @@ def session_settings(
     if not has_executors(master):
         settings |= _settings_without_executors(master, temporary)
     settings |= protection_settings(master, given)
-    chosen = {JAVA_OPTIONS: " ".join(jvm_options), EXECUTOR_OPTIONS: settings.get(EXECUTOR_OPTIONS, "")}
+    chosen = {DRIVER_OPTIONS: " ".join(jvm_options), EXECUTOR_OPTIONS: settings.get(EXECUTOR_OPTIONS, "")}
     settings |= given
     for options, ours in chosen.items():
         if ours or options in given:

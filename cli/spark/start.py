@@ -24,22 +24,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from cutline.cli.folders.cache_folder import cache_folder
+from cutline.cli.folders.private_folder import cache_folder
 from cutline.cli.folders.session_folder import lasting_folder
 from cutline.cli.spark.class_archive import archive_options, is_recording
 from cutline.cli.spark.java import find_java
-from cutline.cli.spark.private_settings import in_private_file, with_private_options
-from cutline.cli.spark.protection import check_protection
 from cutline.cli.spark.served_archive import ARCHIVE, HOST, ServedArchive
 from cutline.cli.spark.settings import (
     LOOPBACK,
+    check_protection,
     drop_foreign_variables,
+    in_private_file,
     is_unnamed_user,
     jvm_options,
     session_settings,
     set_environment,
+    with_private_options,
 )
-from cutline.fleet.spark_masters import has_executors, runs_on_this_machine
+from cutline.fleet.config import has_executors, runs_on_this_machine
 from cutline.storage import waits
 from cutline.storage.errors import RefusedError, SnapshotError, UsageError, redact
 from cutline.storage.open_files import says_used_up

@@ -10,7 +10,10 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
-from cutline.cli.output.format import (
+from cutline.cli.output.tables import (
+    Cell,
+    FittingTable,
+    Shorter,
     age_text,
     count_text,
     minute_text,
@@ -20,13 +23,11 @@ from cutline.cli.output.format import (
     size_text,
     time_text,
 )
-from cutline.cli.output.tables import Cell, FittingTable, Shorter
-from cutline.snapshots.activity.checks import EndedCheck, newest_covering
-from cutline.snapshots.listing.entry import Entry
-from cutline.snapshots.listing.listing import Listing
+from cutline.snapshots.activity.ended_operations import EndedCheck, newest_covering
+from cutline.snapshots.listing.listing import Entry, Listing
 from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.chains import cut_time, safe_time
 from cutline.snapshots.records.commit import Commit, FullSnapshot
-from cutline.snapshots.records.cut_times import cut_time, safe_time
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.operation_records import CONFLICTS, VALID
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cutline.cli.output.format import seconds_text, size_text
-from cutline.cli.output.tables import Enumeration
+from cutline.cli.output.tables import Enumeration, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.lock_holders import LockAnswer, ask_lock_holders
+from cutline.fleet.nodes.lock import LockAnswer, ask_lock_holders
 from cutline.snapshots.metrics.catalog import PRIMARY, STANDBY
-from cutline.snapshots.metrics.entry_reader import read_entries
-from cutline.snapshots.metrics.store_samples import archived_positions, chains_by_cut
+from cutline.snapshots.metrics.gathering import archived_positions, chains_by_cut, read_entries
 from cutline.storage.store import ObjectStore
 from cutline.wal.slots.lags import LagsQuery, NodeLags
 

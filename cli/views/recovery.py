@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from cutline.cli.folders.whole_file import replaced_file
 from cutline.cli.output.tables import FittingTable
-from cutline.snapshots.listing.in_doubt import InDoubtTransaction, state_of
-from cutline.snapshots.listing.recovery_plan import NodeRecovery
+from cutline.snapshots.listing.recovery_plan import InDoubtTransaction, NodeRecovery, state_of
+from cutline.snapshots.records.chains import increment_label
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.commits import increment_label
 from cutline.storage.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cutline.cli.output.characters import ASCII_LEVELS as ASCII
-from cutline.cli.output.characters import BLOCKS as BLOCKS
+from cutline.cli.output.streams import ASCII_LEVELS as ASCII
+from cutline.cli.output.streams import BLOCKS as BLOCKS
 
 # The fonts of these terminals lack most of the blocks.
 WITHOUT_BLOCKS = ("dumb", "linux", "vt")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutline.cli.watch.schedule import TaskKind
-from cutline.fleet.config import Fleet, check_drill, load_fleet
-from cutline.fleet.fleet_file import WatchTable
+from cutline.fleet.config import Fleet, WatchTable, check_drill, load_fleet
 from cutline.snapshots.listing.name_templates import NUMBER, TIME, read_template
 from cutline.snapshots.records.store_identity import StoreNotInitialisedError, read_identity
 from cutline.storage.errors import SnapshotError, UsageError

@@ -1,17 +1,163 @@
-"""Notices: what the command in `[notify]` is told of tasks that fail and work again, and of the watch itself."""
+"""What a watch says, and what the command in `[notify]` is told of tasks that fail and work again.
+
+A watch says it in its signs of life, for the one that takes over when it was killed, and in its outcome.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from msgspec import UnsetType
 
 from cutline.cli.output.failure import CommandFailure
+from cutline.cli.output.tables import name_fleet, printable
 from cutline.cli.watch.fleet_source import FleetSource
-from cutline.cli.watch.notify import notify
 from cutline.cli.watch.schedule import Task, TaskKind
 from cutline.fleet.record import Time
+from cutline.snapshots.activity.ended_operations import list_ended, read_batches
+from cutline.snapshots.activity.under_way import WATCH, ActivityState, UnderWay, read_under_way
+from cutline.snapshots.operations.open_operations import document_names
+from cutline.snapshots.records.operation_records import FailingTask, Outcome, WatchState
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectStore
+
+EVENT_SCHEMA = "cutline/watch-event/1"
+
+
+def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str = "", **details: object) -> None:
+    """Write one event, with what to do about it; `details` are in its JSON only.
+
+    The commands of the hint get the fleet file that was given.
+    """
+    hint = name_fleet(hint, fleet_file, is_hint=True)
+    at = Time.of(utc_now())
+    if json_lines:
+        line = json.dumps({"schema": EVENT_SCHEMA, "at": at, "text": text, "hint": hint, **details})
+    else:
+        # A hint may have several lines.
+        with_hint = f"{text} (hint: {'; '.join(hint.splitlines())})" if hint else text
+        line = f"{at[:19]}Z {printable(with_hint)}"
+    # A disk that is full, or a terminal that is gone: the watch goes on.
+    with suppress(OSError):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+NOTIFY_SCHEMA = "cutline/notify/1"
+NOTIFY_SECONDS_MAX = 30.0
+
+
+def notify(command: Sequence[str], event: dict[str, object]) -> str:
+    """Run the command with the event as JSON on stdin; return what went wrong, "" if nothing did.
+
+    It gets NOTIFY_SECONDS_MAX, for which the watch waits.
+    """
+    if not command:
+        return ""
+    body = json.dumps({"schema": NOTIFY_SCHEMA, **event}).encode()
+    try:
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    # ValueError: a word has a NUL.
+    except (OSError, ValueError) as error:
+        return f"[notify] command {command[0]}: {error}"
+    with process:
+        try:
+            process.communicate(body, NOTIFY_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return f"[notify] command {command[0]} had not ended after {NOTIFY_SECONDS_MAX:.0f} s, and was killed"
+        except BaseException:
+            _end(process)
+            raise
+    return f"[notify] command {command[0]} ended with exit code {process.returncode}" if process.returncode else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End it, with all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+# Of operations without an intent. They are in the order in which they began, and a watch may work for months.
+READ_MAX = 5000
+OF_WATCH = (TaskKind.WATCH, TaskKind.FILE)
+
+
+def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
+    """What a watch has told of `tasks` that fail."""
+    failing = ((one, one.failing_since) for one in tasks if one.failing_since)
+    told = tuple(FailingTask(one.kind.value, Time.of(at), one.problem) for one, at in failing)
+    return WatchState(Time.of(utc_now()), had_turn, told)
+
+
+def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) -> list[FailingTask]:
+    """What other watches than `own` have told, and have not seen to work again; raises what reading the store raises.
+
+    Those count that are not at work any more, back to the last one that had the turn: this one has it now. It had it
+    itself if `own_state` is the newest: what it had told when it lost it.
+    """
+    documents, now = document_names(store), utc_now()
+    signs = (_of_sign(one, now) for one in read_under_way(store, documents) if one.kind == WATCH and one.id != own)
+    ended = list_ended(documents, has_intent=False)[:READ_MAX]
+    outcomes = (one.outcome for batch in read_batches(store, documents, ended) for one in batch)
+    states = [one for one in (own_state, *signs, *_recorded(outcomes)) if one is not None]
+    found: list[FailingTask] = []
+    for state in sorted(states, key=lambda one: datetime.fromisoformat(one.at), reverse=True):
+        known = {one.task for one in found}
+        found += [one for one in state.failing if one.task not in known]
+        if state.had_turn:
+            break
+    return found
+
+
+def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> dict[TaskKind, Task]:
+    """Let the `tasks` fail that were told to; return those of the watch itself.
+
+    Checks and drills whose last outcome was bad fail already. What is never done here would never work again.
+    """
+    of_watch: dict[TaskKind, Task] = {}
+    for one in told:
+        if one.task not in set(TaskKind):
+            continue
+        kind, since = TaskKind(one.task), datetime.fromisoformat(one.since)
+        if kind in OF_WATCH:
+            of_watch[kind] = Task(kind, 0.0, failing_since=since, problem=one.problem, failures=1)
+        elif kind in tasks and not tasks[kind].problem and tasks[kind].interval_seconds > 0:
+            tasks[kind] = replace(tasks[kind], failing_since=since, problem=one.problem)
+    return of_watch
+
+
+def not_needed(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> list[Task]:
+    """Those of the failures that were told whose task there is no need for any more: a chain that was to be ended."""
+    kind = TaskKind.REPLACE
+    found = (one for one in told if one.task == kind and tasks[kind].interval_seconds <= 0)
+    return [Task(kind, 0.0, failing_since=datetime.fromisoformat(one.since), problem=one.problem) for one in found]
+
+
+def _of_sign(one: UnderWay, now: datetime) -> WatchState | None:
+    """What the sign of a watch says; None of one that stands by now."""
+    if one.sign is None or isinstance(one.sign.watch, UnsetType):
+        return None
+    stands_by = not one.sign.watch.had_turn and one.state(now) is not ActivityState.DEAD
+    return None if stands_by else one.sign.watch
+
+
+def _recorded(outcomes: Iterable[Outcome | None]) -> Iterator[WatchState]:
+    for one in outcomes:
+        if one is not None and not isinstance(one.watch, UnsetType):
+            yield one.watch
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Any
 
-from cutline.cli.background.program import PROGRAM
+from cutline.cli.background.detaching import PROGRAM
 from cutline.cli.folders.session_folder import lasting_folder
 
 # As long as undoing takes: a slot that is waited for, databases that are dropped. Two may have to be waited for, one

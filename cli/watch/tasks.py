@@ -1,4 +1,4 @@
-"""How each task of `watch` is done: increments in this process, the rest by commands of their own."""
+"""The tasks of `watch`: increments in this process, the rest by commands of their own; what the last ones found."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from cutline.cli.output.exit_codes import CONFLICTS, INCONCLUSIVE
+from cutline.check.report import EXIT_CODES
+from cutline.cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
 from cutline.cli.output.failure import CommandFailure
-from cutline.cli.output.format import quantity_text, seconds_text, size_text
 from cutline.cli.output.stopping import stop_process
+from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.cli.spark.on_demand import SparkOnDemand
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
-from cutline.cli.watch.schedule import Task, TaskKind
+from cutline.cli.watch.schedule import Task, TaskKind, clock_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting, Silent
-from cutline.snapshots.activity.activity import Activity
-from cutline.snapshots.activity.command import Command
+from cutline.restore.drill import drill
+from cutline.snapshots.activity.activity import Activity, Command
+from cutline.snapshots.activity.ended_operations import EndedReader, read_checks
 from cutline.snapshots.activity.under_way import ActivityState, read_under_way
 from cutline.snapshots.between_cuts.archive_ahead import archive_ahead
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.listing.name_templates import new_name
+from cutline.snapshots.metrics.gathering import read_facts
 from cutline.snapshots.metrics.spans import traced
+from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.store_identity import open_own_store
 from cutline.storage.clock import utc_now
@@ -223,3 +227,61 @@ def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, A
         hint = re.sub(r" --fleet \S+", "", ended.hint)
         raise CommandFailedError(CommandFailure(ended.code, slug, ended.text, hint, details))
     return ended.document
+
+
+# Of operations with an intent that have committed nothing, drills among them, the newest.
+READ_MAX = 100
+DRILL_RESULTS = {code: result for result, code in drill.EXIT_CODES.items()}
+
+
+def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tuple[Task, CommandFailure]]:
+    """Plan the `tasks` by what is in the store, and let those fail that have found something; return what to tell.
+
+    Conflicts are told rather twice than never. A drill of any snapshot
+    counts as one that was done; what it has found only if it was of this one.
+    """
+    told: list[tuple[Task, CommandFailure]] = []
+    for kind, (name, found) in {TaskKind.CHECK: last_check(fleet, snapshot), TaskKind.DRILL: last_drill(fleet)}.items():
+        if found is None or found.done_at is None:
+            continue
+        tasks[kind] = task = tasks[kind].last_done(found.done_at)
+        # What is never done here would never be seen to work again.
+        if name != snapshot or task.problem or task.interval_seconds <= 0:
+            continue
+        tasks[kind] = with_finding(task, found)
+        if found.finding is not None and found.finding.code == CONFLICTS:
+            told.append((tasks[kind], found.finding))
+    return told
+
+
+def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
+    """What somebody else has found since the task was done, as a command that a killed watch has left; None: nobody."""
+    name, found = last_check(fleet, snapshot) if task.kind is TaskKind.CHECK else last_drill(fleet)
+    if found is None or found.done_at is None or name != snapshot:
+        return None
+    if task.done_at is not None and found.done_at <= task.done_at:
+        return None
+    return replace(found, text=f"{found.text}, by another process at {clock_text(found.done_at)}")
+
+
+def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
+    """The snapshot, and what its last full check has found; raises what reading the store raises."""
+    store = open_own_store(fleet)
+    check = read_checks(store, document_names(store)).full.get(snapshot)
+    if check is None:
+        return snapshot, None
+    result = check.point.result
+    text = f"check of {snapshot}: {result}"
+    return snapshot, accepting(finding_of(EXIT_CODES[result], result, text, done_at=check.moment), fleet)
+
+
+def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:
+    """The snapshot of the last drill, and what that has found; raises what reading the store raises."""
+    for one in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
+        has_verdict = one.code in (DONE, CONFLICTS, INCONCLUSIVE)
+        if one.ended_at is not None and has_verdict and one.intent is not None and one.intent.is_drill:
+            result = DRILL_RESULTS[one.code or DONE]
+            text = f"drill of {one.snapshot}: {result}"
+            found = finding_of(one.code or DONE, result, text, done_at=one.ended_at)
+            return one.snapshot, accepting(found, fleet)
+    return "", None

@@ -1,4 +1,4 @@
-"""At most one `watch` of a fleet works: it holds a lock on all primaries; others stand by until it is gone.
+"""At most one `watch` of a fleet works: others stand by until it is gone, or shows no signs of life.
 
 The lock is not the fleet's: between two tasks of the watch others may do theirs. It ends with the sessions of its
 process, however that ends. Two watches at once would harm nothing, as every task takes the fleet's lock.
@@ -9,17 +9,91 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from threading import Thread
 
+from cutline.cli.watch.fleet_source import FleetSource
 from cutline.fleet.config import Fleet
-from cutline.fleet.label import own_label
 from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.nodes.lock import FleetLock, FleetLockLostError, lock_fleet, watch_lock
 from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.nodes.watch import SilentNodeError
-from cutline.storage.errors import SnapshotError
+from cutline.fleet.own_process import Label, end_sessions_statement, own_label
+from cutline.fleet.progress import Silent
+from cutline.snapshots.activity.cancelling import forget
+from cutline.snapshots.activity.under_way import WATCH, ActivityState, hanging_watch, read_under_way
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError, SnapshotError
+
+LOOK_SECONDS = 30.0
+
+
+class SilentWatchError(BusyError):
+    """The watch that holds the lock shows no sign of life."""
+
+
+@dataclass(slots=True)
+class SilentWatch:
+    """Looks now and then, while another watch works."""
+
+    _looked_at: float = -LOOK_SECONDS
+    _found: SilentWatchError | None = None
+
+    def find(self, source: FleetSource, busy: BusyError) -> SilentWatchError | None:
+        """The error of the watch that `busy` names, None if it shows signs of life; as before if that is not known."""
+        # It is the same one also where another of its sessions is met.
+        if self._found is not None and _process_of(self._found) != _process_of(busy):
+            self._found = None
+        if time.monotonic() >= self._looked_at + LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            with suppress(SnapshotError):
+                self._found = _find(source, busy)
+        return self._found
+
+
+def _process_of(busy: BusyError) -> tuple[object, ...]:
+    return tuple(busy.details.get(name) for name in ("user", "host", "process"))
+
+
+def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
+    user, host, process = _process_of(busy)
+    if not isinstance(process, int):
+        return None
+    label = Label("watch", "", str(user), str(host), process).text()
+    one = hanging_watch(read_under_way(source.open_store()), label, utc_now())
+    if one is None:
+        return None
+    return SilentWatchError(
+        f"the watch of {user}@{host} (process {process}) holds the watch lock, but has shown no sign of life since"
+        f" {one.seen_at}",
+        hint=f"end its process; or its sessions, on every primary: {end_sessions_statement(label)}",
+        details=busy.details,
+    )
+
+
+# One that was killed when this one took over counts as dead by then.
+FORGET_SECONDS = 180.0
+
+
+@dataclass(slots=True)
+class DeadWatches:
+    """Looks for them once, a while after this watch has its turn."""
+
+    _due_at: float | None = field(default_factory=lambda: time.monotonic() + FORGET_SECONDS)
+
+    def forget_when_due(self, source: FleetSource, log: Callable[..., None]) -> None:
+        """Record of each that it is dead; a store that does not answer now is asked again as late."""
+        if self._due_at is None or time.monotonic() < self._due_at:
+            return
+        self._due_at = time.monotonic() + FORGET_SECONDS
+        with suppress(SnapshotError):
+            store, now = source.open_store(), utc_now()
+            for one in read_under_way(store):
+                if one.kind == WATCH and one.opened is None and one.state(now) is ActivityState.DEAD:
+                    log(f"operation {one.id}, an earlier watch: {forget(store, one, Silent()).text}")
+            self._due_at = None
+
 
 RENEW_SECONDS, ANSWER_SECONDS = 30.0, 1.0
 LOST_HINT = "see the server's log for what ended the session; a connection pooler must keep sessions"

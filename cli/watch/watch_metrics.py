@@ -18,8 +18,7 @@ from cutline.cli.watch.watcher import Watcher
 from cutline.fleet.config import Fleet, ListenAddress
 from cutline.snapshots.metrics import catalog
 from cutline.snapshots.metrics.catalog import Sample
-from cutline.snapshots.metrics.endpoint import MetricsEndpoint
-from cutline.snapshots.metrics.exposition import render
+from cutline.snapshots.metrics.endpoint import MetricsEndpoint, render
 from cutline.snapshots.metrics.gathering import MetricsGatherer
 from cutline.storage.clock import utc_now
 

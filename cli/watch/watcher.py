@@ -16,11 +16,9 @@ from cutline.cli.output.exit_codes import CANCELLED
 from cutline.cli.output.failure import CommandFailure, failure_of
 from cutline.cli.output.stopping import cancel_request, forget_requests, is_asked_to_stop, is_signalled
 from cutline.cli.watch import tasks as work
-from cutline.cli.watch.chain import WatchedChain
 from cutline.cli.watch.fleet_source import FleetSource, intervals_of
-from cutline.cli.watch.following import Following, chain_end_of
-from cutline.cli.watch.last_verdicts import adopt, newer_verdict
-from cutline.cli.watch.notices import Notices
+from cutline.cli.watch.following import Following, WatchedChain, chain_end_of
+from cutline.cli.watch.notices import Notices, adopt_failures, not_needed, state_of, told_failures
 from cutline.cli.watch.schedule import (
     BESIDE,
     OF_CHAIN,
@@ -32,10 +30,9 @@ from cutline.cli.watch.schedule import (
     retry_now,
     trouble_texts,
 )
-from cutline.cli.watch.tasks import Beside, TaskResult, with_finding
-from cutline.cli.watch.told_failures import adopt_failures, not_needed, state_of, told_failures
+from cutline.cli.watch.tasks import Beside, TaskResult, adopt, newer_verdict, with_finding
 from cutline.snapshots.activity.activity import Activity
-from cutline.snapshots.records.cut_times import cut_time
+from cutline.snapshots.records.chains import cut_time
 from cutline.snapshots.records.operation_records import WatchState
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, ChainEnd, find_behind

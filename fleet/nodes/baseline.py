@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.nodes.clocks import ClockReading, time_of_epoch
 from cutline.fleet.record import Count, Record, fields_of
 from cutline.storage.clock import machine_now

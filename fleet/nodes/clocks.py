@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN, list_some
 from cutline.fleet.progress import Progress
-from cutline.fleet.some_names import list_some
 from cutline.storage.clock import follow_machine, machine_now, set_time, steady_seconds, utc_now
 from cutline.storage.errors import ChainEnd, RefusedError
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.nodes.problems import quote
 from cutline.fleet.nodes.sessions import Sessions, in_parallel
 from cutline.fleet.progress import Progress
 

@@ -1,5 +1,13 @@
 """Connections to nodes. All sessions have the same settings, so that a value always has the same text.
 
+A session asks for its settings when it begins, by the startup parameter `options`. A server applies them or refuses the
+session. A connection pooler between may drop them, and a login trigger may set others: so each session is asked once.
+
+A session of a pooler tells another process id when it begins than its server does when it is asked: poolers make up
+the key with which their clients cancel queries. A pooler that gives each transaction any of its server's sessions
+(PgBouncer: pool_mode = transaction) can't be used: settings, locks and prepared statements don't last. A pooler that
+hands sessions on as they are left would give ours to the application.
+
 COPY and logical decoding print values under the session's settings: a row read by COPY and the same row read from WAL
 have the same bytes only because both sessions are opened here. Each is asked once whether it has them.
 """
@@ -7,46 +15,453 @@ have the same bytes only because both sessions are opened here. Each is asked on
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import socket
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 
-from cutline.fleet.config import Node
-from cutline.fleet.hints import UNFINISHED_RESTORE
+from cutline.fleet.config import SECRET_PARAMETERS, KnownServer, Node, remember_secrets_of
 from cutline.fleet.libpq_environment import missing_files
-from cutline.fleet.nodes.disruptions import remedy_of
+from cutline.fleet.messages import UNFINISHED_RESTORE
 from cutline.fleet.nodes.encodings import ADAPTERS, UTF8
-from cutline.fleet.nodes.pinned import (
-    LATER_SETTINGS,
-    SessionState,
-    option,
-    read_state,
-    set_query,
-    startup_options,
-    state_query,
-    wanted_settings,
-)
-from cutline.fleet.nodes.poolers import (
-    DIRECT,
-    Open,
-    SessionUnfitError,
-    check_keeps,
-    refuses_options,
-    refuses_replication,
-    unfit_error,
-)
-from cutline.fleet.nodes.server_messages import called_functions, explain, shorten_message
-from cutline.fleet.nodes.shut_down import remember_open
-from cutline.fleet.variables import SECRET_PARAMETERS, remember_secrets_of
+from cutline.fleet.nodes.server_errors import called_functions, explain, remedy_of, shorten_message
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError, UsageError
 from cutline.storage.open_files import HINT as OPEN_FILES
 from cutline.storage.open_files import are_few_left, is_used_up
+from cutline.storage.process_memory import TooLittleMemoryError
+
+# Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"), each as the server shows
+# it. search_path is one: regclass and similar types print a schema only if it is not in the path. With
+# row_security=off a query that policies would filter fails, instead of silently copying less.
+PINNED_SETTINGS = {
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "timezone": "UTC",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "xmlbinary": "base64",
+    # Settings that change how a value is read: with others, only a document would be XML, and {NULL} one string.
+    "xmloption": "content",
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
+    "transform_null_equals": "off",
+    "search_path": "pg_catalog",
+    "quote_all_identifiers": "off",
+    "row_security": "off",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "lock_timeout": "0",
+    "synchronize_seqscans": "off",
+    "default_transaction_read_only": "off",
+    # A standby refuses serializable transactions.
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
+    "default_tablespace": "",
+    # Each commit would wait for a synchronous standby that is away.
+    "synchronous_commit": "local",
+    # With "on", the planner would run functions in CHECK constraints of a table that is copied in ranges.
+    "constraint_exclusion": "partition",
+    # Compiling a long catalog query takes longer than running it.
+    "jit": "off",
+    # The server ends a session whose client is gone, even during a query, and releases its locks and slots.
+    "client_connection_check_interval": "2s",
+}
+# A session over a Unix socket does not have them, and shows 0.
+KEEPALIVES = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
+# A role may have a setting that makes its sessions act as another role. Privileges would be asked of that one, and
+# granted to it. The dsn may name a role in its own options.
+ROLE = {"role": "none"}
+# Since 17, and older servers refuse a session that asks for it when it begins.
+LATER_SETTINGS = {"transaction_timeout": "0"}
+# What a restore asks for.
+ASKED_ALSO = ("role", "session_replication_role")
+# What a dump depends on and pg_dump does not set itself (pg_dump.c, setup_connection).
+DUMP_SETTINGS = (
+    "timezone", "lc_monetary", "bytea_output", "xmlbinary", "standard_conforming_strings", "role",
+)  # fmt: skip
+OPTION = re.compile(r"(?:-c\s*|--)([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
+
+
+class SessionState(NamedTuple):
+    """What a session answered: its server process, the settings that it lacks, and its server if that was asked."""
+
+    process: int
+    lacking: dict[str, str]
+    server: KnownServer | None
+
+
+def startup_options(given: str) -> str:
+    """The startup parameter `options` with the pinned settings; of the `given` options only the role counts more."""
+    pinned = " ".join(option(name, value) for name, value in (PINNED_SETTINGS | KEEPALIVES).items())
+    return " ".join(part for part in (option("role", ROLE["role"]), given.strip(), pinned) if part)
+
+
+def option(name: str, value: str) -> str:
+    """A setting as the startup parameter `options` has it; of several of one name the last counts."""
+    escaped = re.sub(r"([\\\s])", r"\\\1", value)
+    return f"-c {name}={escaped}"
+
+
+def read_options(options: str) -> dict[str, str]:
+    """The settings in the startup parameter `options`, the last of each name (PostgreSQL manual, "postgres")."""
+    words = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
+    found: dict[str, str] = {}
+    for number, word in enumerate(words):
+        follows = words[number + 1] if word == "-c" and number + 1 < len(words) else ""
+        if match := OPTION.fullmatch(f"-c{follows}" if follows else word):
+            found[match[1].replace("-", "_").lower()] = match[2]
+    return found
+
+
+def wanted_settings(conninfo: str) -> dict[str, str]:
+    """The settings of a session that is opened by this connection string, with those that are set after it began."""
+    parameters = conninfo_to_dict(conninfo)
+    encoding = {"client_encoding": str(parameters["client_encoding"])} if parameters.get("client_encoding") else {}
+    return read_options(str(parameters.get("options") or "")) | LATER_SETTINGS | encoding
+
+
+def state_query(wanted: Mapping[str, str], *, asks_server: bool) -> str:
+    """The query for the state of a session, which `read_state` reads.
+
+    Until it has answered, the session may have any search_path, so it uses no operator, and of functions those of
+    pg_catalog alone: whoever may create functions in this database could have made better matches of others.
+    """
+    server = "(pg_catalog.pg_control_system()).system_identifier, pg_catalog.pg_is_in_recovery()"
+    settings = "".join(f", pg_catalog.current_setting('{name}', true)" for name in _asked(wanted))
+    return f"SELECT pg_catalog.pg_backend_pid(), {server if asks_server else 'NULL, NULL'}{settings}"
+
+
+def read_state(row: Sequence[Any], wanted: Mapping[str, str]) -> SessionState:
+    """The state that the row of `state_query` describes."""
+    process, system_identifier, in_recovery, *values = row
+    # A server that does not know a setting shows nothing.
+    lacking = {
+        name: wanted[name]
+        for name, value in zip(_asked(wanted), values, strict=True)
+        if value is not None and value != wanted[name]
+    }
+    server = None if system_identifier is None else KnownServer(str(system_identifier), bool(in_recovery))
+    return SessionState(int(process), lacking, server)
+
+
+def _asked(wanted: Mapping[str, str]) -> list[str]:
+    names = (*PINNED_SETTINGS, *LATER_SETTINGS, *ASKED_ALSO, "client_encoding")
+    return [name for name in names if name in wanted]
+
+
+def set_query(settings: Mapping[str, str]) -> str:
+    """The query that sets the settings for the rest of the session; like `state_query`, it trusts no search_path."""
+    # The role comes last: another one may not set what ours may.
+    ordered = sorted(settings.items(), key=lambda one: one[0] == "role")
+    return "SELECT " + ", ".join(
+        f"pg_catalog.set_config({_literal(name)}, {_literal(value)}, false)" for name, value in ordered
+    )
+
+
+def _literal(text: str) -> str:
+    # In this form, backslashes mean the same whatever standard_conforming_strings is.
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'"
+
+
+# The numbers of this process's open files, on Linux and elsewhere.
+DESCRIPTORS = Path("/dev/fd")
+
+CANCEL_SECONDS_MAX = 5.0
+
+AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+# The open connections of this process, and their servers; and the addresses at which servers were reached.
+_open: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
+_addresses: dict[str, set[Any]] = {}
+_open_lock = threading.Lock()
+
+
+def remember_open(connection: psycopg.Connection[Any], node: Node) -> None:
+    """Let shut_down_sessions find the connection, and the server's address."""
+    server = _server_of(node)
+    with _open_lock, suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as handle:
+        _open[connection] = server
+        _addresses.setdefault(server, set()).add(handle.getpeername())
+
+
+def shut_down(connection: AnyConnection) -> None:
+    """End the connection, from any thread: a thread that waits for its answer gets an OperationalError at once."""
+    try:
+        handle = socket.socket(fileno=os.dup(connection.fileno()))
+    except (OSError, psycopg.Error):
+        return
+    with handle, suppress(OSError):
+        # While the connection is open, its descriptor can't belong to another file.
+        if not connection.closed:
+            handle.shutdown(socket.SHUT_RDWR)
+
+
+def cancel_statements() -> None:
+    """Cancel what the sessions of this process run now, from any thread; a request before its statement is lost."""
+    with _open_lock:
+        running = [one for one in _open if one.pgconn.transaction_status == TransactionStatus.ACTIVE]
+    for connection in running:
+        with suppress(psycopg.Error):
+            connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
+
+
+def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ()) -> None:
+    """End all connections of this process to the server of `node`, also those of drivers that don't show theirs.
+
+    Those `kept` stay; only the thread that calls this may close them.
+    """
+    server, spared = _server_of(node), set(kept)
+    with _open_lock:
+        connections = [one for one, other in _open.items() if other == server and one not in spared]
+        addresses = frozenset(_addresses.get(server, ()))
+    sockets = frozenset(os.fstat(one.fileno()).st_ino for one in spared if not one.closed)
+    for connection in connections:
+        shut_down(connection)
+    with suppress(OSError):
+        for descriptor in DESCRIPTORS.iterdir():
+            _shut_down_to(addresses, int(descriptor.name), sockets)
+
+
+def _shut_down_to(addresses: frozenset[Any], descriptor: int, spared: Set[int]) -> None:
+    """Shut the descriptor down if it is a socket that is connected to one of these addresses, and not `spared`."""
+    with suppress(OSError):
+        # A copy: the number may belong to another file by now, the copy does not change.
+        copy = os.dup(descriptor)
+        try:
+            handle = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            return
+        with handle:
+            if handle.getpeername() in addresses and os.fstat(copy).st_ino not in spared:
+                handle.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """Limit the time of the block: shut the connection down if the block still runs after `seconds`."""
+    timer = threading.Timer(seconds, shut_down, [connection])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _server_of(node: Node) -> str:
+    """The node's dsn without database and settings: if a server stops answering, it does so for all its sessions."""
+    given = conninfo_to_dict(node.dsn)
+    return make_conninfo("", **{key: value for key, value in given.items() if key not in ("dbname", "options")})
+
+
+# Bare sessions of the pooler, in which nothing is set.
+Open = Callable[[], psycopg.Connection[Any]]
+
+PROCESS_QUERY = "SELECT pg_catalog.pg_backend_pid()"
+# Of several idle sessions of its server, a pooler gives the one that was used last, or first, or any: while this many
+# others are held, a session that is not kept has to change.
+HELD = 3
+# A pooler resets a session in the background.
+RESET_TRIES, RESET_SECONDS = 3, 0.05
+ANSWER_SECONDS_MAX = 15.0
+POOLER_SECONDS_MAX = "2"
+LEFT_SETTING = "cutline.left"
+# PgBouncer answers so at its own database, to those who may not administer it.
+CONSOLE, CONSOLE_REFUSAL = "pgbouncer", "not allowed"
+PGBOUNCER, UNKNOWN = "PgBouncer", "a connection pooler"
+# What poolers say of a startup parameter: PgBouncer; RDS Proxy.
+REFUSALS = ("unsupported startup parameter", "command-line options")
+DIRECT = "let the dsn name the server itself: PostgreSQL's own host and port"
+
+
+class SessionUnfitError(RefusedError):
+    """A session of a node can't be used: a connection pooler between does not pass on or keep what it needs."""
+
+
+_checked: dict[str, str] = {}
+# One for each of these: a pooler that does not answer holds up no other node.
+_locks: dict[str, threading.Lock] = {}
+_checking = threading.Lock()
+
+
+def refuses_options(error: Exception) -> bool:
+    """Whether a pooler refused the connection because it asks for settings."""
+    text = str(error)
+    return "options" in text and any(sign in text for sign in REFUSALS)
+
+
+def refuses_replication(error: Exception) -> bool:
+    """Whether a pooler refused the connection because it asks for replication commands."""
+    return f"{REFUSALS[0]}: replication" in str(error)
+
+
+def check_keeps(node: Node, open_session: Open) -> None:
+    """Raise SessionUnfitError unless the pooler before `node` keeps sessions, and resets those that it hands on.
+
+    A process asks this once of each dsn.
+    """
+    key = _key(node)
+    with _checking:
+        own = _locks.setdefault(key, threading.Lock())
+    with own:
+        if key not in _checked:
+            _checked[key] = _find_fault(open_session)
+        fault = _checked[key]
+    if fault:
+        problem, remedy = FAULTS[fault]
+        raise unfit_error(node, problem, f"{DIRECT}; or {remedy}")
+
+
+# By the fault: what the pooler does, and what would mend it.
+FAULTS = {
+    "shares": (
+        "gives each transaction any of the server's sessions, so that settings and locks don't last",
+        "give this database pool_mode = session in the pooler",
+    ),
+    "leaves": (
+        "hands sessions on without resetting them, so that locks and settings would reach other clients",
+        "set server_reset_query = DISCARD ALL in the pooler",
+    ),
+}
+
+
+def unfit_error(node: Node, problem: str, hint: str = DIRECT) -> SessionUnfitError:
+    """The error that names the node and the pooler, and what it does."""
+    pooler = name_pooler(node)
+    return SessionUnfitError(
+        f"node {node.id}: its dsn leads to {pooler}, which {problem}",
+        hint=hint,
+        details={"node": node.id, "pooler": pooler},
+    )
+
+
+def name_pooler(node: Node) -> str:
+    """The name of the pooler before the node, as far as it can be told."""
+    dsn = make_conninfo(node.dsn, dbname=CONSOLE, connect_timeout=POOLER_SECONDS_MAX)
+    try:
+        with psycopg.connect(dsn, autocommit=True) as connection, shut_down_after(connection, ANSWER_SECONDS_MAX):
+            (version,) = connection.execute("SHOW VERSION").fetchone() or ("",)
+            return str(version) if PGBOUNCER in str(version) else UNKNOWN
+    except psycopg.Error as error:
+        return PGBOUNCER if CONSOLE_REFUSAL in str(error) else UNKNOWN
+
+
+def _find_fault(open_session: Open) -> str:
+    if _shares(open_session):
+        return "shares"
+    return "leaves" if _leaves(open_session) else ""
+
+
+def _shares(open_session: Open) -> bool:
+    """Whether a session is given to others between two of its transactions."""
+    with ExitStack() as stack:
+        own = _open_bounded(stack, open_session)
+        process = _process_of(own)
+        for _ in range(HELD):
+            other = _open_bounded(stack, open_session)
+            try:
+                # In a transaction, nobody else gets its session.
+                other.execute("BEGIN")
+            except psycopg.DatabaseError as error:
+                if error.sqlstate is None:
+                    raise
+                # PgBouncer with pool_mode = statement.
+                return True
+            if _process_of(other) == process or _process_of(own) != process:
+                return True
+    return False
+
+
+def _leaves(open_session: Open) -> bool:
+    """Whether what a session has set or locked is still there in the next one."""
+    number = secrets.randbits(62)
+    with ExitStack() as stack:
+        first = _open_bounded(stack, open_session)
+        process = _process_of(first)
+        first.execute(f"SELECT pg_catalog.set_config('{LEFT_SETTING}', 'x', false)")
+        first.execute(f"SELECT pg_catalog.pg_try_advisory_lock({number})")
+    for _ in range(RESET_TRIES):
+        time.sleep(RESET_SECONDS)
+        with ExitStack() as stack:
+            second = _open_bounded(stack, open_session)
+            query = (
+                f"SELECT pg_catalog.current_setting('{LEFT_SETTING}', true), pg_catalog.pg_advisory_unlock({number})"
+            )
+            if _process_of(second) == process:
+                setting, was_locked = second.execute(query).fetchone() or (None, False)
+                return bool(setting) or bool(was_locked)
+    return False
+
+
+def _open_bounded(stack: ExitStack, open_session: Open) -> psycopg.Connection[Any]:
+    connection = stack.enter_context(open_session())
+    stack.enter_context(shut_down_after(connection, ANSWER_SECONDS_MAX))
+    return connection
+
+
+def _process_of(connection: psycopg.Connection[Any]) -> int:
+    (process,) = connection.execute(PROCESS_QUERY).fetchone() or (0,)
+    return int(process)
+
+
+def _key(node: Node) -> str:
+    given = conninfo_to_dict(node.dsn)
+    return make_conninfo("", **{name: value for name, value in given.items() if name != "options"})
+
+
+Item = TypeVar("Item")
+# A fleet may have a thousand nodes. What is asked of each takes milliseconds, or waits for what all of them wait for.
+THREADS_MAX = 64
+LOOK_SECONDS = 1.0
+
+
+def start_daemons(work: Callable[[Item], object], left: deque[Item], name: str) -> list[threading.Thread]:
+    """Start up to THREADS_MAX threads that do `work` on what is `left`, each on one after the other; return them.
+
+    Whoever clears `left` lets them end. They are daemons: a node that accepts a connection and never answers must not
+    keep the command from ending.
+    """
+
+    def run() -> None:
+        while True:
+            try:
+                # A deque can be emptied by several threads.
+                item = left.popleft()
+            except IndexError:
+                return
+            work(item)
+
+    threads = [
+        threading.Thread(target=run, name=f"{name} {number}", daemon=True)
+        for number in range(min(len(left), THREADS_MAX))
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def await_futures(futures: Collection[Future[Any]], threads: Collection[threading.Thread]) -> None:
+    """Wait until the threads have set the futures. Raises TooLittleMemoryError if they end before they have."""
+    while wait(futures, LOOK_SECONDS).not_done:
+        if not any(thread.is_alive() for thread in threads) and wait(futures, 0).not_done:
+            raise TooLittleMemoryError("a thread has ended before its work was done")
+
 
 # A database that every server has; others are created and renamed from there.
 MAINTENANCE_DATABASE = "postgres"

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from cutline.fleet.config import Node
-from cutline.fleet.fleet_file import CONNECTIONS_MIN
+from cutline.fleet.config import CONNECTIONS_MIN, Node
+from cutline.fleet.messages import list_some
 from cutline.fleet.nodes.connections import raising_unreachable
 from cutline.fleet.nodes.sessions import in_parallel
-from cutline.fleet.some_names import list_some
 from cutline.storage.errors import RefusedError
 
 # What the command itself needs beside its tasks, at most. A create: its own session, that of the watch, pg_dump's, and

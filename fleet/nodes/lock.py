@@ -22,10 +22,10 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.label import read_label
-from cutline.fleet.nodes.connections import raising_unreachable
+from cutline.fleet.nodes.connections import raising_unreachable, shut_down_after, shut_down_sessions
 from cutline.fleet.nodes.sessions import Sessions, in_parallel
-from cutline.fleet.nodes.shut_down import shut_down_after, shut_down_sessions
+from cutline.fleet.nodes.watch import NodesQuery
+from cutline.fleet.own_process import read_label
 from cutline.storage.errors import BusyError, UnreachableError
 
 UNLOCK_SECONDS_MAX, INTERRUPTED_SECONDS_MAX = 5.0, 2.0
@@ -312,3 +312,32 @@ def _lock_lost_error(node: Node, what: str) -> FleetLockLostError:
         " sessions",
         details={"node": node.id},
     )
+
+
+ASKING_SECONDS_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LockAnswer:
+    """Who holds the fleet's lock on a node, and whose turn it is to watch; None if nobody does.
+
+    `problem` says why the node gave no answer.
+    """
+
+    node: str
+    holder: Holder | None = None
+    watch: Holder | None = None
+    problem: str = ""
+
+
+def ask_lock_holders(fleet: Fleet) -> list[LockAnswer]:
+    """The answers of all primaries, in the order of fleet.toml, within ASKING_SECONDS_MAX."""
+
+    def ask(_node: Node, connection: psycopg.Connection[Any]) -> tuple[Holder | None, Holder | None]:
+        return find_holder(connection, fleet.name), find_holder(connection, watch_lock(fleet))
+
+    answers = NodesQuery(fleet.primaries, ask, ASKING_SECONDS_MAX).answers()
+    return [
+        LockAnswer(node.id, *answers.found.get(node.id, (None, None)), problem=answers.problems.get(node.id, ""))
+        for node in fleet.primaries
+    ]

@@ -14,9 +14,9 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
+from cutline.fleet.messages import join_some
 from cutline.fleet.nodes.encodings import readable
 from cutline.fleet.progress import Progress
-from cutline.fleet.some_names import join_some
 from cutline.storage.errors import RefusedError
 
 POLL_SECONDS = 0.05

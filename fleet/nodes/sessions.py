@@ -15,17 +15,18 @@ from cutline.fleet.config import Fleet, KnownServer, Node
 from cutline.fleet.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
 from cutline.fleet.nodes.clocks import ClockReading, use_clocks
 from cutline.fleet.nodes.connections import (
+    THREADS_MAX,
     WITHOUT_STANDBYS,
     NodeUnreachableError,
+    await_futures,
+    cancel_statements,
     connect,
     raising_unreachable,
     refuses_database,
+    start_daemons,
     unreachable_error,
 )
-from cutline.fleet.nodes.daemon_threads import THREADS_MAX, await_futures, start_daemons
-from cutline.fleet.nodes.privileges import find_connect_problems
-from cutline.fleet.nodes.problems import RUN_INIT, NodeProblem, raising_unfit, refuse_unfit
-from cutline.fleet.nodes.shut_down import cancel_statements
+from cutline.fleet.nodes.problems import RUN_INIT, NodeProblem, find_connect_problems, raising_unfit, refuse_unfit
 from cutline.fleet.nodes.watch import Watch, watch_nodes
 
 Item = TypeVar("Item")

@@ -1,4 +1,4 @@
-"""Watch nodes while an operation uses them, so that waiting for a node that stopped answering ends.
+"""Ask nodes and watch them, so that waiting for a node that stopped answering ends.
 
 If a network drops packets or a server is stopped, a connection gets neither an answer nor an error, and waiting for it
 would never end. The watch asks each node a trivial query in a separate session, which a node that is only slow answers.
@@ -11,19 +11,86 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import psycopg
 from psycopg.conninfo import make_conninfo
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import NodeUnreachableError, probe_conninfo
-from cutline.fleet.nodes.shut_down import shut_down, shut_down_sessions
-from cutline.storage.errors import IndeterminateError
+from cutline.fleet.nodes.connections import (
+    NodeUnreachableError,
+    connect,
+    probe_conninfo,
+    shut_down,
+    shut_down_after,
+    shut_down_sessions,
+    start_daemons,
+    unreachable_error,
+)
+from cutline.storage.errors import IndeterminateError, SnapshotError
 from cutline.storage.open_files import is_used_up
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswers(Generic[T]):
+    """The answers by node, and by node why others gave none."""
+
+    found: Mapping[str, T]
+    problems: Mapping[str, str]
+
+
+class NodesQuery(Generic[T]):
+    """Asks all `nodes`, up to THREADS_MAX at a time, in background threads that start with this object.
+
+    `ask` has the node and a session of its own, which ends when the time is up: a thread waits for no node much longer.
+    """
+
+    def __init__(
+        self, nodes: Iterable[Node], ask: Callable[[Node, psycopg.Connection[Any]], T], seconds_max: float
+    ) -> None:
+        self._nodes, self._ask, self._seconds_max = tuple(nodes), ask, seconds_max
+        self._found: dict[str, T] = {}
+        self._problems: dict[str, str] = {}
+        self._errors: list[Exception] = []
+        self._deadline = time.monotonic() + seconds_max
+        self._left = deque(self._nodes)
+        self._threads = start_daemons(self._ask_one, self._left, "query")
+
+    def _ask_one(self, node: Node) -> None:
+        seconds = max(self._deadline - time.monotonic(), 0.0)
+        try:
+            with (
+                connect(node, connect_timeout=str(int(seconds) or 1)) as connection,
+                shut_down_after(connection, seconds),
+            ):
+                self._found[node.id] = self._ask(node, connection)
+        except SnapshotError as error:
+            self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
+        except psycopg.Error as error:
+            self._problems[node.id] = unreachable_error(node, error).message.removeprefix(f"node {node.id}: ")
+        except Exception as error:  # noqa: BLE001  # answers() raises it: such as that this process gets no more memory
+            self._errors.append(error)
+
+    def answers(self) -> NodeAnswers[T]:
+        """Wait for the answers until the time limit."""
+        for thread in self._threads:
+            thread.join(max(0.0, self._deadline - time.monotonic()))
+        self._left.clear()
+        for error in self._errors:
+            raise error
+        found, problems = dict(self._found), dict(self._problems)
+        late = f"no answer within {self._seconds_max:.0f} s"
+        return NodeAnswers(
+            {node.id: found[node.id] for node in self._nodes if node.id in found},
+            {node.id: problems.get(node.id, late) for node in self._nodes if node.id not in found},
+        )
+
 
 PROBE_SECONDS = 5.0
 # After this the watch gives up its session and opens another.

@@ -14,15 +14,13 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.label import own_label
-from cutline.fleet.nodes.connections import connect, raising_unreachable
+from cutline.fleet.nodes.connections import connect, raising_unreachable, shut_down_after
 from cutline.fleet.nodes.lock import take_lock
 from cutline.fleet.nodes.problems import NodeUnfitError
 from cutline.fleet.nodes.sessions import Sessions, in_parallel, let_end
-from cutline.fleet.nodes.shut_down import shut_down_after
+from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
-from cutline.fleet.read_only.freezable import check_freezable
-from cutline.fleet.read_only.frozen import FreezeRecordError, Frozen, ThawResult, read_frozen, thaw
+from cutline.fleet.read_only.frozen import FreezeRecordError, Frozen, ThawResult, check_freezable, read_frozen, thaw
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 THAW_SECONDS_MAX = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cutline.fleet.some_names import list_some
+from cutline.fleet.messages import list_some
 from cutline.storage.errors import RefusedError
 
 if TYPE_CHECKING:

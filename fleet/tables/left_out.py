@@ -1,4 +1,8 @@
-"""Find what a snapshot leaves out of a database; every create reports it, so that nothing is skipped silently.
+"""Find what a snapshot leaves out of a database, or could not load again; every create reports it.
+
+The planner evaluates parts of such expressions for every query that reads the table, as the role of the session, even
+if the query does not use the index. So a query would run the owner's code as our role, and fail if the code names other
+functions without a schema. COPY of a whole table is not planned.
 
 A restore brings back a database's DDL and the rows of its groups. Everything else is found here, by one query that
 reads only the catalogs.
@@ -6,9 +10,11 @@ reads only the catalogs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+import psycopg
 
 from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.nodes.encodings import fetch_texts
@@ -17,9 +23,25 @@ from cutline.fleet.tables.groups import Group
 from cutline.fleet.tables.names import TABLE_NAME, is_included, is_matching
 
 if TYPE_CHECKING:
-    import psycopg
-
     from cutline.fleet.nodes.baseline import NodeIdentity
+
+# Objects with lower numbers come with the server (transam.h, FirstNormalObjectId).
+CODE_QUERY = """
+WITH parts (relid, classid, objid) AS (
+    SELECT indrelid, 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = ANY (%(tables)s::oid[])
+    UNION ALL
+    SELECT stxrelid, 'pg_statistic_ext'::regclass, oid FROM pg_statistic_ext WHERE stxrelid = ANY (%(tables)s::oid[]))
+SELECT DISTINCT p.relid::bigint
+  FROM parts p JOIN pg_depend d ON d.classid = p.classid AND d.objid = p.objid
+ WHERE d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass) AND d.refobjid >= 16384
+"""
+
+
+def find_planned_code(connection: psycopg.Connection[Any], oids: Collection[int]) -> frozenset[int]:
+    """Those of the tables, by oid, whose indexes or statistics call functions or operators of somebody's own."""
+    if not oids:
+        return frozenset()
+    return frozenset(oid for (oid,) in connection.execute(CODE_QUERY, {"tables": list(oids)}))
 
 
 class LeftOutKind(StrEnum):

@@ -12,10 +12,17 @@ from typing import Any, NamedTuple
 import psycopg
 
 from cutline.fleet.config import GroupRules, Node
-from cutline.fleet.nodes.privileges import LARGE_OBJECT_FUNCTIONS, Role, find_function_problems, quote, read_role
-from cutline.fleet.nodes.problems import NodeProblem, Purpose
+from cutline.fleet.messages import list_some
+from cutline.fleet.nodes.problems import (
+    LARGE_OBJECT_FUNCTIONS,
+    NodeProblem,
+    Purpose,
+    Role,
+    find_function_problems,
+    quote,
+    read_role,
+)
 from cutline.fleet.nodes.sessions import Sessions
-from cutline.fleet.some_names import list_some
 from cutline.fleet.tables.groups import ORDINARY_TABLE
 from cutline.fleet.tables.names import TABLE_NAME, is_included
 from cutline.fleet.tables.publications import publication_names

@@ -8,11 +8,20 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from cutline.fleet.progress import Progress
-from cutline.restore.copies.choice import CopyChoice, Wanted, choose_copies, settle_copies
-from cutline.restore.copies.stored import ChainObject, CopyNeeds, Damage, find_listed_damage, list_entries, needs_other
+from cutline.restore.copies.choice import (
+    ChainObject,
+    CopyChoice,
+    CopyNeeds,
+    Damage,
+    Wanted,
+    choose_copies,
+    find_listed_damage,
+    list_entries,
+    needs_other,
+    settle_copies,
+)
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.tasks.dealing import Dealing
-from cutline.snapshots.tasks.spark_jobs import raise_first, run_many
+from cutline.snapshots.tasks.spark_jobs import Dealing, raise_first, run_many
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed

@@ -12,11 +12,10 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import GroupRules, Node
-from cutline.fleet.nodes.privileges import quote, read_role
+from cutline.fleet.nodes.problems import quote, read_role
 from cutline.fleet.tables.groups import Group, Table, qualify, read_tables
 from cutline.fleet.tables.names import quote_identifier, table_name
-from cutline.restore.data_only.checker import Checker, named
-from cutline.restore.data_only.filled_tables import find_acting, find_filled, find_oids
+from cutline.restore.data_only.filled_tables import OWN, Checker, find_acting, find_filled, find_oids, named, oids_of
 from cutline.restore.data_only.filling import DELETED, REPLICA
 from cutline.restore.data_only.references import (
     find_code_of_others,
@@ -25,10 +24,67 @@ from cutline.restore.data_only.references import (
     find_unreadable,
     find_untrusted,
 )
-from cutline.restore.data_only.sequences import check_sequences
 from cutline.restore.obstacles.obstacles import Obstacles
-from cutline.restore.rows.partition_roots import find_roots
+from cutline.restore.rows.jobs import find_roots
 from cutline.snapshots.records.commit import Sequence as StoredSequence
+
+SEQUENCES_QUERY = """
+SELECT s.space, s.name, c.oid IS NOT NULL, coalesce(s.value BETWEEN q.seqmin AND q.seqmax, true),
+       c.oid IS NULL OR (has_sequence_privilege(c.oid, 'UPDATE') AND has_schema_privilege(n.oid, 'USAGE'))
+  FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS s (space, name, value)
+  LEFT JOIN pg_namespace n ON n.nspname = s.space
+  LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = s.name AND c.relkind = 'S'
+  LEFT JOIN pg_sequence q ON q.seqrelid = c.oid
+"""
+# The sequences of the tables' columns: those that belong to one, or that its default names.
+USED_QUERY = f"""
+WITH RECURSIVE {OWN},
+used AS (
+    SELECT d.objid AS relid FROM pg_depend d JOIN own ON own.relid = d.refobjid
+     WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
+    UNION
+    SELECT d.refobjid FROM pg_attrdef e JOIN own ON own.relid = e.adrelid
+      JOIN pg_depend d ON d.objid = e.oid
+     WHERE d.classid = 'pg_attrdef'::regclass AND d.refclassid = 'pg_class'::regclass)
+SELECT n.nspname, c.relname FROM pg_class c JOIN used ON used.relid = c.oid
+  JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'S'
+"""
+
+
+def find_used(
+    connection: psycopg.Connection[Any], groups: Iterable[Group], sequences: Iterable[StoredSequence]
+) -> list[StoredSequence]:
+    """Those of `sequences` that columns of these tables use in the session's database."""
+    oids = oids_of(connection, groups)
+    used = set(connection.execute(USED_QUERY, (oids,)).fetchall())
+    return [one for one in sequences if (one.schema, one.name) in used]
+
+
+def check_sequences(
+    checker: Checker, connection: psycopg.Connection[Any], role: str, sequences: Sequence[StoredSequence]
+) -> None:
+    """Add what keeps our role from giving the sequences their values."""
+    columns = zip(*((one.schema, one.name, one.last_value) for one in sequences), strict=True)
+    values = tuple(map(list, columns)) or ([], [], [])
+    rows = connection.execute(SEQUENCES_QUERY, values).fetchall()
+    if missing := [table_name(space, name) for space, name, exists, _, _ in rows if not exists]:
+        checker.add(
+            f"{checker.label} lacks sequences that the snapshot has: {named(missing)}",
+            "create them, or restore some tables alone with --group PATTERN",
+        )
+    if beyond := [table_name(space, name) for space, name, _, fits, _ in rows if not fits]:
+        checker.add(
+            f"sequences of {checker.label} can't have the snapshot's values: {named(beyond)}",
+            "alter their MINVALUE and MAXVALUE as the snapshot has them",
+        )
+    if denied := [(space, name) for space, name, _, _, may_set in rows if not may_set]:
+        checker.add(
+            f"role {role} may not set sequences of {checker.label}: {named([table_name(*one) for one in denied])}",
+            "run as their owner",
+            [f"GRANT USAGE ON SCHEMA {quote(space)} TO {role}" for space, _ in denied]
+            + [f"GRANT UPDATE ON SEQUENCE {quote(space)}.{quote(name)} TO {role}" for space, name in denied],
+        )
+
 
 SET_PARAMETER_VERSION = 150000
 DATABASE_QUERY = """
@@ -66,7 +122,7 @@ SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), p.name, n.nspname
    AND (p.name <> 'DELETE' OR c.oid IN (SELECT relid FROM deleted))
  ORDER BY 2, 3
 """
-# The leaves of partitioned tables through which rows are loaded (restore/rows/partition_roots.py): any may get rows.
+# The leaves of partitioned tables through which rows are loaded (restore/rows/jobs.py): any may get rows.
 LEAVES_QUERY = """
 WITH RECURSIVE below AS (
     SELECT name::regclass::oid AS relid FROM unnest(%s::text[]) AS root (name)

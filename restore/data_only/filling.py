@@ -14,11 +14,11 @@ import psycopg
 
 from cutline.fleet.nodes.beside import FILLING
 from cutline.fleet.nodes.connections import refuse_views
-from cutline.fleet.tables.event_triggers import naming_event_triggers
 from cutline.fleet.tables.groups import Group, qualify
+from cutline.fleet.tables.publications import naming_event_triggers
 from cutline.restore.data_only.filled_tables import find_acting
 from cutline.restore.data_only.references import LOCK_SECONDS_MAX, find_orphan
-from cutline.restore.rows.ledger import TablesInUseError, create_ledger
+from cutline.restore.rows.load import TablesInUseError, create_ledger
 from cutline.storage.errors import RefusedError
 
 # Which database the session is in: a copy of a database has a copy of what a restore kept in it.
@@ -100,7 +100,7 @@ class Filling:
 
     @property
     def ledger(self) -> str:
-        """The load's ledger (restore/rows/ledger.py)."""
+        """The load's ledger (restore/rows/load.py)."""
         return f"{self.schema}.ledger"
 
     @property

@@ -18,11 +18,10 @@ import psycopg
 from cutline.fleet.config import Node
 from cutline.fleet.nodes.connections import connect
 from cutline.fleet.tables.groups import Group, qualify
-from cutline.restore.data_only.checker import TablesUnfitError
-from cutline.restore.data_only.filled_tables import oids_of
+from cutline.restore.data_only.filled_tables import TablesUnfitError, oids_of
 from cutline.restore.data_only.references import LOCK_SECONDS_MAX, find_connected
-from cutline.restore.rows.ledger import TablesInUseError
-from cutline.restore.rows.partition_roots import find_roots
+from cutline.restore.rows.jobs import find_roots
+from cutline.restore.rows.load import TablesInUseError
 from cutline.storage.errors import SnapshotError
 
 WRITERS_SECONDS_MAX = 60

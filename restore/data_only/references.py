@@ -13,8 +13,8 @@ from cutline.fleet.nodes.connections import connect, raising_unreachable, refuse
 from cutline.fleet.nodes.watch import Watch
 from cutline.restore.data_only.filled_tables import OWN, oids_of
 from cutline.restore.ddl.ddl import ending
-from cutline.restore.rows.load_target import LoadTarget
-from cutline.snapshots.ddl.search_path import having_path, read_search_path
+from cutline.restore.rows.load import LoadTarget
+from cutline.snapshots.ddl.database_facts import having_path, read_search_path
 from cutline.storage.errors import RefusedError
 
 # The keys of the tables and of their partitioned tables, and into them; one of a partitioned table is looked at as a

@@ -1,5 +1,8 @@
 """The entries of a shard's archive that a restore runs: which they are, and as what each target runs them.
 
+A table moves to another schema with its indexes, its constraints and the sequences of its columns, so their names must
+be free there, too.
+
 Entries are chosen by their types and dependencies. Statements of owners, grants and extensions have one of few known
 forms, any other is refused; the text of no other statement decides what runs.
 """
@@ -7,21 +10,32 @@ forms, any other is refused; the text of no other statement decides what runs.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import psycopg
+from msgspec import structs
 
 from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect, raising_unreachable
+from cutline.fleet.nodes.encodings import raw_text
 from cutline.fleet.programs.clients import archive_reader
-from cutline.fleet.tables.names import quote_identifier
+from cutline.fleet.tables.names import quote_identifier, table_name
 from cutline.restore.ddl.ddl import EVENT_TRIGGERS, POST_DATA, PRE_DATA, Ddl, DdlEntry, show_name
-from cutline.restore.ddl.moved_tables import check_moves
-from cutline.restore.ddl.pg_restore import REMARKS, is_of_event_trigger, write_statements
-from cutline.restore.ddl.role_statements import DEFAULT_PRIVILEGES, ChangedRoles, RoleStatements
+from cutline.restore.ddl.role_statements import (
+    DEFAULT_PRIVILEGES,
+    REMARKS,
+    ChangedRoles,
+    RoleStatements,
+    is_of_event_trigger,
+    write_statements,
+)
 from cutline.restore.ddl.role_statements import KINDS as ROLE_KINDS
-from cutline.restore.ddl.side_by_side import find_side_by_side, table_of
-from cutline.restore.parts.role_changes import RoleChanges
-from cutline.restore.parts.scope import TableMove
+from cutline.restore.ddl.running import find_side_by_side, table_of
+from cutline.restore.parts.scope import RoleChanges, TableMove
 from cutline.snapshots.ddl.archive import (
     AFTER_ROWS,
     BEFORE_ROWS,
@@ -34,8 +48,89 @@ from cutline.snapshots.ddl.archive import (
     statements_of_entry,
     with_dependents,
 )
+from cutline.snapshots.ddl.database_facts import OWN_PUBLICATION
 from cutline.snapshots.ddl.dump import PATH_ENTRY
-from cutline.snapshots.ddl.fingerprint import OWN_PUBLICATION
+from cutline.storage.errors import RefusedError
+
+TABLE, CONSTRAINT = "TABLE", "CONSTRAINT"
+# What has a name among relations or types, and what moves with its table.
+FOLLOWING = ("SEQUENCE", "INDEX", CONSTRAINT)
+NAMED = (*FOLLOWING, TABLE, "VIEW", "MATERIALIZED VIEW", "FOREIGN TABLE", "TYPE", "SHELL TYPE", "DOMAIN")
+NAMES_QUERY = """
+SELECT convert_to(name, getdatabaseencoding()) FROM unnest(%s::text[]) WITH ORDINALITY AS given (name, n) ORDER BY n
+"""
+# Nobody but the owner of the database can act as pg_database_owner: a new schema is that owner's anyway.
+OWNER_QUERY = """
+SELECT convert_to(pg_get_userbyid(n.nspowner)::text, getdatabaseencoding()),
+       n.nspowner <> 'pg_database_owner'::regrole OR u.rolsuper
+  FROM pg_namespace n, pg_roles u WHERE n.nspname = %s AND u.rolname = current_user
+"""
+
+
+class TableInTheWayError(RefusedError):
+    """The snapshot has something of the name that a table is to be restored under."""
+
+
+def check_moves(entries: Iterable[ArchiveEntry], moves: Iterable[TableMove]) -> None:
+    """Raise TableInTheWayError if something has a name that a moved table, or what moves with it, is to have.
+
+    All names are raw text.
+    """
+    entries, moves = list(entries), list(moves)
+    tables = {(entry.schema, entry.name): entry.number for entry in entries if entry.kind == TABLE}
+    by_number = {entry.number: entry for entry in entries}
+    names = {entry.number: _own_name(entry, by_number) for entry in entries if entry.kind in NAMED}
+    taken = {(by_number[number].schema, name): by_number[number].kind.lower() for number, name in names.items()}
+    for move in moves:
+        number = tables.get((move.schema, move.table), -1)
+        following = [one for one in entries if one.kind in FOLLOWING and number in one.dependencies]
+        moved = [move.to_table]
+        if move.schema != move.to_schema:
+            moved += [names[entry.number] for entry in following]
+        for name in moved:
+            kind = taken.get((move.to_schema, name))
+            if kind is not None:
+                raise TableInTheWayError(
+                    f"--group {show_name(move.label)}: the name {show_name(table_name(move.to_schema, name))} is taken"
+                    f" by {kind}",
+                    hint="choose another name, or another schema",
+                    details={"table": show_name(move.label)},
+                )
+            taken[move.to_schema, name] = "what another --group moves there"
+
+
+def _own_name(entry: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
+    """The name of the entry's object; that of a constraint follows the name of its table, on which it depends."""
+    tables = [entries[number].name for number in entry.dependencies if number in entries]
+    prefixes = [f"{name} " for name in tables if entry.kind == CONSTRAINT and entry.name.startswith(f"{name} ")]
+    return entry.name.removeprefix(max(prefixes, key=len, default=""))
+
+
+def move_statements(node: Node, moves: Iterable[TableMove]) -> str:
+    """The statements (raw text) that give the tables of the database their other names; "" if there are none.
+
+    A schema that is missing is made, and belongs to the owner of the table's first one.
+    """
+    moves = list(moves)
+    if not moves:
+        return ""
+    with raising_unreachable(node), connect(node) as connection:
+        return "".join(f"{one};\n" for move in moves for one in _statements_of(connection, move))
+
+
+def _statements_of(connection: psycopg.Connection[Any], move: TableMove) -> Iterator[str]:
+    names = connection.execute(NAMES_QUERY, (list(structs.astuple(move)),)).fetchall()
+    schema, table, to_schema, to_table = (quote_identifier(raw_text(bytes(name))) for (name,) in names)
+    # While it moves, neither schema may have another table of its name.
+    between = quote_identifier(f"cutline_{secrets.token_hex(8)}")
+    yield f"ALTER TABLE {schema}.{table} RENAME TO {between}"
+    if to_schema != schema:
+        owner, is_named = connection.execute(OWNER_QUERY, (move.schema,)).fetchone() or (b"", False)
+        authorization = f" AUTHORIZATION {quote_identifier(raw_text(bytes(owner)))}" if is_named else ""
+        yield f"CREATE SCHEMA IF NOT EXISTS {to_schema}{authorization}"
+        yield f"ALTER TABLE {schema}.{between} SET SCHEMA {to_schema}"
+    yield f"ALTER TABLE {to_schema}.{between} RENAME TO {to_table}"
+
 
 VIEW_ROWS = "MATERIALIZED VIEW DATA"
 # Without these no rows can be loaded. A table does not always depend on its domains: pg_dump breaks loops there.

@@ -4,7 +4,7 @@ They come last, in the transaction that creates event triggers: until then they 
 The database belongs to the role that restores until the restore has ended, because its comment, the restore's record,
 counts only then. So that role has meanwhile what the owner is to have, and the change of the owner takes it along
 (PostgreSQL manual, "ALTER DATABASE"). Owner, comment and whether it is a template follow with the end of the record
-(restore/targets/database_records.py).
+(restore/targets/databases.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.nodes.problems import quote
 from cutline.restore.ddl.statements import literal
-from cutline.restore.parts.role_changes import RoleChanges
+from cutline.restore.parts.scope import RoleChanges
 from cutline.snapshots.ddl.archive import PRIVILEGES
-from cutline.snapshots.ddl.search_path import list_elements
-from cutline.snapshots.records.database_facts import NO_LIMIT, DatabasePrivilege, DatabaseProperties, DatabaseSetting
+from cutline.snapshots.ddl.database_facts import list_elements
+from cutline.snapshots.records.commit import NO_LIMIT, DatabasePrivilege, DatabaseProperties, DatabaseSetting
 
 # Their values are lists of names, which have to be written one by one (PostgreSQL's variable_is_guc_list_quote).
 LISTS = frozenset((

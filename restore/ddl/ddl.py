@@ -15,17 +15,22 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import connect, disrupted_error, node_of, raising_unreachable, unreachable_error
-from cutline.fleet.nodes.disruptions import remedy_of
+from cutline.fleet.nodes.connections import (
+    connect,
+    disrupted_error,
+    node_of,
+    raising_unreachable,
+    shut_down,
+    unreachable_error,
+)
 from cutline.fleet.nodes.encodings import RAW, raw_bytes
-from cutline.fleet.nodes.server_messages import shorten_message
-from cutline.fleet.nodes.shut_down import shut_down
+from cutline.fleet.nodes.server_errors import remedy_of, shorten_message
 from cutline.fleet.nodes.watch import Watch
 from cutline.fleet.tables.names import quote_identifier, table_name
 from cutline.restore.ddl.database_ddl import DatabaseDdl
-from cutline.restore.ddl.function_paths import RESTRICTED_VERSION, NeededPath, run_with_paths
+from cutline.restore.ddl.statements import RESTRICTED_VERSION, NeededPath, run_with_paths
 from cutline.snapshots.ddl.archive import EXTENSION
-from cutline.snapshots.ddl.search_path import search_path_of
+from cutline.snapshots.ddl.database_facts import search_path_of
 from cutline.snapshots.records.commit import Sequence as StoredSequence
 from cutline.storage.errors import RefusedError
 

@@ -1,22 +1,30 @@
-"""Give the statements of pg_dump that name roles other roles, or leave out those of roles that the target lacks.
+"""The statements of an archive's entries, as pg_restore writes them, for the roles of a target.
 
 Owners are values of their own in an archive. Roles that are granted something, grantors, and the roles of policies, of
 default privileges and of user mappings are in statements: these have one of few forms, with all identifiers quoted, and
 one that has none of them is refused. Texts are raw (fleet.nodes.encodings).
+
+pg_restore connects to no server: it writes one script, in which marks divide the entries. So statements run in
+Cutline's own sessions, whatever version, encryption and credentials the target has, and each belongs to an entry.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
+from cutline.fleet.nodes.encodings import raw_text
+from cutline.fleet.programs.clients import ClientPrograms
+from cutline.fleet.programs.wheel import run_tool
 from cutline.fleet.tables.names import quote_identifier
 from cutline.restore.ddl.ddl import shorten_statement, show_name, without_options
 from cutline.restore.ddl.statements import statements_of
-from cutline.restore.parts.role_changes import RoleChanges
-from cutline.snapshots.ddl.archive import PRIVILEGES, ArchiveEntry
+from cutline.restore.parts.scope import RoleChanges
+from cutline.snapshots.ddl.archive import PRIVILEGES, ArchiveEntry, Contents, NewEntry, extract
 from cutline.storage.errors import RefusedError
 
 DEFAULT_PRIVILEGES, POLICY, USER_MAPPING = "DEFAULT ACL", "POLICY", "USER MAPPING"
@@ -191,3 +199,57 @@ def _unmappable(entry: ArchiveEntry, statement: str) -> RoleUnmappableError:
         hint="restore without --no-owner and --role-map, and change the roles afterwards",
         details={"object": show_name(entry.name)},
     )
+
+
+MARK = "CUTLINE MARK"
+# pg_restore writes privileges after all other entries, and event triggers after these (pg_backup_archiver.c,
+# _tocEntryRestorePass). The mark of such an entry has its kind, so that it stays before it.
+EVENT_TRIGGER = "EVENT TRIGGER"
+REMARKS = ("COMMENT", "SECURITY LABEL")
+
+
+class WrittenDdl(NamedTuple):
+    """What pg_restore writes of an archive: the settings at its beginning, and statements by the entry's number."""
+
+    settings: str
+    statements: Mapping[int, str]
+
+
+def write_statements(
+    body: bytes, contents: Contents, entries: Iterable[ArchiveEntry], folder: Path, programs: ClientPrograms
+) -> WrittenDdl:
+    """Write the statements of the entries, as raw text; `folder` is private. Raises ProgramFailedError."""
+    entries, token = list(entries), secrets.token_hex(16)
+    marked: list[ArchiveEntry | NewEntry] = []
+    for entry in entries:
+        marked += [NewEntry(_mark_kind(entry), token, f"-- {token} {entry.number}\n"), entry]
+    archive, script = folder / f"{token}.archive", folder / f"{token}.sql"
+    try:
+        archive.write_bytes(extract(body, contents, marked))
+        run_tool(
+            "pg_restore", f"--file={script}", str(archive),
+            # Older ones write no lines for psql's restrict mode.
+            *([f"--restrict-key={token}"] if programs.has("--restrict-key") else []), folder=programs.folder,
+        )  # fmt: skip
+        text = raw_text(script.read_bytes())
+    finally:
+        archive.unlink(missing_ok=True)
+        script.unlink(missing_ok=True)
+    text = "\n".join(line for line in text.split("\n") if line not in (f"\\restrict {token}", f"\\unrestrict {token}"))
+    # A mark with the comment that pg_restore writes before every entry.
+    mark = re.compile(rf"(?:--\n-- Name: {token};[^\n]*\n--\n\n)?-- {token} ([0-9]+)\n")
+    settings, *rest = mark.split(text)
+    return WrittenDdl(settings, dict(zip(map(int, rest[::2]), rest[1::2], strict=True)))
+
+
+def is_of_event_trigger(entry: ArchiveEntry) -> bool:
+    """Whether the entry is an event trigger, or a remark on one."""
+    return entry.kind == EVENT_TRIGGER or (
+        entry.kind in REMARKS and not entry.schema and entry.name.startswith(f"{EVENT_TRIGGER} ")
+    )
+
+
+def _mark_kind(entry: ArchiveEntry) -> str:
+    if is_of_event_trigger(entry):
+        return EVENT_TRIGGER
+    return entry.kind if entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES) else MARK

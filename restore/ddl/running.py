@@ -1,5 +1,13 @@
 """Run a shard's DDL on a target, and collect the statements that the server refuses.
 
+Each transaction of several entries enters its mark in the database's ledger, and a mark for each of them that was
+refused. Indexes, keys and foreign keys that sessions create side by side need none: each is one statement, and is
+done if its object exists.
+
+No two run at once whose dependencies say that they lock the same table. Dependencies do not name the partitions that a
+statement on a partitioned table locks, nor the locks of an entry's second statement, such as CLUSTER ON after an index,
+nor the tables read by functions that an exclusion constraint calls while it locks its own. These could deadlock.
+
 Objects are created in transactions of OBJECTS_AT_ONCE, each of which holds a lock for every object until its commit. If
 the server refuses one, the transaction is repeated entry by entry, each in a savepoint, and what can be created is.
 Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS sessions at once.
@@ -7,16 +15,18 @@ Indexes, keys and foreign keys that lock only their own tables are created by up
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.nodes.connections import (
+    PINNED_SETTINGS,
     TRANSACTION_TIMEOUT_VERSION,
     connect,
     connect_with_path,
@@ -24,11 +34,9 @@ from cutline.fleet.nodes.connections import (
     disrupted_error,
     raising_unreachable,
 )
-from cutline.fleet.nodes.disruptions import remedy_of
 from cutline.fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from cutline.fleet.nodes.free_connections import task_sessions
-from cutline.fleet.nodes.pinned import PINNED_SETTINGS
-from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.server_errors import remedy_of, shorten_message
 from cutline.fleet.nodes.sessions import in_parallel
 from cutline.fleet.nodes.watch import Watch
 from cutline.fleet.tables.names import quote_identifier
@@ -44,23 +52,197 @@ from cutline.restore.ddl.ddl import (
     SchemaLoadError,
     ending,
 )
-from cutline.restore.ddl.function_paths import STORED_QUERY, NeededPath, run_statements, run_with_paths
-from cutline.restore.ddl.marks import (
-    drop_statement,
-    mark,
-    name_marks,
-    read_existing,
-    read_marks,
-    read_refused,
-    read_table_sizes,
-    refused_mark,
-    remove_refused,
-)
 from cutline.restore.ddl.role_statements import DEFAULT_PRIVILEGES
-from cutline.restore.ddl.side_by_side import locked_tables, object_of
-from cutline.restore.ddl.statements import statements_of
-from cutline.snapshots.ddl.archive import EXTENSION, PRIVILEGES
-from cutline.snapshots.ddl.search_path import DEFAULT
+from cutline.restore.ddl.statements import STORED_QUERY, NeededPath, run_statements, run_with_paths, statements_of
+from cutline.snapshots.ddl.archive import (
+    AFTER_ROWS,
+    EXTENSION,
+    FOREIGN_KEY,
+    PRIVILEGES,
+    ArchiveEntry,
+    statements_of_entry,
+    with_dependents,
+)
+from cutline.snapshots.ddl.database_facts import DEFAULT
+
+DIGEST_SHOWN = 16
+REFUSED = "refused"
+# The names are ASCII: a session in any encoding reads them.
+MARKS_QUERY = "SELECT convert_to(task, 'UTF8') FROM {ledger} WHERE starts_with(task, '{section} ')"
+# Schema, table and name: an archive names an index without its table.
+EXISTING_QUERY = """
+SELECT namesend(n.nspname), ''::bytea, namesend(c.relname)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('i', 'I')
+UNION ALL
+SELECT namesend(n.nspname), namesend(c.relname), namesend(o.conname)
+  FROM pg_constraint o JOIN pg_class c ON c.oid = o.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+"""
+SIZES_QUERY = """
+SELECT namesend(n.nspname), namesend(c.relname), pg_relation_size(c.oid)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+"""
+
+
+class BuiltObject(NamedTuple):
+    """An index or a constraint, as raw text; `table` is "" for an index."""
+
+    schema: str
+    table: str
+    name: str
+
+
+def name_marks(section: str, batches: Iterable[bytes]) -> list[str]:
+    """The name of each batch's mark: its number, and a digest of what is run."""
+    return [
+        f"{section} {number} {hashlib.sha256(batch).hexdigest()[:DIGEST_SHOWN]}" for number, batch in enumerate(batches)
+    ]
+
+
+def read_marks(connection: psycopg.Connection[Any], ledger: str, section: str, names: Iterable[str]) -> set[str]:
+    """The marks of a section in the ledger; raise SchemaLoadError if one is not among `names`."""
+    query = MARKS_QUERY.format(ledger=ledger, section=section)
+    found = {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
+    if not found <= set(names):
+        raise SchemaLoadError(
+            f"the {section} DDL is not the one that the restore began with: the target's roles have changed, or it"
+            " was begun by other programs",
+            hint="go on as the same role, where it began, with the roles that the target had then; or undo it",
+        )
+    return found
+
+
+def refused_mark(section: str, entry: DdlEntry) -> str:
+    """The name of the mark of a refused entry."""
+    return f"{REFUSED} {section} {hashlib.sha256(raw_bytes(entry.statements)).hexdigest()[:DIGEST_SHOWN]}"
+
+
+def read_refused(connection: psycopg.Connection[Any], ledger: str) -> set[str]:
+    """The marks of refused entries in the ledger."""
+    query = MARKS_QUERY.format(ledger=ledger, section=REFUSED)
+    return {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
+
+
+def remove_refused(ledger: str, name: str) -> str:
+    """The statement that removes the mark of an entry that was refused."""
+    return f"DELETE FROM {ledger} WHERE task = '{name}';"
+
+
+def read_existing(connection: psycopg.Connection[Any]) -> set[BuiltObject]:
+    """The indexes and constraints of the database."""
+    found = connection.execute(EXISTING_QUERY).fetchall()
+    return {BuiltObject(*(raw_text(bytes(one)) for one in row)) for row in found}
+
+
+def read_table_sizes(connection: psycopg.Connection[Any]) -> dict[tuple[str, str], int]:
+    """The bytes of the database's tables, by schema and name (raw text)."""
+    found = connection.execute(SIZES_QUERY).fetchall()
+    return {(raw_text(bytes(schema)), raw_text(bytes(name))): size for schema, name, size in found}
+
+
+def mark(ledger: str, name: str) -> str:
+    """The statement that enters a mark, unless it is there."""
+    return f"INSERT INTO {ledger} VALUES ('{name}', 0, 0) ON CONFLICT DO NOTHING;"
+
+
+def drop_statement(ledger: str) -> str:
+    """The statement that drops the ledger and its schema."""
+    return f"DROP SCHEMA {ledger.partition('.')[0]} CASCADE;"
+
+
+# They take long, in proportion to the rows; all others change catalogs only.
+LONG = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
+PARTITION = "TABLE ATTACH"
+
+
+class NamedEntry(Protocol):
+    """An entry of an archive."""
+
+    @property
+    def number(self) -> int:
+        """What identifies it."""
+
+    @property
+    def kind(self) -> str:
+        """The type of its object."""
+
+    @property
+    def schema(self) -> str:
+        """The schema of its object."""
+
+    @property
+    def name(self) -> str:
+        """The name of its object."""
+
+    @property
+    def dependencies(self) -> tuple[int, ...]:
+        """The numbers of the entries that it needs."""
+
+
+AnyEntry = TypeVar("AnyEntry", bound=NamedEntry)
+
+
+def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset[int]:
+    """The numbers of the long entries after the rows that lock their own tables only, at once, and need none but these.
+
+    `body` is the archive with the entries' statements.
+    """
+    entries = list(entries)
+    after_rows = [entry for entry in entries if entry.section == AFTER_ROWS]
+    tables = {entry.number: entry for entry in entries if entry.kind == "TABLE"}
+    tree = {number for entry in entries if entry.kind == PARTITION for number in entry.dependencies}
+    # A foreign key depends on its table, and on a key that depends on the other one.
+    tree |= {entry.number for entry in entries if not tree.isdisjoint(entry.dependencies)}
+    long = {
+        entry.number
+        for entry in after_rows
+        if entry.kind in LONG
+        and not (entry.kind == FOREIGN_KEY and not tree.isdisjoint(entry.dependencies))
+        and _locks_its_own_tables_at_once(body, entry)
+        # Whether it exists is asked by its table's name and its own, which are joined by a space.
+        and sum(is_of_table(entry, tables[number]) for number in tables.keys() & entry.dependencies) <= 1
+    }
+    others = [entry.number for entry in after_rows if entry.number not in long]
+    return frozenset(long - with_dependents(after_rows, others))
+
+
+def table_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> AnyEntry | None:
+    """The table of a constraint, among the entries that it depends on; None for an index."""
+    needed = (entries[number] for number in entry.dependencies if number in entries)
+    return next((one for one in needed if one.kind == "TABLE" and is_of_table(entry, one)), None)
+
+
+def object_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> BuiltObject:
+    """The index or constraint that the entry creates. A constraint's entry is named by its table and itself."""
+    table = table_of(entry, entries)
+    if table is None:
+        return BuiltObject(entry.schema, "", entry.name)
+    return BuiltObject(entry.schema, table.name, entry.name.removeprefix(f"{table.name} "))
+
+
+def locked_tables(
+    entry: NamedEntry, tables: Mapping[int, NamedEntry], others: Mapping[int, NamedEntry]
+) -> frozenset[int]:
+    """The numbers of the tables that the entry locks.
+
+    A foreign key depends on a key of the other table, which is among the `others`, and locks that table.
+    """
+    found = set(entry.dependencies)
+    for number in entry.dependencies:
+        found.update(others[number].dependencies if number in others else ())
+    return frozenset(found & tables.keys())
+
+
+def is_of_table(entry: NamedEntry, table: NamedEntry) -> bool:
+    """Whether a constraint's entry may be one of this table, by its name: that of the table, a space, and its own."""
+    return table.schema == entry.schema and entry.kind != "INDEX" and entry.name.startswith(f"{table.name} ")
+
+
+def _locks_its_own_tables_at_once(body: bytes, entry: ArchiveEntry) -> bool:
+    # A semicolon or the word within quotes costs time only: all entries are run, these one after another.
+    statements = statements_of_entry(body, entry)
+    return statements.count(";") == 1 and "EXCLUDE" not in statements
+
 
 OBJECTS_AT_ONCE, TEXT_MAX = 200, 1 << 20
 JOBS = 4

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.nodes.problems import quote
 from cutline.restore.ddl.database_ddl import setting_statement
 from cutline.restore.ddl.statements import literal
-from cutline.snapshots.records.database_facts import NO_LIMIT, DatabaseSetting
+from cutline.snapshots.records.commit import NO_LIMIT, DatabaseSetting
 from cutline.snapshots.records.server_globals import (
     ParameterPrivilege,
     RoleMembership,

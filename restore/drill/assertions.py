@@ -18,12 +18,10 @@ from typing import Any
 import psycopg
 from msgspec import UNSET
 
-from cutline.fleet.config import Node
-from cutline.fleet.fleet_file import AssertionTable, Expected, Value
-from cutline.fleet.nodes.connections import connect, unreachable_error
-from cutline.fleet.nodes.server_messages import shorten_message
-from cutline.fleet.nodes.shut_down import shut_down
-from cutline.snapshots.ddl.search_path import DEFAULT, read_search_path
+from cutline.fleet.config import AssertionTable, Expected, Node, Value
+from cutline.fleet.nodes.connections import connect, shut_down, unreachable_error
+from cutline.fleet.nodes.server_errors import shorten_message
+from cutline.snapshots.ddl.database_facts import DEFAULT, read_search_path
 from cutline.storage.errors import SnapshotError
 
 BOOLEAN_OID = 16

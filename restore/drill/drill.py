@@ -12,13 +12,11 @@ from functools import partial
 from msgspec import UnsetType, structs
 
 from cutline.fleet.config import Fleet, check_drill
-from cutline.fleet.label import own_label
-from cutline.fleet.own_process import is_gone
+from cutline.fleet.own_process import is_gone, own_label
 from cutline.fleet.progress import Progress
 from cutline.restore.drill.assertions import AssertionResult, ask
 from cutline.restore.drill.own_servers import own_servers
-from cutline.restore.drill.place import CONTRIB, DrillPlace, naming_unfit
-from cutline.restore.drill.servers import drill_servers, without_servers
+from cutline.restore.drill.servers import CONTRIB, DrillPlace, drill_servers, naming_unfit, without_servers
 from cutline.restore.plan import RestorePlan, plan_restore
 from cutline.restore.preview import RestorePreview
 from cutline.restore.report import RestoreReport
@@ -26,7 +24,7 @@ from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.operation import record_outcome
-from cutline.snapshots.records.commits import read_full
+from cutline.snapshots.records.chains import read_full
 from cutline.snapshots.records.operation_records import DRILL, FAILED
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.snapshots.removal.gc import RESUMABLE_SECONDS

@@ -23,18 +23,25 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import Node
 from cutline.fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, with_database
-from cutline.fleet.nodes.privileges import read_role
-from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.problems import read_role
+from cutline.fleet.nodes.server_errors import shorten_message
 from cutline.fleet.nodes.watch import watch_nodes
 from cutline.fleet.progress import Progress
 from cutline.restore.drill.assertions import Reader
-from cutline.restore.drill.place import DrillPlace, DrillUnfitError, create_login, end_session, new_password
+from cutline.restore.drill.servers import DrillPlace, DrillUnfitError, create_login, end_session, new_password
 from cutline.restore.obstacles.disk_space import find_data_directory
 from cutline.restore.plan import RestorePlan
 from cutline.restore.roles import find_existing_roles
 from cutline.restore.targets.databases import drop_database
-from cutline.restore.targets.superusers import Superusers, find_marked
-from cutline.restore.targets.target import SYSTEM_QUERY, Connections, Target, suffix_of, target_of
+from cutline.restore.targets.target import (
+    SYSTEM_QUERY,
+    Connections,
+    Superusers,
+    Target,
+    find_marked,
+    suffix_of,
+    target_of,
+)
 from cutline.storage.errors import SnapshotError, UsageError
 
 # What a drill makes on a server has this name, the operation's suffix and, of a database, the number of the target.

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.sizes import size_text
+from cutline.fleet.units import size_text
 from cutline.restore.obstacles.obstacles import Obstacles
 from cutline.storage.errors import RefusedError
 

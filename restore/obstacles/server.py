@@ -11,13 +11,13 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
+from cutline.fleet.messages import list_some
 from cutline.fleet.nodes.baseline import ICU, LIBC, NodeIdentity
 from cutline.fleet.nodes.connections import connect, raising_unreachable
 from cutline.fleet.nodes.encodings import RAW, raw_bytes, raw_text
-from cutline.fleet.some_names import list_some
 from cutline.restore.obstacles.obstacles import Obstacles, TargetLacksError
 from cutline.snapshots.ddl.archive import EXTENSION, ArchiveEntry
-from cutline.snapshots.records.database_facts import DatabaseFacts, UsedCollation
+from cutline.snapshots.records.commit import DatabaseFacts, UsedCollation
 
 EXTENSIONS_QUERY = """
 SELECT e.name, e.default_version, array_agg(v.version ORDER BY v.version),

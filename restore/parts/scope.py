@@ -1,14 +1,68 @@
-"""The scope of a restore: what it restores of a snapshot.
+"""The scope of a restore: what it restores of a snapshot, and what becomes of roles.
 
 The records of restored databases have it, so that another process goes on with the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from cutline.fleet.record import Record
 from cutline.fleet.tables.names import table_name
+from cutline.storage.errors import UsageError
+
+
+def choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> list[str]:
+    """Those of `primaries` that are named; all if none is. Raises UsageError naming one that is not among them."""
+    wanted, primaries = set(nodes), list(primaries)
+    if unknown := sorted(wanted - set(primaries)):
+        raise UsageError(
+            f"--node {', '.join(unknown)}: {place} has no such primary",
+            hint=f"its primaries are: {', '.join(primaries)}",
+            details={"nodes": unknown},
+        )
+    return [one for one in primaries if not wanted or one in wanted]
+
+
+def warn_of_nodes(nodes: Iterable[str], shards: Iterable[str]) -> list[str]:
+    """The warning that only `nodes` of the snapshot's `shards` are restored; none if these are all."""
+    chosen = set(nodes)
+    others = sorted(set(shards) - chosen)
+    if not chosen or not others:
+        return []
+    return [
+        f"not restored: {', '.join(others)}; what spans shards is as of the cut on {', '.join(sorted(chosen))} alone"
+    ]
+
+
+# No role has this name: it stands for all of them.
+PUBLIC_ROLE = "public"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanges:
+    """Which role takes the place of which. All names are in one form: as text, or raw as in DDL.
+
+    With `no_owner` all objects belong to `ours`, the role that restores, which also grants everything; then `known` are
+    the roles that the target has, and what was granted to others is left out.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    no_owner: bool = False
+    ours: str = ""
+    known: frozenset[str] = frozenset()
+
+    def of(self, role: str) -> str:
+        """The role in the restored database."""
+        return self.names.get(role, role)
+
+    def lacks(self, role: str) -> bool:
+        """Whether what `role` was granted is left out, because the target has no such role."""
+        return self.no_owner and role != PUBLIC_ROLE and self.of(role) not in self.known
+
+
+UNCHANGED = RoleChanges()
 
 
 class TableMove(Record, frozen=True):

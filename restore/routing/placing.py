@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, runs
 from cutline.columns.fields import field_of, find_nulls, read_integers, read_texts, read_uuids
 from cutline.columns.hashing import hash_integers, hash_values
-from cutline.restore.routing.routes import RouteKind
-from cutline.restore.routing.table_routes import INTEGERS, UUID, SourceRoutes, TableRoute
+from cutline.restore.routing.table_routes import INTEGERS, UUID, RouteKind, SourceRoutes, TableRoute
 from cutline.storage.errors import RefusedError
 
 # In the place of a target's number: to all of them, and to none.

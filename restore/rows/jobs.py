@@ -1,4 +1,8 @@
-"""The load jobs: the task that reads a base object loads it; the folded changes are loaded beside the base."""
+"""The load jobs: the task that reads a base object loads it; the folded changes are loaded beside them.
+
+PostgreSQL hashes an enum value by its label's oid, and labels have other oids in a restored database: a row of one
+partition may belong to another there. pg_dump does the same (`--load-via-partition-root`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 from itertools import chain as chain_of
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,25 +25,58 @@ from cutline.columns.arrow_streams import to_stream
 from cutline.columns.bytes_column import runs
 from cutline.columns.python_workers import broadcast, map_batches
 from cutline.fleet.progress import Progress, Silent
+from cutline.fleet.tables.groups import Group
 from cutline.restore.rows.load import (
     BaseLoadTask,
+    Feed,
     ImageLoadTask,
+    LoadTargets,
     LoadTask,
     SegmentLoadTask,
     load_images,
     load_task,
 )
-from cutline.restore.rows.load_target import Feed, LoadTargets
 from cutline.snapshots.fold.find_sources import Sources, sources_of
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_images import LongImageReader, order_by_place
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.tasks.dealing import Dealing, cores_of, limited_sessions
-from cutline.snapshots.tasks.spark_jobs import POLL_SECONDS, job_progress, raise_first, run_many
+from cutline.snapshots.tasks.spark_jobs import (
+    POLL_SECONDS,
+    Dealing,
+    cores_of,
+    job_progress,
+    limited_sessions,
+    raise_first,
+    run_many,
+)
 from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+# The root of every leaf partition below a table that is partitioned by the hash of an enum.
+ROOTS_QUERY = """
+WITH RECURSIVE unsafe AS (
+    SELECT p.partrelid FROM pg_partitioned_table p
+     WHERE (SELECT c.oid FROM pg_opclass c JOIN pg_am a ON a.oid = c.opcmethod
+             WHERE c.opcname = 'enum_ops' AND c.opcnamespace = 'pg_catalog'::regnamespace AND a.amname = 'hash')
+           = ANY (p.partclass)),
+below AS (
+    SELECT partrelid AS relid FROM unsafe
+    UNION
+    SELECT h.inhrelid FROM below b JOIN pg_inherits h ON h.inhparent = b.relid
+)
+SELECT n.nspname, c.relname, format('%I.%I', rn.nspname, r.relname)
+  FROM below b JOIN pg_class c ON c.oid = b.relid AND c.relkind = 'r' JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_class r ON r.oid = pg_partition_root(c.oid) JOIN pg_namespace rn ON rn.oid = r.relnamespace
+"""
+
+
+def find_roots(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> dict[int, str]:
+    """The quoted name of the root that a group's rows must be loaded through, by group number."""
+    roots = {(schema, table): root for schema, table, root in connection.execute(ROOTS_QUERY)}
+    return {group.number: roots[group.schema, group.table] for group in groups if (group.schema, group.table) in roots}
+
 
 LOADED_ROWS = "placed string, problem string"
 # A batch costs one COPY per group in it: with more groups than this, sorting is cheaper.

@@ -18,23 +18,19 @@ from cutline.fleet.config import Node
 from cutline.fleet.nodes.connections import connect, raising_unreachable
 from cutline.fleet.progress import Progress
 from cutline.fleet.tables.large_objects import count_large_objects
-from cutline.restore.parts.role_changes import UNCHANGED, RoleChanges
-from cutline.restore.rows.ledger import LoadError
-from cutline.restore.rows.load import LoadReport
-from cutline.restore.rows.load_target import LoadTarget
-from cutline.restore.rows.loaders import load_error
+from cutline.restore.parts.scope import UNCHANGED, RoleChanges
+from cutline.restore.rows.load import LoadError, LoadReport, LoadTarget, load_error
 from cutline.snapshots.base_copy.large_objects import PartOrder, StoredPart, read_definitions, read_parts
-from cutline.snapshots.records.commit import FullSnapshot
-from cutline.snapshots.records.large_objects import (
+from cutline.snapshots.records.commit import (
+    FullSnapshot,
     Grant,
     LargeObjectDefinition,
+    StoredObject,
     count_by_node,
     group_by_copy_task,
     list_large_objects,
 )
-from cutline.snapshots.records.stored_object import StoredObject
-from cutline.snapshots.tasks.dealing import Dealing, limited_sessions
-from cutline.snapshots.tasks.spark_jobs import raise_first, run_tasks
+from cutline.snapshots.tasks.spark_jobs import Dealing, limited_sessions, raise_first, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import read_listed

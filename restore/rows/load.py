@@ -1,4 +1,4 @@
-"""Load rows: what a task of the load jobs does in an executor.
+"""Load rows: what a task of the load jobs does in an executor, and the databases that rows go to.
 
 A task loads its rows and enters them in the ledger of each database in one transaction. So Spark may repeat a task any
 number of times: a task that is in a database's ledger loads nothing there.
@@ -7,26 +7,483 @@ number of times: a task that is in a database's ledger loads nothing there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+import secrets
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import psycopg
 import pyarrow as pa
+from psycopg import sql
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus
 
 from cutline.columns.arrow_numbers import to_mask
 from cutline.columns.arrow_streams import from_stream
-from cutline.restore.rows.ledger import LoadError
-from cutline.restore.rows.load_target import Feed
-from cutline.restore.rows.loaders import loading
+from cutline.columns.bytes_column import column_of, runs
+from cutline.fleet.config import Node
+from cutline.fleet.nodes.connections import connect, disrupted_error, unreachable_error
+from cutline.fleet.nodes.encodings import RAW
+from cutline.fleet.nodes.server_errors import remedy_of, shorten_message
+from cutline.fleet.tables.groups import Group, column_list, qualify
+from cutline.fleet.tables.names import quote_identifier
+from cutline.restore.ddl.statements import NOT_FOUND, path_of_owner
+from cutline.restore.estimates.pace import LOADING
+from cutline.restore.routing.placing import EVERYWHERE, NOWHERE, Places, place_rows
+from cutline.restore.routing.table_routes import SourceRoutes
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.ddl.database_facts import having_path, read_search_path
 from cutline.snapshots.fold.base_rows import find_valid_rows
 from cutline.snapshots.fold.by_segment import unpack_flags
 from cutline.snapshots.fold.changed_keys import Keys
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, filter_effective, problem_of, read_at_cut
-from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
+from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+
+# Of each table its owner, and whether its constraints or generated columns call functions that have no search_path of
+# their own. Those of a domain may be called for any table.
+OWNERS_QUERY = """
+WITH functions AS (
+    SELECT p.oid FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+     WHERE p.oid >= 16384 AND l.lanname NOT IN ('c', 'internal') AND p.prosqlbody IS NULL
+       AND NOT EXISTS (SELECT FROM unnest(p.proconfig) AS of (setting) WHERE setting ^@ 'search_path=')),
+callers AS (
+    SELECT d.classid, d.objid FROM pg_depend d
+     WHERE d.refclassid = 'pg_proc'::regclass AND d.refobjid IN (SELECT oid FROM functions)),
+tables AS (
+    SELECT objid AS oid FROM callers WHERE classid = 'pg_class'::regclass
+    UNION SELECT k.conrelid FROM pg_constraint k
+            JOIN callers c ON c.classid = 'pg_constraint'::regclass AND c.objid = k.oid
+    UNION SELECT a.adrelid FROM pg_attrdef a JOIN callers c ON c.classid = 'pg_attrdef'::regclass AND c.objid = a.oid)
+SELECT n.nspname, c.relname, quote_ident(pg_get_userbyid(c.relowner)),
+       c.oid IN (SELECT oid FROM tables) OR pg_partition_root(c.oid) IN (SELECT oid FROM tables)
+       OR 0 IN (SELECT oid FROM tables)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r'
+"""
+FUNCTION_SCHEMAS_QUERY = """
+SELECT quote_ident(nspname) FROM pg_namespace
+ WHERE oid IN (SELECT pronamespace FROM pg_proc WHERE oid >= 16384) AND nspname <> 'information_schema' ORDER BY 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """A database with its tables, and the groups that are loaded there, by number.
+
+    `ledger` is the table of the load's ledger (restore/rows/load.py).
+    `roots` are the partitioned tables through which rows are loaded (restore/rows/jobs.py), by group number.
+    `search_paths` are set while the rows of a group, by its number, are loaded: the table's functions may depend on it.
+    `wider_paths` are set instead if a function of the table does not find a name; tables without functions have none.
+    `is_in_use`: others use the tables, too, and may have written rows; so no table is emptied.
+    `task_sessions` are the most that tasks may have on its node at a time.
+    """
+
+    node: Node
+    groups: Mapping[int, Group]
+    ledger: str
+    roots: Mapping[int, str] = field(default_factory=dict)
+    search_paths: Mapping[int, str] = field(default_factory=dict)
+    wider_paths: Mapping[int, str] = field(default_factory=dict)
+    is_in_use: bool = False
+    task_sessions: int = 1
+
+    def select(self, numbers: Iterable[int]) -> LoadTarget:
+        """The same database with only the groups of these `numbers`."""
+        return replace(self, groups={one: self.groups[one] for one in numbers if one in self.groups})
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Where the rows of one source go: to the databases in `targets`, by the targets' numbers.
+
+    The databases' groups are by the source's group numbers; their own numbers are those of the ledger. Without `routes`
+    all rows go to the only target. With them, targets that are loaded already are missing, and their rows are left out.
+    """
+
+    targets: Mapping[int, LoadTarget]
+    routes: SourceRoutes | None = None
+
+    @property
+    def nodes(self) -> set[str]:
+        """The ids of the databases' nodes."""
+        return {one.node.id for one in self.targets.values()}
+
+    def select(self, numbers: Collection[int]) -> Feed:
+        """The same with only the groups of these `numbers`; targets that have none of them are left out."""
+        chosen = {number: one.select(numbers) for number, one in self.targets.items()}
+        routes = self.routes.select(numbers) if self.routes else None
+        return Feed({number: one for number, one in chosen.items() if one.groups}, routes)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTargets:
+    """Where the rows of the `shards`, all sources of the restore, go: the feed of each that is to be loaded, by shard.
+
+    `chosen` are by node the numbers of the groups whose rows are taken from its copy; standbys in it lend rows to their
+    shards. Of a shard that is not in it, all rows are taken from the primary's copy. `parts` is into how many parts the
+    changed rows of each source are divided, or those of all sources together if they are routed (restore/rows/jobs.py).
+    With the same of all three, Spark tasks of the same name load the same rows.
+    """
+
+    shards: tuple[str, ...]
+    feeds: Mapping[str, Feed]
+    parts: int
+    chosen: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes whose copies are read: those of the shards, then the standbys."""
+        return (*self.shards, *sorted(self.chosen.keys() - set(self.shards)))
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether each row may go to any target."""
+        return any(feed.routes for feed in self.feeds.values())
+
+    @property
+    def task_sessions(self) -> dict[str, int]:
+        """By the target's node the most sessions that tasks may have there at a time."""
+        return {one.node.id: one.task_sessions for feed in self.feeds.values() for one in feed.targets.values()}
+
+    def feed_of(self, node: str, shard: str) -> Feed | None:
+        """Where the rows go that are taken from the node's copy, which is of the shard; None if nowhere."""
+        feed, groups = self.feeds.get(shard), self.chosen.get(node)
+        chosen = feed if feed is None or groups is None else feed.select(groups)
+        return chosen if chosen and chosen.targets else None
+
+
+class LoadPaths(NamedTuple):
+    """The values of `search_paths` and `wider_paths` of a LoadTarget."""
+
+    search_paths: dict[int, str]
+    wider_paths: dict[int, str]
+
+
+def find_load_paths(connection: psycopg.Connection[Any], groups: Iterable[Group], path: str | None) -> LoadPaths:
+    """The search_path of a session of each table's owner, where `path` is set for the database, and a wider one.
+
+    Sessions of the source may have had any. A wider one has the schemas of the table and of all functions after it, so
+    that names which are found without it stand for what they did.
+    """
+    tables = {(schema, table): facts for schema, table, *facts in connection.execute(OWNERS_QUERY)}
+    schemas = [schema for (schema,) in connection.execute(FUNCTION_SCHEMAS_QUERY)]
+    found = LoadPaths({}, {})
+    for group in groups:
+        owner, has_functions = tables.get((group.schema, group.table), (None, False))
+        if owner is None:
+            continue
+        found.search_paths[group.number] = own = path_of_owner(path, owner)
+        if has_functions:
+            found.wider_paths[group.number] = ", ".join([own, quote_identifier(group.schema), *schemas])
+    return found
+
+
+TOKEN_BYTES = 16
+# A query locks every table that it counts.
+COUNTED_AT_ONCE = 100
+
+# In hints of tasks; the driver says what helps (restore/loading.py).
+READS_OTHERS = "a CHECK that reads other rows, which PostgreSQL does not support, may fail until these are there"
+
+
+class LoadError(RefusedError):
+    """A target node refused rows, or holds another number of rows than were loaded."""
+
+
+class TablesInUseError(RefusedError):
+    """Sessions of others use tables that a restore fills or empties so that it can't go on; it may be resumed."""
+
+
+def create_ledger(connection: psycopg.Connection[Any], schema: str | None = None) -> str:
+    """Create the ledger in the database, in the new schema of this name; return the table's qualified name.
+
+    The snapshot may have a schema of any name, so without a name one is drawn.
+    """
+    schema = schema or f"cutline_{secrets.token_hex(TOKEN_BYTES)}"
+    connection.execute(f"CREATE SCHEMA {schema}")
+    connection.execute(
+        f"CREATE TABLE {schema}.ledger (task text, groupno int, rows bigint NOT NULL, PRIMARY KEY (task, groupno))"
+    )
+    return f"{schema}.ledger"
+
+
+def has_ledger(connection: psycopg.Connection[Any], ledger: str) -> bool:
+    """Whether the database has this ledger: dropping it is the last step (restore/ddl/ddl.py)."""
+    row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (ledger,)).fetchone()
+    return row == (True,)
+
+
+def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int:
+    """Count the rows of all tables and return their sum; raise LoadError if the ledger has another number.
+
+    Groups that are loaded through a root are counted together, in the root: their rows may be in any of its partitions.
+    """
+    query = f"SELECT groupno, sum(rows)::bigint FROM {target.ledger} GROUP BY groupno"
+    loaded = dict(connection.execute(query.encode()).fetchall())
+    expected: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for group in target.groups.values():
+        root = target.roots.get(group.number)
+        table = root or f"ONLY {qualify(group)}"
+        names[table] = root or group.name
+        expected[table] = expected.get(table, 0) + loaded.get(group.number, 0)
+    tables, path = list(expected), read_search_path(connection) if target.is_in_use else None
+    for start in range(0, len(tables), COUNTED_AT_ONCE):
+        some = tables[start : start + COUNTED_AT_ONCE]
+        counts = (f"SELECT {number}, pg_catalog.count(*) FROM {table}" for number, table in enumerate(some))
+        with having_path(connection, path) if target.is_in_use else nullcontext():
+            counted = connection.execute(sql.SQL(" UNION ALL ".join(counts))).fetchall()
+        for number, found in counted:
+            if found != expected[some[number]]:
+                name = names[some[number]]
+                raise LoadError(
+                    f"node {target.node.id}: table {name} has {found} rows, but {expected[some[number]]} were loaded",
+                    hint="see whether something else writes to the restored database, then repeat the command",
+                    details={"node": target.node.id, "group": name},
+                )
+    return sum(expected.values())
+
+
+WRITE_BYTES = 1 << 20
+CONTEXT_SHOWN_MAX = 200
+SAY_SECONDS = 0.5
+# Rows of one batch: fewer than this fit into few pages.
+FROZEN_FROM = 10_000
+# Operator intervention: the shutdown of the server, or of all sessions after one has crashed.
+SHUTDOWN = "57P"
+LOADED = "cutline"
+SEE_LOG = "see the server's log, then repeat the command"
+
+
+def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
+    """The error for a node that refused rows, with the server's reason; unreachable if they were not the reason."""
+    # A server that shuts down says so; one that is gone says nothing.
+    if isinstance(error, psycopg.OperationalError) and (error.diag.sqlstate or SHUTDOWN).startswith(SHUTDOWN):
+        return unreachable_error(node, error)
+    where = error.diag.table_name or (error.diag.context or "")[:CONTEXT_SHOWN_MAX]
+    if remedy_of(error):
+        return disrupted_error(node.id, error, where)
+    return LoadError(
+        f"node {node.id}: {shorten_message(error)} {where}".rstrip(),
+        hint=READS_OTHERS if isinstance(error, psycopg.errors.CheckViolation) else SEE_LOG,
+        details={"node": node.id},
+    )
+
+
+class Loader:
+    """Sends a task's rows to one database in the caller's transaction, group by group.
+
+    If the task is in the ledger already, `add` does nothing. `alone` are the groups that no other task has rows of.
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], target: LoadTarget, task: str, alone: Set[int] = frozenset()
+    ) -> None:
+        self._connection, self._target, self._task, self._alone = connection, target, task, alone
+        self._rows: dict[int, int] = {}
+        self._frozen: set[int] = set()
+        self._widened: set[int] = set()
+        self._said, self._path = 0.0, ""
+        connection.execute("SET LOCAL synchronous_commit = off")
+        entry = f"INSERT INTO {target.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
+        # This waits for another attempt of the same task that is still running.
+        self._is_loaded = connection.execute(entry.encode(), (task,)).rowcount == 0
+
+    def add(self, batch: pa.RecordBatch, groups: Mapping[int, Group]) -> None:
+        """Send the batch's rows (columns group and row, in the order of the groups) with one COPY per group."""
+        if self._is_loaded:
+            return
+        lines, group = batch.column("row"), np.asarray(batch.column("group").to_numpy())
+        for rows in runs(group):
+            if (number := int(group[rows.start])) in groups:
+                self._copy(groups[number], lines.slice(rows.start, rows.stop - rows.start))
+
+    def _copy(self, group: Group, lines: pa.Array) -> None:
+        column = column_of(lines)
+        data = column.data.data[int(column.offsets[0]) : int(column.offsets[-1])]
+        table = self._target.roots.get(group.number) or qualify(group)
+        # A table may have no columns, or only generated ones: then there is no column list.
+        columns = f" ({column_list(group)})" if group.columns else ""
+        frozen = ", FREEZE" if self._is_frozen(group, table, len(lines)) else ""
+        stored = self._copy_in(group.number, f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})", data)
+        if stored != len(lines):
+            raise LoadError(
+                f"node {self._target.node.id}: table {group.name}: COPY stored {stored} of {len(lines)} rows",
+                hint=SEE_LOG,
+                details={"node": self._target.node.id, "group": group.name},
+            )
+        self._rows[group.number] = self._rows.get(group.number, 0) + len(lines)
+        self._say()
+
+    def _copy_in(self, number: int, statement: str, data: memoryview) -> int:
+        """Run a COPY of a group; if one of its functions does not find a name, once more with the wider search_path."""
+        wider = self._target.wider_paths.get(number)
+        self._set_path(wider if wider and number in self._widened else self._target.search_paths.get(number, ""))
+        if wider is None or number in self._widened:
+            return _copy_in(self._connection, statement, data)
+        try:
+            with self._connection.transaction():
+                return _copy_in(self._connection, statement, data)
+        except psycopg.Error as error:
+            if not NOT_FOUND.fullmatch(error.diag.sqlstate or ""):
+                raise
+        self._widened.add(number)
+        return self._copy_in(number, statement, data)
+
+    def _set_path(self, path: str) -> None:
+        if path and path != self._path:
+            # The session has the path of the group before: of functions that others made none may be a better match.
+            query = "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), true)"
+            self._connection.execute(query, (path.encode(),))
+            self._path = path
+
+    def _is_frozen(self, group: Group, table: str, rows: int) -> bool:
+        """Whether the group's rows are stored frozen, as VACUUM would leave them; the table is emptied for it.
+
+        That is so where no other task has rows of it. PostgreSQL demands that the table was emptied in this
+        transaction, which takes longer than few rows are worth.
+        """
+        is_first = group.number not in self._rows
+        # A COPY in a savepoint can't freeze.
+        may_freeze = self._alone - self._target.roots.keys() - self._target.wider_paths.keys()
+        if is_first and rows >= FROZEN_FROM and group.number in may_freeze:
+            self._connection.execute(f"TRUNCATE ONLY {table}".encode())
+            self._frozen.add(group.number)
+        return group.number in self._frozen
+
+    def _say(self) -> None:
+        """Let progress see what is sent, before it is committed (restore/estimates/pace.py)."""
+        now = time.monotonic()
+        if now - self._said >= SAY_SECONDS:
+            self._said = now
+            name = f"{LOADING}{sum(self._rows.values())}"
+            self._connection.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (name,))
+
+    def finish(self) -> None:
+        """Enter the numbers of rows sent into the ledger."""
+        if self._said:
+            # Rows that the ledger has must not be counted twice.
+            self._connection.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (LOADED,))
+        # With several arguments it is pg_catalog's, whatever the search_path; with a schema it takes only one.
+        entries = f"INSERT INTO {self._target.ledger} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
+        self._connection.execute(entries.encode(), (self._task, list(self._rows), list(self._rows.values())))
+
+
+def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryview) -> int:
+    """Run a COPY FROM STDIN with this data; return the number of rows. Raises psycopg.Error.
+
+    A function of the table's owner may say something about every row. psycopg itself reads nothing while it writes, so
+    both sides would wait for each other; libpq reads if it is the one that waits (PostgreSQL manual, "Asynchronous
+    Command Processing").
+    """
+    libpq = connection.pgconn
+    libpq.nonblocking = 0
+    try:
+        if (begun := libpq.exec_(statement.encode())).status != ExecStatus.COPY_IN:
+            raise error_from_result(begun, "utf-8")
+        for start in range(0, len(data), WRITE_BYTES):
+            libpq.put_copy_data(data[start : start + WRITE_BYTES])
+        libpq.put_copy_end()
+        ended = libpq.get_result()
+        while libpq.get_result() is not None:
+            pass
+    finally:
+        if libpq.status == ConnStatus.OK:
+            libpq.nonblocking = 1
+    if ended is None or ended.status != ExecStatus.COMMAND_OK:
+        raise error_from_result(ended, "utf-8") if ended else psycopg.OperationalError("the session was lost")
+    return int(ended.command_tuples or 0)
+
+
+@contextmanager
+def loading(feeds: Mapping[int, Feed], task: str, alone: Set[int] = frozenset()) -> Iterator[Loaders]:
+    """Load the rows of one task; each database commits when the block ends well, else none does.
+
+    A process that ends between two commits leaves a task that some databases have in their ledgers: when it is
+    repeated, the others load their rows. `feeds` are by source; `alone` are the groups that no other task has rows of.
+    Raises SnapshotError.
+    """
+    with ExitStack() as stack:
+        loaders = Loaders(stack, feeds, task, alone)
+        yield loaders
+        loaders.finish()
+
+
+class Loaders:
+    """The loaders of one task, by the targets' numbers.
+
+    Where there are routes, `placed` counts the rows by the targets that they go to, also those that these have already.
+    """
+
+    def __init__(self, stack: ExitStack, feeds: Mapping[int, Feed], task: str, alone: Set[int]) -> None:
+        self.placed: Counter[int] = Counter()
+        self._stack, self._feeds, self._task, self._alone = stack, feeds, task, alone
+        self._loaders: dict[int, Loader] = {}
+        self._nodes: dict[int, Node] = {}
+
+    def add(self, source: int, batch: pa.RecordBatch) -> None:
+        """Send the rows of one source (columns group, key, row)."""
+        if len(batch) == 0:
+            return
+        feed, group = self._feeds[source], np.asarray(batch.column("group").to_numpy())
+        if np.any(group[1:] < group[:-1]):
+            batch = batch.take(pa.array(np.argsort(group, kind="stable")))
+        self._open(feed)
+        if feed.routes is None:
+            for number, target in feed.targets.items():
+                self._send(number, batch, target)
+            return
+        places = place_rows(batch, feed.routes)
+        self._count(places, len(feed.routes.targets))
+        for number, target in feed.targets.items():
+            chosen = (places == number) | (places == EVERYWHERE)
+            if chosen.any():
+                self._send(number, batch if chosen.all() else batch.filter(pa.array(chosen)), target)
+
+    def finish(self) -> None:
+        """Enter the numbers of rows sent into the ledgers."""
+        for number, loader in self._loaders.items():
+            with _naming(self._nodes[number]):
+                loader.finish()
+
+    def _send(self, number: int, batch: pa.RecordBatch, target: LoadTarget) -> None:
+        with _naming(target.node):
+            self._loaders[number].add(batch, target.groups)
+
+    def _count(self, places: Places, targets: int) -> None:
+        """Count the rows by their places; raise IndexError for one that is none."""
+        everywhere, nowhere = (int(np.count_nonzero(places == one)) for one in (EVERYWHERE, NOWHERE))
+        counts = np.bincount(places[places >= 0], minlength=targets)
+        if len(counts) != targets or int(counts.sum()) + everywhere + nowhere != len(places):
+            raise IndexError("a row was placed on a target that does not exist")
+        self.placed.update({number: int(rows) + everywhere for number, rows in enumerate(counts)})
+
+    def _open(self, feed: Feed) -> None:
+        """Open the loaders of all the feed's targets, always in one order: two attempts of a task never block both."""
+        for number in sorted(feed.targets.keys() - self._loaders.keys()):
+            target = feed.targets[number]
+            # Also for the commit, at the end.
+            self._stack.enter_context(_naming(target.node))
+            connection = self._stack.enter_context(connect(target.node))
+            self._stack.enter_context(connection.transaction())
+            # Rows of several sources may go to one table, and so may those of others.
+            alone = frozenset[int]() if feed.routes or target.is_in_use else self._alone
+            self._loaders[number] = Loader(connection, target, self._task, alone)
+            self._nodes[number] = target.node
+
+
+@contextmanager
+def _naming(node: Node) -> Iterator[None]:
+    """Raise an error of the database as one that names the node."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise load_error(node, error) from error
 
 
 @dataclass(frozen=True, slots=True)

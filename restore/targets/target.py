@@ -1,31 +1,52 @@
-"""Where a restore goes: the target of every shard, and the sessions that lock it."""
+"""Where a restore goes: the target of every shard, what keeps its server from it, and the sessions that lock it.
+
+It creates the roles that the snapshot names and the extensions, in databases that are empty: nothing of the source has
+run there, and no session of a superuser enters a database from then on.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from cutline.fleet.config import Node
-from cutline.fleet.label import own_label
+from cutline.fleet.messages import SAME_TARGET, list_some
+from cutline.fleet.nodes.baseline import NodeIdentity
 from cutline.fleet.nodes.beside import ASIDE, LOADING, name_beside
 from cutline.fleet.nodes.connections import (
     MAINTENANCE_DATABASE,
     connect,
+    connect_with_path,
     database_name,
+    disrupted_error,
+    raising_unreachable,
+    shut_down,
     unreachable_error,
     with_database,
 )
+from cutline.fleet.nodes.encodings import RAW, raw_bytes
 from cutline.fleet.nodes.lock import take_lock
-from cutline.fleet.nodes.problems import GRANT, raising_unfit
+from cutline.fleet.nodes.problems import GRANT, comment, quote, raising_unfit, read_role
+from cutline.fleet.nodes.server_errors import remedy_of, shorten_message
 from cutline.fleet.nodes.sessions import in_parallel
-from cutline.fleet.nodes.shut_down import shut_down
 from cutline.fleet.nodes.watch import Watch
-from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.fleet.own_process import own_label
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.table_state import TableState
+from cutline.restore.ddl.ddl import Ddl, shorten_statement
+from cutline.restore.ddl.running import reset_settings
+from cutline.restore.ddl.unprivileged import CREATES
+from cutline.restore.obstacles.obstacles import Obstacles, TargetLacksError
+from cutline.restore.obstacles.server import WITHOUT
+from cutline.snapshots.ddl.database_facts import DEFAULT
 from cutline.storage.errors import RefusedError, UsageError
 
 LOCK_NAME = "restore"
@@ -206,3 +227,202 @@ def server_of(connection: psycopg.Connection[Any]) -> str:
 def databases(connection: psycopg.Connection[Any]) -> set[str]:
     """The names of the server's databases."""
     return {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
+
+
+# Scripts of extensions ask for the search_path with which their session began, and may set another one.
+SET_PATH = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"
+
+# The comment on roles that a drill has made, and the name of the one that restored, which is drawn.
+MARK = re.compile(r"cutline_drill_[0-9a-f]{10}")
+# A comment alone could be anybody's: the role is the one that restored, or has that one as a member. It comes last.
+MARKED_QUERY = f"""
+WITH marked AS (
+  SELECT oid, rolname, shobj_description(oid, 'pg_authid') AS mark FROM pg_roles
+   WHERE shobj_description(oid, 'pg_authid') ~ '^{MARK.pattern}$' AND NOT rolsuper
+)
+SELECT rolname, mark FROM marked AS one
+ WHERE rolname = mark
+    OR EXISTS (SELECT FROM pg_auth_members m JOIN marked login ON login.oid = m.member
+                WHERE m.roleid = one.oid AND login.rolname = one.mark AND login.mark = one.mark)
+ ORDER BY rolname = mark, rolname
+"""
+
+
+def find_marked(connection: psycopg.Connection[Any]) -> list[tuple[str, str]]:
+    """The roles of the server that superusers' drills have made, each with its drill's mark, the login role last."""
+    return [(role, mark) for role, mark in connection.execute(MARKED_QUERY)]
+
+
+def mark_role(connection: psycopg.Connection[Any], role: str, mark: str) -> None:
+    """Say in a comment on a role who has made it."""
+    statement = sql.SQL("COMMENT ON ROLE {} IS {}")
+    connection.execute(statement.format(sql.Identifier(role), sql.Literal(mark)))
+
+
+@dataclass(frozen=True, slots=True)
+class Superusers:
+    """A superuser's sessions on each target's server, by shard; `role` is the one that restores.
+
+    `extensions` are those that it may create beside the trusted ones. `data_directories` are by shard, too, None if
+    they are not known: the role may not see where they are. `mark` is a comment on the roles that are made, `install`
+    what to do where extensions are lacking.
+    """
+
+    nodes: Mapping[str, Node]
+    role: str
+    extensions: frozenset[str]
+    data_directories: Mapping[str, Path | None]
+    mark: str = ""
+    install: str = ""
+
+    def node_of(self, target: Target) -> Node:
+        """The database being restored, as a superuser enters it: only as long as it is empty."""
+        return with_database(self.nodes[target.shard], target.loading)
+
+    def run_beforehand(self, target: Target, ddl: Ddl, *, allows_refused: bool) -> None:
+        """Run the statements that the DDL needs in the empty database; raise TargetLacksError if one is refused.
+
+        If it `allows_refused`, an extension may be: the DDL has it, too.
+        """
+        if not ddl.beforehand:
+            return
+        node = self.node_of(target)
+        with raising_unreachable(node), connect_with_path(node, DEFAULT, client_encoding=RAW) as connection:
+            for statement in ddl.beforehand:
+                try:
+                    connection.execute(SET_PATH)
+                    connection.execute(raw_bytes(statement))
+                except psycopg.Error as error:
+                    if connection.broken:
+                        raise
+                    if remedy_of(error):
+                        raise disrupted_error(
+                            target.node.id, error, shorten_statement(statement).rstrip(";")
+                        ) from error
+                    if allows_refused and statement.startswith(CREATES):
+                        continue
+                    raise TargetLacksError(
+                        f"node {target.node.id}: {shorten_statement(statement)} {shorten_message(error)}",
+                        hint=[WITHOUT, "or restore to servers that can create it"],
+                        details={"node": target.node.id},
+                    ) from error
+            reset_settings(connection, node)
+
+
+NAMED_MAX = 5
+FACTS_QUERY = """
+SELECT pg_is_in_recovery(), current_setting('server_version_num')::int,
+       (SELECT rolsuper OR rolcreatedb FROM pg_roles WHERE rolname = current_user)
+"""
+
+OWNER_QUERY = """
+SELECT r.rolname, r.rolsuper, pg_has_role(r.oid, 'USAGE')
+  FROM pg_database d JOIN pg_roles r ON r.oid = d.datdba WHERE d.datname = %s
+"""
+# The users of those that our role may not end.
+OTHERS_QUERY = f"""
+SELECT r.rolname, r.rolsuper {SESSIONS.replace("WHERE", "JOIN pg_roles r ON r.oid = a.usesysid WHERE")}
+   AND (r.rolsuper OR NOT (pg_has_role('pg_signal_backend', 'USAGE') OR pg_has_role(r.oid, 'USAGE')))
+ ORDER BY 1
+"""
+
+
+def check_target(
+    target: Target,
+    connection: psycopg.Connection[Any],
+    source: NodeIdentity,
+    obstacles: Obstacles,
+    into_tables: str = "",
+    *,
+    replace: bool,
+    is_resumed: bool,
+) -> None:
+    """Add what keeps the target from taking the database, of a restore that begins or `is_resumed`.
+
+    `into_tables`: the command that loads the same rows into tables of a database that exists; "" if there is none.
+    """
+    recovering, version, may_create = connection.execute(FACTS_QUERY).fetchone() or (True, 0, False)
+    node = target.node.id
+    if recovering:
+        error = TargetUnfitError(f"node {node} is a standby", hint="name its primary in the target's fleet.toml")
+        obstacles.add(error, node)
+    if version // 10000 < source.server_version // 10000:
+        what = f"PostgreSQL {version // 10000} is older than the snapshot's {source.server_version // 10000}"
+        hint = "restore to servers of the snapshot's version or newer"
+        obstacles.add(TargetUnfitError(f"node {node}: {what}", hint=hint), node)
+    if not may_create:
+        what = f"role {connection.info.user} may not create databases"
+        hint = f'ALTER ROLE "{connection.info.user}" CREATEDB;'
+        obstacles.add(TargetUnfitError(f"node {node}: {what}", hint=hint), node)
+    exists = target.database in databases(connection)
+    if exists and replace:
+        with obstacles.collecting(node):
+            _check_replaceable(target, connection)
+    if exists and not replace:
+        what = f"node {node}: database {target.database} exists already"
+        lines = ["restore to other servers with --to FILE, or put the existing databases aside with --replace"]
+        if is_resumed:
+            lines = ["it was made while the restore ran, and --replace was not given: rename or drop it, then go on"]
+        elif into_tables:
+            # --replace would put all of the database aside for some of its tables.
+            lines = [
+                f"to load the rows into its own tables, which have to be empty: {into_tables}",
+                SAME_TARGET,
+                "or make a database that has only these rows: on other servers, with --to FILE",
+            ]
+        obstacles.add(TargetExistsError(what, hint=lines, details={"database": target.database}), node)
+
+
+def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Raise TargetUnfitError unless our role may put the existing database aside, and end the sessions in it."""
+    role = read_role(target.node, connection)
+    if role.is_super:
+        return
+    row = connection.execute(OWNER_QUERY, (target.database,)).fetchone()
+    owner, is_super, is_owned = row or ("", False, True)
+    statements: list[str] = []
+    if not is_owned:
+        change = f"ALTER DATABASE {quote(target.database)} OWNER TO {role.quoted};"
+        statements += [change] if is_super else role.grant_membership(owner)
+    others = connection.execute(OTHERS_QUERY, (target.database,)).fetchall()
+    if not all(is_super for _, is_super in others):
+        statements += role.grant_membership("pg_signal_backend")
+    if supers := sorted({name for name, is_super in others if is_super}):
+        statements.append(comment(f"end the sessions of {', '.join(supers)}, or restore as a superuser"))
+    if statements:
+        reasons = [] if is_owned else ["does not own it"]
+        reasons += [f"may not end its sessions of {', '.join(sorted({name for name, _ in others}))}"] if others else []
+        raise TargetUnfitError(
+            f"node {target.node.id}: database {target.database} can't be put aside, because role {role.name}"
+            f" {' and '.join(reasons)}",
+            hint=statements,
+            details={"node": target.node.id, "database": target.database},
+        )
+
+
+def find_xml_columns(groups: Iterable[Group], states: Mapping[str, TableState]) -> list[str]:
+    """The groups' columns that contain XML, as `schema.table.column`; `states` are the tables' states by name."""
+    names: list[str] = []
+    for group in groups:
+        numbers = states[group.name].xml_columns if group.name in states else frozenset[int]()
+        columns = [one for one in group.columns if one.type in ("xml", "xml[]") or one.number in numbers]
+        names += [f"{group.name}.{column.name}" for column in columns]
+    return names
+
+
+def check_xml(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, columns: list[str]) -> None:
+    """Raise TargetUnfitError if there are XML `columns` and the target's server is built without XML support.
+
+    The server that the snapshot was taken from passes: if it is built without XML, these columns hold no values.
+    """
+    (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
+    try:
+        if columns and system != source.system_identifier:
+            connection.execute("SELECT '<a/>'::xml")
+    except psycopg.errors.FeatureNotSupported as error:
+        raise TargetUnfitError(
+            f"node {target.node.id}: its PostgreSQL is built without XML support, but the snapshot has XML in"
+            f" {list_some(columns, NAMED_MAX)}",
+            hint="restore to a server that is built with libxml, or restore only other tables: --group PATTERN",
+            details={"node": target.node.id, "columns": columns},
+        ) from error

@@ -19,8 +19,7 @@ from cutline.columns.python_workers import broadcast, map_batches
 from cutline.columns.row_batches import row_batches
 from cutline.fleet.progress import Progress
 from cutline.restore.routing.placing import place_rows
-from cutline.restore.routing.routes import RouteKind
-from cutline.restore.routing.table_routes import SourceRoutes
+from cutline.restore.routing.table_routes import RouteKind, SourceRoutes
 from cutline.restore.topology.topology import Topology
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.base_rows import find_valid_rows, read_bases

@@ -1,4 +1,4 @@
-"""The activity of this process: it passes progress on, stores signs of life, and stops if it is asked to.
+"""The activity of this process: it passes progress on, stores signs of life, stops if asked to, and records its end.
 
 A thread does both, every few seconds. Its errors are ignored; the command goes on. A command that ends within the first
 seconds stores nothing.
@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from msgspec import UNSET, UnsetType
 
-from cutline.fleet.label import own_label
-from cutline.fleet.own_process import own_process
-from cutline.fleet.progress import Progress, Reading
+from cutline.fleet.own_process import own_label, own_process
+from cutline.fleet.progress import Progress, Reading, StepPace
 from cutline.fleet.record import Time
-from cutline.fleet.step_pace import StepPace
-from cutline.snapshots.activity.command import Command
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.operations.signs import (
     clear_signs,
@@ -38,15 +35,63 @@ from cutline.snapshots.operations.signs import (
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
     CancelRequest,
+    CheckedPoint,
     NodeSign,
+    Outcome,
     SignOfLife,
     WatchState,
     operation_key,
     read_cancel_request,
     read_intent,
+    write_operation_record,
 )
 from cutline.storage.errors import SnapshotError
-from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`snapshot` is "" for all. `operation` is "" until the command says it by a Reading."""
+
+    kind: str
+    snapshot: str = ""
+    operation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an operation without an intent ended; see Outcome. `code` None: its process could not say it."""
+
+    state: Literal["done", "failed"]
+    reason: str = ""
+    code: int | None = None
+    volumes: Mapping[str, int] = field(default_factory=dict)
+    checked: tuple[CheckedPoint, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
+    watch: WatchState | UnsetType = UNSET
+
+
+def record_without_intent(store: ObjectStore, command: Command, began_at: Time, by: str, ending: Ending) -> None:
+    """Store the outcome of an operation that has no intent, unless it has one; raises StoreUnreachableError."""
+    outcome = Outcome(
+        operation=command.operation,
+        kind=command.kind,
+        snapshot=command.snapshot,
+        increment=UNSET,
+        state=ending.state,
+        reason=ending.reason,
+        ended_at=current_time(),
+        by=by,
+        began_at=began_at,
+        code=UNSET if ending.code is None else ending.code,
+        volumes=dict(ending.volumes),
+        checked=ending.checked or UNSET,
+        phases=dict(ending.phases) or UNSET,
+        watch=ending.watch,
+    )
+    with suppress(ObjectExistsError):
+        write_operation_record(store, "outcome", outcome)
+
 
 # How often the thread looks whether somebody asks to stop, and how often it stores a sign.
 LOOK_SECONDS, SIGN_SECONDS = 2.0, 6.0

@@ -18,17 +18,14 @@ from enum import StrEnum
 from msgspec import UNSET
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.label import end_sessions_statement, is_of_one_process, own_label
-from cutline.fleet.nodes.lock_holders import ask_lock_holders
+from cutline.fleet.nodes.lock import ask_lock_holders
 from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.own_process import end_sessions_statement, is_of_one_process, own_label
 from cutline.fleet.progress import Progress
-from cutline.snapshots.activity.command import Command
-from cutline.snapshots.activity.recording import Ending, record_without_intent
+from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
 from cutline.snapshots.activity.under_way import WATCH, ActivityState, UnderWay, hanging_watch, read_under_way
-from cutline.snapshots.operations.exclusive import exclusive
-from cutline.snapshots.operations.open_operations import RESTORE
-from cutline.snapshots.operations.operation import CANCELLED, current_time
-from cutline.snapshots.operations.recorded import is_open
+from cutline.snapshots.operations.open_operations import RESTORE, is_open
+from cutline.snapshots.operations.operation import CANCELLED, current_time, exclusive
 from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.operations.signs import clear_signs, sign_numbers, store_request
 from cutline.snapshots.records.documents import ManifestError

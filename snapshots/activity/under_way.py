@@ -10,12 +10,16 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from cutline.fleet.label import is_of_one_process, read_label
-from cutline.fleet.own_process import is_gone
+from cutline.fleet.own_process import is_gone, is_of_one_process, read_label
 from cutline.fleet.record import Time, fields_of
-from cutline.snapshots.operations.open_operations import OpenOperation, read_open_operation
-from cutline.snapshots.operations.recorded import document_names, is_open, seems_open
-from cutline.snapshots.operations.restore_decisions import is_publishing
+from cutline.snapshots.operations.open_operations import (
+    OpenOperation,
+    document_names,
+    is_open,
+    read_open_operation,
+    seems_open,
+)
+from cutline.snapshots.operations.operation import is_publishing
 from cutline.snapshots.operations.signs import newest_request, newest_sign, sign_numbers
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import CancelRequest, Failure, Intent, SignOfLife, read_failure

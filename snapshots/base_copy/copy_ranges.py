@@ -1,4 +1,4 @@
-"""Copy page ranges: the work of one task of the base copy job, in an executor.
+"""Copy page ranges: the work of one task of the base copy, in an executor.
 
 Each task opens its own session in the node's exported snapshot and copies page ranges with COPY. The lines are split
 into key and row by whole columns, and stored as Parquet objects of BASE_SCHEMA, the same for all tables.
@@ -6,6 +6,7 @@ into key and row by whole columns, and stored as Parquet objects of BASE_SCHEMA,
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec import structs
 from psycopg import pq as libpq
 from psycopg.pq.abc import PGresult
@@ -25,15 +27,90 @@ from cutline.fleet.config import Node
 from cutline.fleet.nodes.connections import CopyError
 from cutline.fleet.nodes.encodings import RAW
 from cutline.fleet.nodes.relation_locks import locked_error
-from cutline.fleet.nodes.row_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint
+from cutline.fleet.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint
 from cutline.fleet.tables.groups import Group, column_list, qualify
-from cutline.snapshots.base_copy.destination import CopyDestination
-from cutline.snapshots.base_copy.exported_snapshot import open_exported
-from cutline.snapshots.base_copy.object_writer import ObjectWriter
+from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.ddl.attempts import OTHER_CAUSES
 from cutline.snapshots.operations.object_lists import store_lists_above
-from cutline.snapshots.records.stored_object import BASE, NamedObject
+from cutline.snapshots.records.commit import BASE, NamedObject, StoredObject
+from cutline.snapshots.records.documents import base_prefix
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.parquet_objects import parquet_options
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDestination:
+    """The snapshot and the operation that a base copy belongs to, and the store that holds it.
+
+    A task that stored more than `reported_max` objects stores lists of them and reports the lists.
+    """
+
+    snapshot: str
+    operation: str
+    store: StoreLocation
+    reported_max: int = 100
+
+    def prefix(self, node: str) -> str:
+        """The folder of one node's objects."""
+        return base_prefix(self.snapshot, node, self.operation)
+
+
+@dataclass(slots=True)
+class ObjectWriter:
+    """Writes objects of `schema`, of one `kind` and node, whose keys begin with `beginning`.
+
+    An object is full at `object_bytes` as stored, or at `object_raw_bytes` before compression. `objects` are those
+    stored, with the rows counted for each.
+    """
+
+    store: ObjectStore
+    schema: pa.Schema
+    kind: str
+    node: str
+    beginning: str
+    object_bytes: int
+    object_raw_bytes: int
+    objects: list[StoredObject] = field(default_factory=list)
+    _sink: Any = field(default=None, init=False)
+    _writer: Any = field(default=None, init=False)
+    _raw_bytes: int = field(default=0, init=False)
+    _rows: dict[int, int] = field(default_factory=dict, init=False)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the current object has reached its size and should be closed."""
+        is_large = self._sink is not None and self._sink.tell() > self.object_bytes
+        return is_large or self._raw_bytes > self.object_raw_bytes
+
+    def count(self, number: int, rows: int, raw_bytes: int) -> None:
+        """Count rows of the group `number` in the current object, and their bytes before compression."""
+        self._rows[number] = self._rows.get(number, 0) + rows
+        self._raw_bytes += raw_bytes
+
+    def write(self, table: pa.Table) -> None:
+        """Write the table to the current object, in new row groups."""
+        if self._writer is None:
+            self._sink = pa.BufferOutputStream()
+            self._writer = pq.ParquetWriter(self._sink, self.schema, **parquet_options(self.schema))
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        """Store the current object, if anything was written to it; the next write begins another."""
+        if self._writer is None:
+            return
+        self._writer.close()
+        body = self._sink.getvalue().to_pybytes()
+        # A row may have 1 GB: what holds as much ends before the body is encrypted and stored.
+        self._sink = self._writer = None
+        # The random part distinguishes the attempts of a task that Spark repeats.
+        key = f"{self.beginning}-{len(self.objects):06d}-{secrets.token_hex(4)}.parquet"
+        digest = create_or_find(self.store, key, body)
+        self.objects.append(StoredObject(key, self.kind, self.node, len(body), digest, self._rows))
+        self._raw_bytes, self._rows = 0, {}
+
 
 BASE_SCHEMA = pa.schema(
     [
@@ -196,7 +273,7 @@ def _replaced_error(node: Node, reason: str) -> CopyError:
 def copy_query(part: PageRange) -> str:
     """The COPY that prints the range's rows, key columns first, in the server's encoding.
 
-    That of a whole table needs no planner, which might run code of the table's owner (fleet/tables/planned_code.py).
+    That of a whole table needs no planner, which might run code of the table's owner (fleet/tables/left_out.py).
     """
     if part.low == 0 and part.high is None and part.group.columns:
         return f"COPY {qualify(part.group)} ({column_list(part.group)}) TO STDOUT (ENCODING '{RAW}')"

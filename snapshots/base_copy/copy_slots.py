@@ -1,4 +1,8 @@
-"""The slots whose exported snapshots a base copy reads: make, check and drop them on all nodes.
+"""The slots whose exported snapshots a base copy reads, sessions that use them, and transactions that fall between.
+
+A copy shows what was committed before its position. Changes committed later are decoded from that position on, except
+those of a transaction that was prepared before the position and is decided after it: they lie at its PREPARE. Creating
+the copy's slot waits for all transactions in progress, so only those that began meanwhile are affected.
 
 A full snapshot keeps its slots for the chain's WAL. An increment drops those that it made to copy tables.
 """
@@ -6,19 +10,75 @@ A full snapshot keeps its slots for the chain's WAL. An increment drops those th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
+import numpy as np
+import psycopg
+import pyarrow as pa
+
+from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.connections import NodeUnreachableError
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.nodes.connections import NodeUnreachableError, connect, refuse_views, unreachable_error
+from cutline.fleet.nodes.relation_locks import bound_lock_waits, locked_error
 from cutline.fleet.nodes.sessions import in_parallel
 from cutline.fleet.progress import Progress
-from cutline.snapshots.base_copy.exported_snapshot import open_exported
 from cutline.snapshots.ddl.attempts import ChangedError
-from cutline.snapshots.ddl.fingerprint import read_fingerprint
+from cutline.snapshots.ddl.database_facts import read_fingerprint
 from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segment_schema import COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED, SEGMENT_SCHEMA
+from cutline.wal.segments.segments import read_events, read_positions_and_groups
 from cutline.wal.slots.slots import ExportedSlot, create_exported_slot, drop_slots
+
+
+@contextmanager
+def open_exported(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]]:
+    """Open a read-only session of `node` in the snapshot `exported`; it ends with the block.
+
+    Raises RelationLockedError if a wait for a lock is too long, and NodeUnreachableError for any other error of the
+    server or libpq, within the block too. A snapshot disappears with the session that exported it, which ends when the
+    server restarts or somebody terminates it.
+    """
+    try:
+        with connect(node) as connection:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection.execute(f"SET TRANSACTION SNAPSHOT '{exported}'".encode())
+            bound_lock_waits(connection)
+            refuse_views(connection)
+            yield connection
+    except psycopg.errors.LockNotAvailable as error:
+        raise locked_error(node, "reading the catalogs", None) from error
+    except psycopg.Error as error:
+        raise unreachable_error(node, error) from error
+
+
+def find_late_writers(
+    store: ObjectStore, segments: Iterable[Segment], position: Lsn, numbers: Collection[int]
+) -> list[str]:
+    """Return the gids, or global ids, of such transactions that changed the groups `numbers`.
+
+    `position` is the copy's position on the node.
+    """
+    segments = list(segments)
+    tables = [read_events(store, segment).cast(SEGMENT_SCHEMA) for segment in segments]
+    events = pa.concat_tables([pa.Table.from_batches([], SEGMENT_SCHEMA), *tables])
+    op, xid = to_numpy(events["op"]), to_numpy(events["xid"])
+    decided = np.isin(op, (COMMIT_PREPARED, ROLLBACK_PREPARED)) & (to_numpy(events["end_lsn"]) <= position)
+    is_late = (op == PREPARE) & (to_numpy(events["lsn"]) < position) & ~np.isin(xid, xid[decided])
+    late = events.filter(to_mask(is_late)).select(["lsn", "global_id"]).to_pylist()
+    if not late:
+        return []
+    prepared_at: set[int] = set()
+    for segment in segments:
+        if segment.changes:
+            lsn, group = read_positions_and_groups(store, segment)
+            prepared_at.update(lsn[np.isin(group, list(numbers))].tolist())
+    return [str(one["global_id"]) for one in late if one["lsn"] in prepared_at]
 
 
 @contextmanager

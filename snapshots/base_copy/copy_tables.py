@@ -1,26 +1,115 @@
-"""The Spark job that copies tables."""
+"""The base copy as a Spark job: large tables by ranges of pages, small tables several to a task."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import psycopg
 
+from cutline.fleet.config import Node
 from cutline.fleet.nodes.connections import raising_unreachable
 from cutline.fleet.nodes.free_connections import task_sessions
 from cutline.fleet.nodes.sessions import Sessions
 from cutline.fleet.progress import Progress
-from cutline.fleet.tables.planned_code import find_planned_code
-from cutline.snapshots.base_copy.copy_plan import PAGE_BYTES, TASK_PAGES, TableSource, plan_copy
-from cutline.snapshots.base_copy.copy_ranges import CopyTask, copy_ranges
-from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.fleet.tables.groups import Table
+from cutline.fleet.tables.left_out import find_planned_code
+from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.records.stored_object import NamedObject
-from cutline.snapshots.tasks.dealing import Dealing, cores_of, limited_sessions
-from cutline.snapshots.tasks.node_shares import NodeShares
-from cutline.snapshots.tasks.spark_jobs import SparkSource, raise_first, run_tasks, start_session
+from cutline.snapshots.records.commit import NamedObject
+from cutline.snapshots.tasks.spark_jobs import (
+    Dealing,
+    NodeShares,
+    SparkSource,
+    cores_of,
+    limited_sessions,
+    raise_first,
+    run_tasks,
+    start_session,
+)
+
+PAGE_BYTES = 8192
+TASK_PAGES = 8192
+# A task locks its tables until it ends, and a PostgreSQL server has room for a few thousand locks.
+TASK_TABLES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TableSource:
+    """The tables to copy from one node, as its exported snapshot shows them.
+
+    `undivided` are those, by oid, that one session copies whole, however large they are.
+    """
+
+    node: Node
+    exported: str
+    tables: Sequence[Table]
+    undivided: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRanges:
+    """The ranges of one task, and the bytes of their pages."""
+
+    ranges: tuple[PageRange, ...]
+    size: int
+
+
+def plan_ranges(
+    tables: Sequence[Table], task_pages: int = TASK_PAGES, undivided: Container[int] = ()
+) -> list[PlannedRanges]:
+    """Plan the ranges of each task: a range of a large table, a table of `undivided`, or several whole small tables.
+
+    The last range of a table has no upper bound: it includes pages added after the size was read.
+    """
+    planned: list[PlannedRanges] = []
+    together: list[PageRange] = []
+    pages_together = 0
+
+    def end_task() -> None:
+        nonlocal together, pages_together
+        if together:
+            planned.append(PlannedRanges(tuple(together), pages_together * PAGE_BYTES))
+        together, pages_together = [], 0
+
+    for table in sorted(tables, key=lambda table: (-table.size_bytes, table.group.name)):
+        pages = -(-table.size_bytes // PAGE_BYTES)
+        if pages > task_pages and table.oid in undivided:
+            planned.append(PlannedRanges((PageRange(table.group, table.oid),), pages * PAGE_BYTES))
+            continue
+        if pages > task_pages:
+            bounds = [*range(0, pages - task_pages // 2, task_pages), None]
+            for low, high in pairwise(bounds):
+                one = PageRange(table.group, table.oid, low or 0, high)
+                planned.append(PlannedRanges((one,), ((pages if high is None else high) - one.low) * PAGE_BYTES))
+            continue
+        if pages_together + pages > task_pages or len(together) == TASK_TABLES:
+            end_task()
+        together.append(PageRange(table.group, table.oid))
+        pages_together += pages
+    end_task()
+    return planned
+
+
+def task_pages_for(sources: Sequence[TableSource], tasks_max: int) -> int:
+    """The pages of a task, so that a copy of these sources has about `tasks_max` tasks at most."""
+    pages = sum(table.size_bytes for source in sources for table in source.tables) // PAGE_BYTES
+    return max(TASK_PAGES, -(-pages // tasks_max))
+
+
+def plan_copy(sources: Sequence[TableSource], destination: CopyDestination, tasks_max: int) -> list[CopyTask]:
+    """The tasks that copy all sources, in turn from each node; a few more than `tasks_max` if there is much to copy."""
+    task_pages = task_pages_for(sources, tasks_max)
+    queues = [(source, plan_ranges(source.tables, task_pages, source.undivided)) for source in sources]
+    tasks: list[CopyTask] = []
+    for turn in range(max((len(planned) for _, planned in queues), default=0)):
+        for source, planned in queues:
+            if turn < len(planned):
+                one = planned[turn]
+                tasks.append(CopyTask(source.node, len(tasks), source.exported, one.ranges, destination, one.size))
+    return tasks
 
 
 def copy_tables(
@@ -49,7 +138,7 @@ def copy_tables(
 
 
 def _with_undivided(source: TableSource, connection: psycopg.Connection[Any]) -> TableSource:
-    """The source with its large tables that no query may read: see fleet/tables/planned_code.py."""
+    """The source with its large tables that no query may read: see fleet/tables/left_out.py."""
     large = [table.oid for table in source.tables if table.size_bytes > TASK_PAGES * PAGE_BYTES]
     with raising_unreachable(source.node):
         return replace(source, undivided=find_planned_code(connection, large))

@@ -19,13 +19,16 @@ import pyarrow as pa
 from cutline.fleet.config import Node
 from cutline.fleet.nodes.relation_locks import raising_locked
 from cutline.fleet.tables.large_objects import oid_ranges
-from cutline.snapshots.base_copy.copy_ranges import CopyReport
-from cutline.snapshots.base_copy.destination import CopyDestination
-from cutline.snapshots.base_copy.exported_snapshot import open_exported
-from cutline.snapshots.base_copy.object_writer import ObjectWriter
+from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyReport, ObjectWriter
+from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.operations.object_lists import store_lists_above
-from cutline.snapshots.records.large_objects import LargeObjectDefinition, parse_definition
-from cutline.snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
+from cutline.snapshots.records.commit import (
+    LARGE_OBJECTS,
+    LARGE_OBJECTS_COUNT,
+    LargeObjectDefinition,
+    StoredObject,
+    parse_definition,
+)
 from cutline.storage.errors import SnapshotError, report_of
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.parquet_objects import open_parquet

@@ -13,15 +13,11 @@ import psycopg
 from cutline.fleet.config import Fleet
 from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Progress
-from cutline.snapshots.create.chain_state import state_of
-from cutline.snapshots.create.context import CreateContext
+from cutline.snapshots.create.context import CreateContext, CreateRequest, state_of
 from cutline.snapshots.create.continuable import check_continuable, check_fleet_file, rules_since
-from cutline.snapshots.create.request import CreateRequest
-from cutline.snapshots.operations.exclusive import exclusive
-from cutline.snapshots.operations.operation import Operation, new_operation
+from cutline.snapshots.operations.operation import Operation, exclusive, new_operation
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_newest_part
-from cutline.snapshots.records.commits import check_not_pruned
+from cutline.snapshots.records.chains import check_not_pruned, read_newest_part
 from cutline.snapshots.records.lost_chains import check_not_lost
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.snapshots.tasks.own_tasks import THREADS_MAX, run_own_tasks

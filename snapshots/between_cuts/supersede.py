@@ -5,11 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.nodes_query import NodesQuery
 from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.nodes.watch import NodesQuery
 from cutline.fleet.progress import Progress
-from cutline.snapshots.operations.exclusive import exclusive
-from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.operations.operation import current_time, exclusive
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.chains import read_newest_part
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost

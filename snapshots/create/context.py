@@ -1,4 +1,4 @@
-"""The context of a create that holds the fleet's lock and has stored its intent.
+"""What a create works with: the request, the fleet's lock, its intent, and the chain that it continues.
 
 The attempts and their steps take it (`full_attempt`, `increment_attempt`, `prepare_tables`, `cut_attempt`,
 `definitions`). A function that needs one or two of its values takes those.
@@ -6,30 +6,55 @@ The attempts and their steps take it (`full_attempt`, `increment_attempt`, `prep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from msgspec import UNSET, structs
 
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.nodes.free_connections import check_free_connections
 from cutline.fleet.nodes.lock import FleetLock
 from cutline.fleet.nodes.sessions import Sessions
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import Progress, StepTimes
 from cutline.fleet.read_only.resume import check_terminal, undo_freeze
-from cutline.fleet.step_times import StepTimes
-from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.create.make_cut import LastCut
+from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection, known_tables
 from cutline.snapshots.executors.needs import ExecutorNeeds
 from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.operations.exclusive import exclusive
-from cutline.snapshots.operations.operation import Operation, OutcomeDetails, new_operation
+from cutline.snapshots.operations.operation import Operation, OutcomeDetails, exclusive, new_operation
 from cutline.snapshots.operations.settling import note_restores, settle_operations
 from cutline.snapshots.operations.slot_guard import guard_nodes
-from cutline.snapshots.records.commits import free_turn
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import commit_key, cut_time, free_turn
+from cutline.snapshots.records.commit import FullSnapshot, Increment
+from cutline.snapshots.records.commit_rules import check_fits, count_listed, definition_counts
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment
 from cutline.wal.slots.slots import drop_slots, slot_name
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """The options of one create. `include` and `exclude` are patterns on top of fleet.toml's.
+
+    A `terminal` snapshot leaves the fleet read-only (snapshots/create/terminal.py). `large_objects`: copy them.
+    `only_cut`: take a restore point, without rows.
+    """
+
+    name: str
+    only_primary: bool = False
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    retries: int = 3
+    wait_seconds: float = 60.0
+    comment: str = ""
+    terminal: bool = False
+    large_objects: bool = False
+    only_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +115,55 @@ def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: P
     is_terminal = operation.intent.is_terminal
     is_writable = not is_terminal or undo_freeze(sessions.fleet.primaries, operation.id, progress)
     return not drop_slots(sessions.nodes, slot) and is_writable
+
+
+@dataclass(frozen=True, slots=True)
+class ChainState:
+    """A chain before its next cut.
+
+    `chain` is the id of the operation that began it. `known` are the tables as its last commit records them, `seen` as
+    the primaries' catalogs were last read. `base` is the position at which each node's archive begins, `segments` the
+    newest that commits list, `last_cut` the last cut on each primary, `last_at` when it was made.
+    """
+
+    chain: str
+    selection: TableSelection
+    known: KnownTables
+    seen: Mapping[str, NodeTables]
+    base: Mapping[str, Lsn]
+    segments: Mapping[str, tuple[Segment, ...]]
+    last_cut: Mapping[str, LastCut]
+    last_at: datetime | None = None
+
+
+def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, NodeTables]) -> ChainState:
+    """The state of a chain that is continued under `rules`."""
+    return ChainState(
+        chain.full.operation,
+        TableSelection(chain.full.fleet_id, rules),
+        known_tables(chain),
+        seen,
+        chain.full.base,
+        {node.node: chain.newest_segments(node.node) for node in chain.nodes},
+        {
+            cut.node: LastCut(cut.position, cut.undecided, cut.in_doubt, cut.last_commit_at)
+            for cut in chain.last.cut.nodes
+        },
+        cut_time(chain.last),
+    )
+
+
+def counted_full(commit: FullSnapshot, ignored: int) -> FullSnapshot:
+    """The commit with its counts; `ignored` counts the changes that were decoded and not archived."""
+    counts = count_listed(set(commit.primaries), commit) | definition_counts(Chain(commit))
+    return structs.replace(commit, counts=counts | {"ignored": ignored})
+
+
+def counted_increment(chain: Chain, commit: Increment, ignored: int) -> Increment:
+    """The commit, which continues the chain, with its counts; raise ManifestError if its parts do not fit."""
+    last = replace(chain, increments=(*chain.increments, commit))
+    counts = count_listed(set(chain.full.primaries), commit) | definition_counts(last)
+    commit = structs.replace(commit, counts=counts | {"ignored": ignored})
+    # A commit that no command would accept must not be stored.
+    check_fits(chain, commit, commit_key(chain.name, commit.increment))
+    return commit

@@ -13,15 +13,15 @@ import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
-from cutline.fleet.hints import NEW_CHAIN
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.nodes.baseline import BaselineChangedError, check_baseline, check_presence
 from cutline.fleet.nodes.connections import raising_unreachable
 from cutline.fleet.nodes.preconditions import check_decoding, find_fillings
 from cutline.fleet.nodes.problems import refuse_unfit
 from cutline.fleet.nodes.sessions import Sessions, in_parallel
 from cutline.fleet.tables.privileges import find_table_problems
-from cutline.snapshots.create.append_only_counters import check_append_only, last_commit_label, states_to_compare
+from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
 from cutline.snapshots.ddl.table_changes import (
     DdlPlan,
     NodeTables,
@@ -30,12 +30,11 @@ from cutline.snapshots.ddl.table_changes import (
     plan_ddl,
     read_fleet_tables,
 )
-from cutline.snapshots.operations.recorded import read_recorded_commits
-from cutline.snapshots.operations.stored_objects import listed_sizes, sizes_of
+from cutline.snapshots.operations.committing import listed_sizes, sizes_of
+from cutline.snapshots.operations.open_operations import read_recorded_commits
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commits import commit_missing_error
-from cutline.snapshots.records.stored_object import EXTENSION_ROWS, GLOBALS
+from cutline.snapshots.records.chains import commit_missing_error, read_chain
+from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS
 from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.segments.archive import archive_prefix, last_number, segment_key

@@ -19,15 +19,12 @@ from cutline.fleet.progress import Progress
 from cutline.fleet.tables.groups import Group
 from cutline.fleet.tables.left_out import LeftOut, read_left_out
 from cutline.fleet.tables.publications import publication_names
-from cutline.snapshots.base_copy.copy_slots import drop_copy_slots
-from cutline.snapshots.base_copy.late_writers import find_late_writers
-from cutline.snapshots.create.chain_state import ChainState
-from cutline.snapshots.create.context import CreateContext
-from cutline.snapshots.create.definitions import collect_definition_changes
+from cutline.snapshots.base_copy.copy_slots import drop_copy_slots, find_late_writers
+from cutline.snapshots.create.context import ChainState, CreateContext
+from cutline.snapshots.create.counters import latest_sequences, read_sequences
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
-from cutline.snapshots.create.prepare_tables import PreparedTables, prepare_tables
+from cutline.snapshots.create.prepare_tables import PreparedTables, collect_definition_changes, prepare_tables
 from cutline.snapshots.create.prepared_transactions import await_included_ddl, await_lockers
-from cutline.snapshots.create.sequences import latest_sequences, read_sequences
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, NodeTables, find_change
 from cutline.snapshots.operations.crash_points import CrashPoint

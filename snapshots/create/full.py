@@ -1,4 +1,10 @@
-"""Take a full snapshot: make every check before anything is changed, then let `full_attempt` do the work.
+"""Take a full snapshot: all checks before anything is changed, then slots, base copies, the first cut, the commit.
+
+Nothing here needs Arrow or Spark, so a refusal comes at once.
+
+The order ensures that no change is lost: a slot keeps every change from its position on; the base copy has the rows
+before that position; the cut archives the changes since, and covers the tables that DDL changed meanwhile. The snapshot
+does not exist until its commit is stored, and an error drops the slots.
 
 Nothing here needs Arrow or Spark. Both are imported only after the checks have passed, so a refusal comes at once.
 """
@@ -6,21 +12,356 @@ Nothing here needs Arrow or Spark. Both are imported only after the checks have 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
-from cutline.fleet.config import Fleet
+from msgspec import structs
+
+from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.nodes.clocks import check_clocks
 from cutline.fleet.nodes.collation_versions import note_collation_versions
-from cutline.fleet.nodes.sessions import open_sessions
-from cutline.fleet.progress import Progress
-from cutline.fleet.step_times import StepTimes
-from cutline.snapshots.create.context import begin_full, undo_create
-from cutline.snapshots.create.full_plan import choose_nodes, plan_full
-from cutline.snapshots.create.request import CreateRequest
+from cutline.fleet.nodes.free_connections import check_free_connections, task_sessions
+from cutline.fleet.nodes.preconditions import find_fillings, find_node_problems
+from cutline.fleet.nodes.problems import refuse_unfit
+from cutline.fleet.nodes.sessions import Sessions, in_parallel, open_sessions
+from cutline.fleet.programs.clients import check_programs
+from cutline.fleet.progress import Progress, StepTimes
+from cutline.fleet.read_only.resume import check_terminal
+from cutline.fleet.tables.groups import Table
+from cutline.fleet.tables.large_objects import check_readable, count_large_objects
+from cutline.fleet.tables.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
+from cutline.fleet.tables.privileges import find_table_problems
+from cutline.fleet.tables.table_state import SNAPSHOT_BEGAN, TableState
+from cutline.snapshots.base_copy.copy_ranges import CopyDestination
+from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
+from cutline.snapshots.base_copy.copy_tables import TableSource, copy_tables
+from cutline.snapshots.create.context import (
+    ChainState,
+    CreateContext,
+    CreateRequest,
+    begin_full,
+    counted_full,
+    undo_create,
+)
+from cutline.snapshots.create.counters import check_append_only, states_to_compare
+from cutline.snapshots.create.cut_attempt import CutResult, take_cut
+from cutline.snapshots.create.make_cut import LastCut
+from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.terminal import check_final, end_writes
+from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
+from cutline.snapshots.ddl.database_facts import read_facts
+from cutline.snapshots.ddl.dump import read_roles, store_ddl
+from cutline.snapshots.ddl.table_changes import (
+    KnownTables,
+    NodeTables,
+    TableSelection,
+    add_to_publications,
+    find_change,
+    list_unpublished,
+    read_current_tables,
+    read_fleet_tables,
+)
+from cutline.snapshots.globals.extension_rows import store_extension_rows
+from cutline.snapshots.globals.server_globals_object import store_globals
 from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.operations.operation import record_operation
-from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.tasks.spark_jobs import SparkSource
-from cutline.wal.slots.slots import slot_name
+from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
+from cutline.snapshots.operations.operation import check_exclusive, commit_operation, record_operation
+from cutline.snapshots.operations.slot_guard import preview_guard
+from cutline.snapshots.records.chains import check_name, commit_missing_error, free_turn, increment_numbers
+from cutline.snapshots.records.commit import Commit, FullSnapshot, NamedObject, StoredObject, with_large_object_counts
+from cutline.snapshots.records.documents import ddl_prefix
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.snapshots.tasks.spark_jobs import (
+    LANE_BYTES,
+    Dealing,
+    NodeShares,
+    SparkSource,
+    limited_sessions,
+    raise_first,
+    run_tasks,
+)
+from cutline.storage.errors import UsageError
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.own_store import check_own_store
+from cutline.wal.slots.slots import ExportedSlot, slot_name
+
+
+@dataclass(frozen=True, slots=True)
+class FullPlan:
+    """What a full snapshot copies: the nodes and every shard's tables; and what it leaves out of their databases."""
+
+    nodes: tuple[Node, ...]
+    node_tables: Mapping[str, NodeTables]
+    selection: TableSelection
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def tables(self) -> dict[str, tuple[Table, ...]]:
+        """Every shard's tables."""
+        return {shard: one.tables for shard, one in self.node_tables.items()}
+
+    @property
+    def states(self) -> dict[str, Mapping[str, TableState]]:
+        """The states of every shard's tables, by name."""
+        return {shard: one.states for shard, one in self.node_tables.items()}
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of every shard's catalogs."""
+        return {shard: one.fingerprint for shard, one in self.node_tables.items()}
+
+
+def choose_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
+    """The nodes that a snapshot copies."""
+    return fleet.primaries if only_primary else fleet.nodes
+
+
+def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore) -> FullPlan:
+    """Make every check of a full snapshot; raise the error of the first that fails."""
+    check_name(request.name)
+    identity = read_identity(store, fleet)
+    check_not_deleted(store, request.name)
+    free_turn(store, request.name, 0)
+    if increment_numbers(store, request.name):
+        raise commit_missing_error(request.name, 0)
+    selection = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
+    refuse_unfit(
+        find_node_problems(sessions)
+        + find_fillings(sessions)
+        + find_table_problems(sessions, selection.rules, identity.fleet_id)
+    )
+    check_programs(sessions)
+    node_tables = read_fleet_tables(sessions, selection)
+    groups = {node: [table.group for table in listed.tables] for node, listed in node_tables.items()}
+    if selection.rules.include != GroupRules().include and not any(groups.values()):
+        raise UsageError(
+            f"no table matches {', '.join(selection.rules.include)}, so the snapshot would be empty",
+            hint="correct --group, or groups.include in fleet.toml: a pattern names schema.table, with * and ?",
+        )
+    left_out = read_left_out(sessions.primaries, selection.rules, groups)
+    if request.large_objects:
+        check_readable(sessions.primaries)
+        counts = sessions.ask_primaries(count_large_objects)
+        left_out = mark_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
+    left_out += standby_copies(sessions.too_old, sessions.identities)
+    return FullPlan(sessions.nodes, node_tables, selection, left_out)
+
+
+def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
+    """fleet.toml's rules, narrowed by --group and --exclude-group."""
+    return structs.replace(rules, include=request.include or rules.include, exclude=(*rules.exclude, *request.exclude))
+
+
+def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> FullPlan:
+    """Make every check of a full snapshot and return what it would copy, changing nothing."""
+    progress.step("check nodes")
+    store = fleet.store.open()
+    with open_sessions(fleet, choose_nodes(fleet, only_primary=request.only_primary)) as sessions:
+        check_clocks(sessions.clocks, progress)
+        check_free_connections(sessions.by_node)
+        plan = plan_full(fleet, request, sessions, store)
+        note_collation_versions(sessions, progress)
+        preview_guard(store, sessions, None, progress)
+        check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
+        return plan
+
+
+@dataclass(frozen=True, slots=True)
+class BaseCopy:
+    """A finished base copy: the plan at that moment, the slots' positions by node, and what was stored."""
+
+    plan: FullPlan
+    positions: Mapping[str, Lsn]
+    entries: tuple[NamedObject, ...]
+
+
+def take_full(
+    context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress, began: float
+) -> FullSnapshot:
+    """Take the snapshot and commit it; `began` is when the command began (time.monotonic)."""
+    progress.reached(CrashPoint.INTENT_STORED)
+    sessions, store, operation = context.sessions, context.store, context.operation
+    base = copy_base(context, plan, spark, progress)
+    wait = context.request.wait_seconds
+    await_prepared(sessions, wait, progress)
+    progress.reached(CrashPoint.PREPARED_OVER)
+
+    def end_all_writes(_: SparkSource | None) -> Mapping[str, Lsn]:
+        return end_writes(context.lock, store, operation, plan.selection.fleet_id, wait, progress)
+
+    state = _initial_state(base, operation.id)
+    cut = take_cut(context, state, spark, progress, end_all_writes if context.request.terminal else None)
+    progress.step("commit")
+    unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), SNAPSHOT_BEGAN)
+    commit = _build_commit(context, base, cut, time.monotonic() - began, progress)
+    commit = structs.replace(commit, left_out=(*with_large_object_counts(commit.left_out or (), commit), *unknown))
+    check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
+    check_own_store(store, plan.selection.fleet_id)
+    check_commit_stored(store, commit)
+    commit = counted_full(replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
+    check_exclusive(context.lock, store, operation)
+    commit_operation(store, operation, commit)
+    progress.ending()
+    progress.reached(CrashPoint.COMMITTED)
+    return commit
+
+
+def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress) -> BaseCopy:
+    """Make the slots and copy all tables.
+
+    DDL that is committed while the slots are made invalidates the attempt before anything is copied. So does DDL that
+    makes the copy itself fail, such as DROP TABLE.
+    """
+    sessions, slot = context.sessions, slot_name(context.operation.id)
+
+    def attempt() -> BaseCopy:
+        seen = read_current_tables(sessions, plan.selection, plan.node_tables)
+        now = _add_to_publications(sessions, replace(plan, node_tables=seen), context.request.wait_seconds, progress)
+        try:
+            with (
+                invalidate_if(lambda: find_change(sessions, now.node_tables, now.selection)),
+                export_snapshots(context.fleet, now.nodes, slot, context.request.wait_seconds, progress) as slots,
+            ):
+                check_exported(now.nodes, slots, now.fingerprints)
+                entries = _copy(context, now, slots, spark, progress)
+        except ChangedError:
+            drop_copy_slots(now.nodes, slot, progress)
+            raise
+        progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
+        return BaseCopy(now, {node: slot.position for node, slot in slots.items()}, tuple(entries))
+
+    return retry_until_unchanged(attempt, context.request.retries, progress)
+
+
+def _add_to_publications(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
+    """Add the tables that were created since `init` to a publication."""
+    if not (names := list_unpublished(plan.node_tables)):
+        return plan
+    add_to_publications(sessions, names, plan.selection, wait_seconds, progress)
+    progress.reached(CrashPoint.TABLES_PUBLISHED)
+    return replace(plan, node_tables=read_fleet_tables(sessions, plan.selection))
+
+
+def _copy(
+    context: CreateContext,
+    plan: FullPlan,
+    slots: Mapping[str, ExportedSlot],
+    spark: SparkSource,
+    progress: Progress,
+) -> list[NamedObject]:
+    """Copy all rows in a Spark job, and dump the DDL of every shard at the same time."""
+    sessions, operation = context.sessions, context.operation
+    destination = CopyDestination(operation.snapshot, operation.id, context.fleet.store)
+    primaries = [node for node in plan.nodes if node.backup_of is None]
+
+    def dump(node: Node) -> list[StoredObject]:
+        prefix = ddl_prefix(operation.snapshot, node.id, operation.id)
+        return store_ddl(context.store, node, prefix, slots[node.id].snapshot, sessions.watch)
+
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        ddl = threads.submit(in_parallel, dump, primaries)
+        tables = plan.tables
+        sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in plan.nodes]
+        try:
+            copied = copy_tables(sources, destination, sessions, spark, progress)
+            if context.request.large_objects:
+                copied += _copy_large_objects(sessions, slots, destination, spark, progress)
+            copied += [stored for objects in ddl.result() for stored in objects]
+        except KeyboardInterrupt:
+            # pg_dump may wait for long.
+            sessions.watch.end_all()
+            raise
+        progress.reached(CrashPoint.DDL_STORED)
+        return copied
+
+
+def _copy_large_objects(
+    sessions: Sessions,
+    slots: Mapping[str, ExportedSlot],
+    destination: CopyDestination,
+    spark: SparkSource,
+    progress: Progress,
+) -> list[NamedObject]:
+    """Copy the large objects of all primaries in a Spark job."""
+    # Imported here: few snapshots copy large objects.
+    from cutline.snapshots.base_copy.large_objects import (
+        LargeObjectSource,
+        LargeObjectTask,
+        copy_large_objects,
+        plan_large_objects,
+    )
+
+    session = spark.session()
+    sources = [
+        LargeObjectSource(sessions.fleet.node(node), slots[node].snapshot, connection)
+        for node, connection in sessions.primaries.items()
+    ]
+    tasks = plan_large_objects(sources, destination)
+    progress.step("copy large objects", total=len(tasks), unit="tasks")
+    limited = limited_sessions(session, task_sessions(sessions.by_node))
+    # How many bytes a range of oids has, nobody knows.
+    dealing = Dealing[LargeObjectTask](lambda _: LANE_BYTES, lambda task: (task.node.id,), limited)
+    shares = NodeShares[LargeObjectTask].of_tasks(progress, tasks, lambda task: task.node.id)
+    shares.begin()
+    reports = run_tasks(session, copy_large_objects, tasks, shares, dealing, sessions.watch)
+    raise_first([report.problem for report in reports])
+    return [one for report in reports for one in report.entries]
+
+
+def _initial_state(base: BaseCopy, chain: str) -> ChainState:
+    plan = base.plan
+    groups = {node: tuple(table.group for table in tables) for node, tables in plan.tables.items()}
+    highest = max((group.number for listed in groups.values() for group in listed), default=0)
+    return ChainState(
+        chain,
+        plan.selection,
+        KnownTables(groups, plan.states, plan.fingerprints, highest),
+        plan.node_tables,
+        base.positions,
+        {},
+        {node.id: LastCut(base.positions[node.id]) for node in plan.nodes if node.backup_of is None},
+    )
+
+
+def _build_commit(
+    context: CreateContext, base: BaseCopy, cut: CutResult, seconds: float, progress: Progress
+) -> FullSnapshot:
+    sessions, operation, plan = context.sessions, context.operation, base.plan
+    copied, lists = split_entries(base.entries)
+    server_globals = store_globals(context.store, sessions, operation, None, progress)
+    extension_rows, unread = store_extension_rows(context.store, sessions, operation, plan.selection.rules)
+    return FullSnapshot(
+        snapshot=operation.snapshot,
+        increment=0,
+        operation=operation.id,
+        chain=operation.id,
+        created_at=operation.began_at,
+        seconds=round(seconds, 3),
+        comment=context.request.comment,
+        counts={},
+        cut=cut.archived_cut.record,
+        sequences=dict(cut.sequences),
+        segments=cut.archived_cut.segments,
+        left_out=cut.left_out + unread + standby_copies(sessions.too_old, sessions.identities),
+        terminal=context.request.terminal,
+        definition_changes=cut.definition_changes,
+        databases=sessions.ask_named_primaries(read_facts),
+        extension_rows=extension_rows,
+        fleet_id=plan.selection.fleet_id,
+        global_id_form=sessions.fleet.global_id,
+        baseline=tuple(sessions.identities.values()),
+        groups={node: tuple(table.group for table in tables) for node, tables in plan.tables.items()},
+        base=dict(base.positions),
+        copied=(*copied, *server_globals),
+        lists=lists,
+        roles=sessions.ask_primaries(read_roles),
+        rules=plan.selection.rules,
+        tables={shard: tuple(states.values()) for shard, states in plan.states.items()},
+        fingerprints=plan.fingerprints,
+    )
 
 
 def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
@@ -38,7 +379,6 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             operation, slot = context.operation, slot_name(context.operation.id)
             spark.begin(context.executor_needs, progress)
             progress.reached(CrashPoint.SPARK_BEGUN)
-            from cutline.snapshots.create.full_attempt import take_full
 
             with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
                 commit = take_full(context, plan, spark, progress, began)

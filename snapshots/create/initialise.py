@@ -6,25 +6,23 @@ import shlex
 from dataclasses import dataclass
 
 from cutline.fleet.config import Fleet, GroupRules
-from cutline.fleet.label import own_label
 from cutline.fleet.nodes.baseline import NodeIdentity
 from cutline.fleet.nodes.collation_versions import note_collation_versions
 from cutline.fleet.nodes.lock import lock_fleet
-from cutline.fleet.nodes.preconditions import find_node_problems
-from cutline.fleet.nodes.privileges import find_catalog_problems
-from cutline.fleet.nodes.problems import GRANT, NodeProblem, refuse_unfit
+from cutline.fleet.nodes.preconditions import find_node_problems, find_session_problems
+from cutline.fleet.nodes.problems import GRANT, NodeProblem, find_catalog_problems, refuse_unfit
 from cutline.fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
-from cutline.fleet.nodes.session_kinds import find_session_problems
 from cutline.fleet.nodes.sessions import Sessions, open_sessions
+from cutline.fleet.own_process import own_label
 from cutline.fleet.programs.clients import check_programs
 from cutline.fleet.programs.wheel import wheel_bin_directory
 from cutline.fleet.progress import Progress
-from cutline.fleet.read_only.freezable import find_freeze_problems
+from cutline.fleet.read_only.frozen import find_freeze_problems
 from cutline.fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
 from cutline.fleet.tables.privileges import find_large_object_problems, find_table_problems
 from cutline.fleet.tables.publications import check_admissible, ensure_publications
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
-from cutline.snapshots.ddl.fingerprint import PUBLIC_CATALOGS
+from cutline.snapshots.ddl.database_facts import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
 from cutline.snapshots.operations.slot_guard import note_unknown_slots
 from cutline.snapshots.records.store_identity import StoreIdentity, ensure_identity, read_identity

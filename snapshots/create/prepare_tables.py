@@ -1,4 +1,4 @@
-"""Prepare the tables for a cut: find what DDL changed, publish new tables, copy those that can't be converted.
+"""Prepare the tables for a cut: find what DDL changed, publish new tables, copy those that need it.
 
 None of it counts until a commit lists it. A slot that is left behind is dropped when the operation is undone or
 settled.
@@ -6,22 +6,26 @@ settled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+from msgspec import structs
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.nodes.sessions import Sessions, in_parallel
 from cutline.fleet.progress import Progress
-from cutline.snapshots.base_copy.copy_plan import TableSource
+from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
-from cutline.snapshots.base_copy.copy_tables import copy_tables
-from cutline.snapshots.base_copy.destination import CopyDestination
-from cutline.snapshots.create.chain_state import ChainState
-from cutline.snapshots.create.context import CreateContext
+from cutline.snapshots.base_copy.copy_tables import TableSource, copy_tables
+from cutline.snapshots.create.context import ChainState, CreateContext
+from cutline.snapshots.create.make_cut import ArchivedCut
 from cutline.snapshots.ddl.attempts import ChangedError
+from cutline.snapshots.ddl.dump import read_roles, store_ddl
 from cutline.snapshots.ddl.table_changes import (
     DdlPlan,
+    KnownTables,
     NodeTables,
     add_to_publications,
     plan_ddl,
@@ -29,7 +33,10 @@ from cutline.snapshots.ddl.table_changes import (
     report_changes,
 )
 from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.records.stored_object import NamedObject
+from cutline.snapshots.operations.object_lists import split_entries
+from cutline.snapshots.operations.operation import Operation
+from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, StoredObject
+from cutline.snapshots.records.documents import ddl_prefix
 from cutline.snapshots.tasks.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import archive_prefix, last_number, segment_key
@@ -139,3 +146,81 @@ def _copy_tables(
         positions = {node: exported.position for node, exported in slots.items()}
     drop_copy_slots(nodes, slot, progress)
     return PreparedTables(plan, prepared.last_segments, tuple(entries), positions)
+
+
+T = TypeVar("T")
+
+
+def collect_definition_changes(
+    context: CreateContext, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut, progress: Progress
+) -> DefinitionChanges | None:
+    """What differs from the last commit (`known`); None if nothing. Dumps the DDL of the shards where it changed."""
+    sessions, plan = context.sessions, prepared.plan
+    dumped = [shard for shard, fingerprint in plan.fingerprints.items() if fingerprint != known.fingerprints[shard]]
+    copied, lists = split_entries(prepared.entries)
+    ddl = _dump_ddl(context.store, sessions, context.operation, dumped, progress)
+    roles = sessions.ask_primaries(read_roles) if dumped else {}
+    states = {
+        shard: tuple(state for name, state in one.states.items() if known.states[shard].get(name) != state)
+        for shard, one in plan.shards.items()
+    }
+    changes = DefinitionChanges(
+        groups=_drop_empty(
+            {shard: tuple(one.table.group for one in shard_plan.changed) for shard, shard_plan in plan.shards.items()}
+        ),
+        gone=_drop_empty({shard: shard_plan.gone for shard, shard_plan in plan.shards.items()}),
+        successions=_drop_empty({shard: shard_plan.successions for shard, shard_plan in plan.shards.items()}),
+        begun=_drop_empty(_first_positions(prepared, cut, sessions.nodes)),
+        tables=_drop_empty(states),
+        objects=(*copied, *ddl),
+        lists=lists,
+        roles={shard: roles[shard] for shard in dumped},
+        fingerprints={shard: plan.fingerprints[shard] for shard in dumped},
+    )
+    return None if changes == DefinitionChanges() else changes
+
+
+def with_objects(changes: DefinitionChanges | None, objects: Sequence[StoredObject]) -> DefinitionChanges | None:
+    """The changes of a commit that also lists these objects, which belong to no definition."""
+    if not objects:
+        return changes
+    changes = changes or DefinitionChanges()
+    return structs.replace(changes, objects=(*changes.objects, *objects))
+
+
+def _drop_empty(values: Mapping[str, T]) -> dict[str, T]:
+    return {name: value for name, value in values.items() if value}
+
+
+def _first_positions(prepared: PreparedTables, cut: ArchivedCut, nodes: Iterable[Node]) -> dict[str, dict[int, Lsn]]:
+    """The position from which the changes of each new definition count, by node and number."""
+    begun: dict[str, dict[int, Lsn]] = {node.id: {} for node in nodes}
+    for node in nodes:
+        archived = cut.archived[node.id]
+        for one in prepared.plan.shards[node.shard].changed:
+            number = one.table.group.number
+            if one.after is None:
+                begun[node.id][number] = prepared.positions[node.id]
+            else:
+                first = [segment.first_changes[number] for segment in archived if number in segment.first_changes]
+                begun[node.id][number] = min(first, default=cut.record.of(node.shard).position)
+    return begun
+
+
+def _dump_ddl(
+    store: ObjectStore, sessions: Sessions, operation: Operation, shards: Sequence[str], progress: Progress
+) -> list[StoredObject]:
+    """Dump and store the current DDL of these shards."""
+    if not shards:
+        return []
+    progress.step("dump DDL", total=len(shards), unit="nodes")
+
+    def dump(shard: str) -> list[StoredObject]:
+        prefix = ddl_prefix(operation.snapshot, shard, operation.id)
+        stored = store_ddl(store, sessions.fleet.node(shard), prefix, None, sessions.watch)
+        progress.advance(1)
+        return stored
+
+    dumped = [stored for objects in in_parallel(dump, shards, sessions.watch.end_all) for stored in objects]
+    progress.reached(CrashPoint.DDL_STORED)
+    return dumped

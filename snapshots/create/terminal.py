@@ -33,8 +33,7 @@ from cutline.fleet.read_only.frozen import freeze, read_frozen
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.operations.exclusive import check_exclusive
-from cutline.snapshots.operations.operation import Operation
+from cutline.snapshots.operations.operation import Operation, check_exclusive
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.drain_task import DrainTask

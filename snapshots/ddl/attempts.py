@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import psycopg
 
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.nodes.connections import CopyError
 from cutline.fleet.programs.wheel import ProgramFailedError
 from cutline.fleet.progress import Progress

@@ -6,8 +6,13 @@ import os
 import socket
 
 from cutline.snapshots.executors.build import build_digest
-from cutline.snapshots.executors.failures import ExecutorTaskError, of_executor
-from cutline.snapshots.executors.needs import ExecutorNeeds, ExecutorUnfitError, check_shared
+from cutline.snapshots.executors.needs import (
+    ExecutorNeeds,
+    ExecutorTaskError,
+    ExecutorUnfitError,
+    check_shared,
+    of_executor,
+)
 from cutline.storage.errors import SnapshotError
 
 INSTALL = (

@@ -18,7 +18,7 @@ from cutline.snapshots.fold.base_sources import BaseCursor, BaseSources
 from cutline.snapshots.fold.changed_keys import Keys
 from cutline.snapshots.fold.long_lines import PLACE_FIELD, line_names, read_with_places, with_stand_ins
 from cutline.snapshots.fold.sources import BaseSource, problem_row
-from cutline.snapshots.tasks.dealing import cores_of
+from cutline.snapshots.tasks.spark_jobs import cores_of
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
 

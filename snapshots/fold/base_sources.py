@@ -19,7 +19,7 @@ import numpy as np
 from cutline.columns.bytes_column import Ints
 from cutline.snapshots.fold.schema_at_cut import SchemaMapping
 from cutline.snapshots.fold.sources import BaseSource, Source
-from cutline.snapshots.records.stored_object import LostList, ObjectList, StoredObject, listed_objects
+from cutline.snapshots.records.commit import LostList, ObjectList, StoredObject, listed_objects
 
 # Of lists that are expanded at a time: 16 of 10,000 objects with rows of one table, which take 100 MB then.
 EXPANDED_BYTES_MAX = 48 << 20

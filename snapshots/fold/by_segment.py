@@ -23,8 +23,7 @@ from cutline.snapshots.fold.find_sources import Sources
 from cutline.snapshots.fold.local import last_changes
 from cutline.snapshots.fold.sources import SegmentSource, filter_effective, read_at_cut
 from cutline.snapshots.fold.superseding import last_of_every_key
-from cutline.snapshots.tasks.dealing import Dealing
-from cutline.snapshots.tasks.spark_jobs import run_tasks
+from cutline.snapshots.tasks.spark_jobs import Dealing, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segment_schema import DELETE, SEGMENT_SCHEMA

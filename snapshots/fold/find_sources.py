@@ -11,7 +11,7 @@ from cutline.snapshots.fold.base_sources import BaseForm, BasePart, BaseSources,
 from cutline.snapshots.fold.schema_at_cut import mapping_to_cut
 from cutline.snapshots.fold.sources import SegmentSource, Source, numbers_of, read_at_cut
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.stored_object import ObjectList, StoredObject
+from cutline.snapshots.records.commit import ObjectList, StoredObject
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA, TRUNCATE
 

@@ -27,17 +27,16 @@ import zstandard
 from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.nodes.connections import refuse_views
 from cutline.fleet.nodes.encodings import RAW, fetch_texts
-from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.server_errors import shorten_message
 from cutline.fleet.nodes.sessions import Sessions, in_parallel
 from cutline.fleet.record import from_json, to_builtins
 from cutline.fleet.tables.left_out import WHY, LeftOut, LeftOutKind
 from cutline.fleet.tables.names import TABLE_NAME, is_included, table_name
 from cutline.snapshots.operations.operation import Operation
-from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commit import EXTENSION_ROWS, Commit, StoredObject
 from cutline.snapshots.records.compressed import decompress
+from cutline.snapshots.records.documents import ddl_prefix
 from cutline.snapshots.records.extension_rows import ExtensionRows, ExtensionSequence, ExtensionTable
-from cutline.snapshots.records.keys import ddl_prefix
-from cutline.snapshots.records.stored_object import EXTENSION_ROWS, StoredObject
 from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed

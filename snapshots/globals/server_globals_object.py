@@ -20,9 +20,9 @@ from cutline.fleet.progress import Progress
 from cutline.fleet.record import from_json, to_builtins
 from cutline.snapshots.operations.operation import Operation
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import GLOBALS, DatabaseSetting, StoredObject
 from cutline.snapshots.records.compressed import decompress
-from cutline.snapshots.records.database_facts import DatabaseSetting
-from cutline.snapshots.records.keys import ddl_prefix
+from cutline.snapshots.records.documents import ddl_prefix
 from cutline.snapshots.records.server_globals import (
     ParameterPrivilege,
     RoleMembership,
@@ -30,7 +30,6 @@ from cutline.snapshots.records.server_globals import (
     ServerRole,
     ServerTablespace,
 )
-from cutline.snapshots.records.stored_object import GLOBALS, StoredObject
 from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed

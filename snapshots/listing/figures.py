@@ -1,25 +1,180 @@
-"""Figures of snapshots over time: what `report` and `show --timeline` draw. All of it is in commits and outcomes."""
+"""Figures of snapshots and operations over time: what `report` and `show --timeline` draw."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain, pairwise
+from statistics import median
 
 from cutline.fleet.config import Fleet
-from cutline.snapshots.listing.entry import BROKEN, ENDED, LOST, Entry
-from cutline.snapshots.listing.gaps import Gaps, RestorePlace, find_gaps
-from cutline.snapshots.listing.listing import SnapshotDetails, read_entry
-from cutline.snapshots.listing.operation_figures import OperationFigures, read_operation_figures
+from cutline.snapshots.activity.ended_operations import (
+    Ended,
+    EndedCheck,
+    checks_of,
+    list_ended,
+    operation_kind,
+    read_batches,
+)
+from cutline.snapshots.listing.listing import BROKEN, ENDED, LOST, Entry, SnapshotDetails, read_entry
+from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.chains import SnapshotMissingError, cut_time, read_chain, snapshot_names
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.commits import SnapshotMissingError, snapshot_names
-from cutline.snapshots.records.cut_times import cut_time
 from cutline.snapshots.records.store_identity import StoreIdentity, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.safe_time import node_time
+
+# A span is a gap if it is longer than so many times the median. Of fewer spans no median is usual.
+GAP_FACTOR, SPANS_MIN = 3, 3
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlace:
+    """Where one can restore to: a commit and when its cut was made.
+
+    `ended` says why its chain can't be continued after it; "" for all others.
+    """
+
+    snapshot: str
+    increment: int
+    at: datetime
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A span without a restore point: after one, before the next (None: until now). `why` is "" if it is only long."""
+
+    after: RestorePlace
+    before: RestorePlace | None
+    until: datetime
+    why: str
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return (self.until - self.after.at).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The gaps, the oldest first, and the median span in seconds; None if there are too few."""
+
+    median_seconds: float | None
+    found: tuple[Gap, ...]
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """A longer span is a gap."""
+        return None if self.median_seconds is None else GAP_FACTOR * self.median_seconds
+
+
+def find_gaps(places: Iterable[RestorePlace], now: datetime) -> Gaps:
+    """The spans between neighbours that are longer than usual, or in which a chain ended and the next began.
+
+    The newest place and `now` are neighbours, too, but that span does not count for the median: it still grows.
+    """
+    ordered = sorted(places, key=lambda one: (one.at, one.snapshot, one.increment))
+    pairs = list(pairwise(ordered))
+    spans = [(before.at - after.at).total_seconds() for after, before in pairs]
+    usual = median(spans) if len(spans) >= SPANS_MIN else None
+    candidates = [Gap(after, before, before.at, after.ended) for after, before in pairs]
+    candidates += [Gap(newest, None, now, newest.ended) for newest in ordered[-1:]]
+    found = Gaps(usual, ())
+    limit = found.limit_seconds
+    return Gaps(usual, tuple(one for one in candidates if one.why or (limit is not None and one.seconds > limit)))
+
+
+# So many of the newest are read of operations without an intent (checks, gc, prunes), and of those with one that have
+# committed no increment; what each of them says is one or two reads. A watch takes thousands of increments between two
+# checks: of those the newest are a sample.
+OPERATIONS_MAX, INCREMENTS_MAX = 1000, 200
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFigures:
+    """A phase of all operations of one kind that have it: how many, and how long it took."""
+
+    kind: str
+    phase: str
+    operations: int
+    mean_seconds: float
+    longest_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OperationFigures:
+    """The figures of `read` operations; if they `are_all`, no other one has ended that counts.
+
+    `untimed` counts those that are done and whose phases were not recorded. `checks` are the newest first.
+    """
+
+    read: int = 0
+    are_all: bool = True
+    untimed: int = 0
+    phases: tuple[PhaseFigures, ...] = ()
+    checks: tuple[EndedCheck, ...] = ()
+
+
+def read_operation_figures(
+    store: ObjectStore,
+    snapshot: str | None = None,
+    *,
+    increments: Collection[str] = (),
+    others: Collection[str] = (),
+) -> OperationFigures:
+    """Read the newest operations that have ended, and collect the figures of one snapshot, or of all.
+
+    `increments` are the operations that have committed increments; of one snapshot only its own, and `others` those
+    of others, which are not read.
+    """
+    documents, own, not_read = document_names(store), frozenset(increments), frozenset(others)
+    with_intent = [one for one in list_ended(documents, has_intent=True) if one not in not_read]
+    classes = (
+        (OPERATIONS_MAX, list_ended(documents, has_intent=False)),
+        (OPERATIONS_MAX, [one for one in with_intent if one not in own]),
+        (INCREMENTS_MAX, [one for one in with_intent if one in own]),
+    )
+    newest = sorted((one for count, ids in classes for one in ids[:count]), reverse=True)
+    found = chain.from_iterable(read_batches(store, documents, newest))
+    return collect_operations(found, snapshot, are_all=all(len(ids) <= count for count, ids in classes))
+
+
+def collect_operations(
+    ended: Iterable[Ended], snapshot: str | None = None, *, are_all: bool = True
+) -> OperationFigures:
+    """The figures of operations, the newest first: of one snapshot, or of all."""
+    found = list(ended)
+    own = [one for one in found if one.outcome and one.outcome.state == "done" and snapshot in (None, one.snapshot)]
+    timed = [one for one in own if one.phases]
+    checks = [check for one in found for check in checks_of(one) if snapshot in (None, check.point.snapshot)]
+    return OperationFigures(len(found), are_all, len(own) - len(timed), _phases(timed), tuple(checks))
+
+
+def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
+    """By kind, in the order of the operation that has most of them."""
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for one in sorted(timed, key=lambda one: -len(one.phases)):
+        of_kind, checked = (
+            seconds.setdefault(operation_kind(one.kind, one.increment, one.intent), {}),
+            {point.snapshot for point in one.checked},
+        )
+        own: dict[str, float] = {}
+        for phase, taken in one.phases.items():
+            # A check has a step for each snapshot, named for it.
+            name = "check commits" if phase.removeprefix("check ") in checked else phase
+            own[name] = own.get(name, 0.0) + taken
+        for name, taken in own.items():
+            of_kind.setdefault(name, []).append(taken)
+    return tuple(
+        PhaseFigures(kind, phase, len(taken), sum(taken) / len(taken), max(taken))
+        for kind, phases in sorted(seconds.items())
+        for phase, taken in phases.items()
+    )
+
 
 SECONDS_PER_DAY = 86400.0
 

@@ -1,28 +1,216 @@
-"""List a store: its snapshots and increments according to the commits, without reading any other object."""
+"""List a store: its snapshots and increments according to the commits, without reading any other object.
+
+Nothing else shows that somebody has removed the newest increments of a chain, or a whole snapshot, without Cutline.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 
 from cutline.fleet.config import Fleet
-from cutline.snapshots.activity.checks import NewestChecks, read_checks
-from cutline.snapshots.listing.entry import Entry
-from cutline.snapshots.listing.missing_points import MissingPoint, missing_texts, read_missing
-from cutline.snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
-from cutline.snapshots.operations.recorded import document_names
+from cutline.fleet.messages import restore_command
+from cutline.snapshots.activity.ended_operations import Ended, NewestChecks, list_ended, read_batches, read_checks
+from cutline.snapshots.operations.open_operations import (
+    OpenOperation,
+    document_names,
+    naming_open_operations,
+    read_open_operations,
+)
 from cutline.snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
 from cutline.snapshots.records.chain import Chain, summary_of
-from cutline.snapshots.records.chains import read_chain, read_newest_part, read_readable_part, read_summaries
-from cutline.snapshots.records.commits import SnapshotMissingError, snapshot_names
+from cutline.snapshots.records.chains import (
+    SnapshotMissingError,
+    find_place,
+    increment_label,
+    read_chain,
+    read_newest_part,
+    read_readable_part,
+    read_summaries,
+    snapshot_names,
+)
+from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import read_marks
+from cutline.snapshots.records.lost_chains import LostChain, read_marks
+from cutline.snapshots.records.operation_records import DONE
 from cutline.snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
-from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted
-from cutline.storage.errors import RefusedError
+from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
+from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.retained import RetainedAnswers, RetainedQuery
+from cutline.wal.slots.retained import Retained, RetainedAnswers, RetainedQuery
 from cutline.wal.slots.slots import slot_name
+
+COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended", "only-full"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One snapshot. If its chain can't be read, `problem` says why and `chain` is the part before that, if any.
+
+    `has_damaged_mark`: all of the chain can be read, and `problem` is that of a mark.
+    `lost` is set if the chain was given up and can't be continued; `retained` is the WAL that the nodes keep for it.
+    `is_only_full`: its increments were pruned. `summaries` are of the increments.
+    """
+
+    name: str
+    chain: Chain | None
+    problem: str | None = None
+    has_damaged_mark: bool = False
+    lost: LostChain | None = None
+    retained: tuple[Retained, ...] = ()
+    is_only_full: bool = False
+    summaries: tuple[CommitSummary, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """Broken: a commit is missing, or one that was read is damaged. Lost, ended, only-full: no increment follows.
+
+        Because a node kept too much WAL for it, a command ended it, or its increments were pruned. Ended is also one
+        whose mark is damaged. The objects that the commits list are read by `check` alone.
+        """
+        if self.problem and not self.has_damaged_mark:
+            return BROKEN
+        if self.is_only_full:
+            return ONLY_FULL
+        if self.lost:
+            return ENDED if self.lost.is_planned else LOST
+        return ENDED if self.has_damaged_mark else COMPLETE
+
+    @property
+    def remark(self) -> str:
+        """The explanation of the state for people, "" if it needs none."""
+        pruned = "its increments were pruned, and no others can be added" if self.is_only_full else ""
+        return self.problem or pruned or (self.lost.text if self.lost else "")
+
+
+COMMIT_FILE = re.compile(r"/increments/0*(\d+)(?:\.\d+)?\.json$")
+
+
+def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Chain:
+    """Do as read_chain does; if an increment's commit is damaged or missing, the hint names those before it."""
+    try:
+        return read_chain(store, name, increment)
+    except (ManifestError, SnapshotMissingError) as error:
+        if found := COMMIT_FILE.search(str(error.details.get("object", ""))):
+            last = int(found[1]) - 1
+            with suppress(SnapshotError):
+                read_chain(store, name, last)
+                error.hint += (
+                    f"\nincrements that can still be restored: 0 to {last}; the newest of them:"
+                    f" {restore_command(name)} --increment {last}"
+                )
+        raise
+
+
+# Operations that have committed nothing, or whose commit is gone, are few, unless snapshots were deleted.
+READ_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPoint:
+    """A full snapshot (increment 0) or an increment whose commit file, `key`, is gone."""
+
+    snapshot: str
+    increment: int
+    key: str
+
+
+def missing_texts(missing: Iterable[MissingPoint]) -> list[str]:
+    """A line for each snapshot: what is missing of it, and what to do. They are in the order of their increments."""
+    return [_text_of(name, list(points)) for name, points in groupby(missing, key=lambda one: one.snapshot)]
+
+
+def _text_of(name: str, points: list[MissingPoint]) -> str:
+    first, more = points[0], len(points) - 1
+    others = f" (and those of later increments: {more:,})" if more else ""
+    text = (
+        f"{increment_label(name, first.increment)} was committed, but its commit file is gone from the store{others}:"
+        f" put it back from a copy of the store: {first.key}"
+    )
+    if first.increment:
+        return text
+    return f"{text}   or give the snapshot up, if it is lost for good: snapshot delete {name} --force"
+
+
+def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries: Iterable[Entry]) -> list[MissingPoint]:
+    """What is missing beside these entries, all of the store's, by the newest operations.
+
+    `documents` are those of document_names, listed before the entries were read.
+    """
+    entries = list(entries)
+    committed = committed_by(entries)
+    ids = [one for one in list_ended(documents, has_intent=True) if one not in committed]
+    return find_missing(store, _read(store, documents, ids[:READ_MAX]), entries)
+
+
+def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], entry: Entry) -> list[MissingPoint]:
+    """The increments after the last one of a snapshot, by the operations that began next."""
+    if entry.chain is None:
+        return []
+    second = _second_of(entry.chain.last.operation)
+    ids = sorted(set(list_ended(documents, has_intent=True)) - committed_by([entry]))
+    later = _read(store, documents, [one for one in ids if one >= second][:READ_MAX])
+    return find_missing(store, [one for one in later if one.snapshot == entry.name], [entry])
+
+
+def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[Entry]) -> list[MissingPoint]:
+    """Those of the operations whose restore points are missing, by snapshot and increment.
+
+    The entries, as a listing has them, only spare reads: each commit file is looked for by its key.
+    """
+    by_name = {one.name: one for one in entries}
+    points: dict[str, set[int]] = {}
+    for one in ended:
+        is_done = one.outcome is not None and one.outcome.state == DONE
+        is_commit = one.kind == "create" and one.increment is not None and is_done
+        if is_commit and _may_be_missing(one.id, by_name.get(one.snapshot)):
+            points.setdefault(one.snapshot, set()).add(one.increment or 0)
+    return [one for name in sorted(points) for one in _look_for(store, name, sorted(points[name]))]
+
+
+def committed_by(entries: Iterable[Entry]) -> set[str]:
+    """The operations that have committed the restore points of the entries."""
+    found = set[str]()
+    for one in entries:
+        found |= {one.chain.full.operation} if one.chain else set()
+        found |= {summary.operation for summary in one.summaries}
+    return found
+
+
+def _may_be_missing(operation: str, entry: Entry | None) -> bool:
+    if entry is None:
+        return True
+    # What is wrong with a chain that can't be read is its problem; a damaged mark may be that of pruned increments.
+    if entry.chain is None or entry.problem:
+        return False
+    # Ids of different seconds sort by time: operations before the full snapshot's worked on another one of that name.
+    return operation >= _second_of(entry.chain.full.operation)
+
+
+def _look_for(store: ObjectStore, name: str, increments: Iterable[int]) -> Iterator[MissingPoint]:
+    # What can't be read is there, whatever it says.
+    with suppress(ManifestError):
+        if is_deleted(store, name):
+            return
+        is_pruned = is_only_full(store, name)
+        for increment in increments:
+            if increment and is_pruned:
+                return
+            with suppress(ManifestError):
+                place = find_place(store, name, increment)
+                if place.commit is None:
+                    yield MissingPoint(name, increment, place.key)
+
+
+def _second_of(operation: str) -> str:
+    return operation.rpartition("-")[0]
+
+
+def _read(store: ObjectStore, documents: Mapping[str, Set[str]], operations: Sequence[str]) -> Iterable[Ended]:
+    return chain.from_iterable(read_batches(store, documents, operations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +335,21 @@ def show_snapshot(fleet: Fleet, name: str, increment: int | None = None) -> Snap
         chain = read_chain(store, name, increment)
     check_of_fleet(chain, identity)
     return SnapshotDetails(entry_of(store, chain), chain, open_operations)
+
+
+def find_doubts(
+    store: ObjectStore, documents: Mapping[str, Set[str]], chain: Chain, *, is_newest: bool
+) -> tuple[str, ...]:
+    """Conflicts that a check has found; and, if the chain `is_newest`, later increments whose commit files are gone.
+
+    `documents` are those of document_names, listed before the chain was read. Raises what read_summaries raises.
+    """
+    missing = read_missing_after(store, documents, entry_of(store, chain)) if is_newest else []
+    found = missing_texts(missing)
+    checks = read_checks(store, documents, {chain.name})
+    if standing := checks.standing_conflicts(chain.name, chain.last.increment + 1):
+        found.append(
+            f"a check up to increment {standing.point.increment} of {chain.name}, which ended at {standing.ended_at},"
+            f" has found conflicts; to see whether this is concerned: snapshot check {chain.name} --increment N"
+        )
+    return tuple(found)

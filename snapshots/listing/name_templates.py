@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from cutline.fleet.config import Fleet
-from cutline.snapshots.operations.recorded import open_operation_ids
-from cutline.snapshots.records.commits import SnapshotMissingError, check_name, snapshot_names
+from cutline.snapshots.operations.open_operations import open_operation_ids
+from cutline.snapshots.records.chains import SnapshotMissingError, check_name, snapshot_names
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import read_intent
 from cutline.snapshots.records.store_identity import read_identity

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cutline.snapshots.activity.kinds import DRILL, FULL, INCREMENT, ONLY_CUT, RESTORE
+from cutline.snapshots.activity.ended_operations import DRILL, FULL, INCREMENT, ONLY_CUT, RESTORE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,56 @@
-"""The endpoint `/metrics` of a process that runs for long: it serves what was gathered last, and gathers nothing."""
+"""The endpoint `/metrics` of a process that runs for long, and the text that Prometheus reads there."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cutline.fleet.config import ListenAddress
+from cutline.snapshots.metrics.catalog import FLEET, Metric, Sample
 from cutline.storage.errors import RefusedError
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+
+
+@dataclass(frozen=True, slots=True)
+class _Collector:
+    """What the client library asks for the metrics of one fleet."""
+
+    fleet: str
+    samples: tuple[Sample, ...]
+
+    def collect(self) -> Iterator[Family]:
+        """Yield every metric once, with all its samples."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        by_metric: dict[Metric, list[Sample]] = {}
+        for one in self.samples:
+            by_metric.setdefault(one.metric, []).append(one)
+        for metric, found in by_metric.items():
+            family = GaugeMetricFamily(metric.name, metric.help, labels=(FLEET, *metric.labels))
+            for one in found:
+                family.add_metric((self.fleet, *one.labels), one.value)
+            yield family
+
+
+def render(fleet: str, samples: Iterable[Sample]) -> bytes:
+    """The samples of a fleet in Prometheus's text format."""
+    # Imported here: commands without metrics need it not.
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(fleet, tuple(samples)))
+    return generate_latest(registry)
+
 
 # A scraper and a probe are expected. Of more connections the oldest are closed: those that ask at once are answered,
 # whatever others do that send nothing.

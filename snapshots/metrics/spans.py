@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress, Reading
-from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.activity import Command
 from cutline.snapshots.operations.operation import code_of, reason_of
 from cutline.storage.errors import RefusedError, redact
 

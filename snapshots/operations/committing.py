@@ -1,27 +1,100 @@
-"""Put a commit: one conditional put.
+"""Put a commit by one conditional put, and decide for good whether an operation whose process is gone committed.
+
+An executor on another machine that has the store's folder on a disk of its own stores everything there, and reports
+that it did.
 
 If the answer to the put is lost, the commit is read back. If that is inconclusive, the result is indeterminate, and the
-next command decides it before it does anything else (snapshots/operations/deciding.py).
+next command decides it before it does anything else (snapshots/operations/committing.py).
+
+A put whose answer was lost may arrive late, and a suspended process may continue. So reading alone is not enough: if
+there is no commit, a *void* is put in its place, by the same conditional put. Exactly one of the two is stored, and the
+second put fails: an operation that was voided can no longer commit (docs/storage.md, "Deciding").
 """
 
 from __future__ import annotations
 
-from cutline.snapshots.records.commit import Commit, Previous, Void
-from cutline.snapshots.records.commit_rules import check_commit
-from cutline.snapshots.records.commits import (
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from cutline.fleet.messages import list_some
+from cutline.snapshots.records.chains import (
     VOID_BYTES_MAX,
     SnapshotExistsError,
     chain_pruned_error,
     commit_key,
     find_place,
     increment_label,
+    operation_of,
     read_turn,
 )
+from cutline.snapshots.records.commit import Commit, Previous, Void
+from cutline.snapshots.records.commit_rules import check_commit
 from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, seal
-from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from cutline.storage.errors import BusyError, IndeterminateError, RefusedError, SnapshotError
-from cutline.storage.store import AnswerLostError, EncryptionIgnoredError, ObjectExistsError, ObjectStore
+from cutline.storage.store import (
+    AnswerLostError,
+    EncryptionIgnoredError,
+    ObjectExistsError,
+    ObjectMissingError,
+    ObjectStore,
+)
 from cutline.storage.storing import INCONCLUSIVE, read_back
+
+NAMED_MAX = 3
+ASKING_THREADS_MAX = 16
+# A listing has up to 1,000 keys in a request, but may be of more keys than those that are asked for.
+LISTED_MIN = 50
+
+
+class ObjectsNotStoredError(RefusedError):
+    """The store lacks objects that were reported as stored; nothing was committed."""
+
+
+def check_stored(store: ObjectStore, sizes: Mapping[str, int]) -> None:
+    """Raise ObjectsNotStoredError unless the store has all these objects, by key, in these sizes (bytes)."""
+    found = listed_sizes(store, sizes)
+    # A listing may be out of date.
+    unsure = [key for key, size in sizes.items() if found.get(key) != size]
+    asked = sizes_of(store, unsure)
+    lacking = [key for key in unsure if asked[key] is None]
+    others = [key for key in unsure if asked[key] not in (None, sizes[key])]
+    if not lacking and not others:
+        return
+    whats = [f"lacks {list_some(lacking, NAMED_MAX)}"] if lacking else []
+    whats += [f"has another size of {list_some(others, NAMED_MAX)}"] if others else []
+    raise ObjectsNotStoredError(
+        f"store {store.url} {' and '.join(whats)}, of {len(sizes)} objects that were reported as stored: nothing is"
+        " committed",
+        hint="executors on other machines need the same store: s3://, or a folder that all machines share under one"
+        " path; then repeat the command",
+        details={"store": store.url, "missing": len(lacking), "other_size": len(others), "objects": len(sizes)},
+    )
+
+
+def listed_sizes(store: ObjectStore, keys: Iterable[str]) -> dict[str, int]:
+    """The sizes in bytes of the objects in folders of which many keys are asked for, from listings."""
+    folders: dict[str, int] = {}
+    for key in keys:
+        folder = key.rpartition("/")[0]
+        folders[folder] = folders.get(folder, 0) + 1
+    wanted = [folder for folder, count in folders.items() if count >= LISTED_MIN]
+    return {one.key: one.size for folder in wanted for one in store.inventory(folder)}
+
+
+def sizes_of(store: ObjectStore, keys: Iterable[str]) -> dict[str, int | None]:
+    """The size in bytes of each object, by key; None if there is none. One request for each, several at a time."""
+
+    def ask(key: str) -> int | None:
+        try:
+            return store.size(key)
+        except ObjectMissingError:
+            return None
+
+    keys = list(keys)
+    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+        return dict(zip(keys, threads.map(ask, keys), strict=True))
 
 
 class OperationSettledError(BusyError):
@@ -119,3 +192,56 @@ def _name_taken_error(commit: Commit) -> SnapshotExistsError:
         hint="this operation committed nothing; run: snapshot list",
         details={"snapshot": commit.snapshot, "increment": commit.increment},
     )
+
+
+class UndecidedError(IndeterminateError):
+    """It is not known whether an earlier operation has committed, and it can't be decided now."""
+
+
+def has_committed(store: ObjectStore, intent: Intent) -> bool:
+    """Whether the operation's commit is in the store now. Changes nothing, so a late put may still store it."""
+    if intent.kind != "create" or is_deleted(store, intent.snapshot):
+        return False
+    try:
+        return operation_of(store, key_of(intent)) == intent.operation
+    except ObjectMissingError:
+        return False
+
+
+def decide(store: ObjectStore, intent: Intent) -> bool:
+    """Return whether the operation has committed; if it has not, it never will.
+
+    Raises UndecidedError if the store's answers are lost, ManifestError if the stored document can't be read.
+    """
+    if intent.kind != "create" or is_deleted(store, intent.snapshot):
+        # An object that arrives in a deleted snapshot is garbage.
+        return False
+    if has_committed(store, intent):
+        return True
+    key = key_of(intent)
+    try:
+        store.create(key, _void(intent))
+    except ObjectExistsError:
+        return operation_of(store, key) == intent.operation
+    except AnswerLostError as error:
+        is_committed = read_back(lambda: operation_of(store, key) == intent.operation)
+        if is_committed is None:
+            raise UndecidedError(
+                f"it is not known whether operation {intent.operation} has committed: the store's answers were lost",
+                hint="repeat the command once the store answers: it decides this operation first",
+                details={"operation": intent.operation, "object": key},
+            ) from error
+        return is_committed
+    return False
+
+
+def key_of(intent: Intent) -> str:
+    """The key of the commit file that a create writes."""
+    return commit_key(intent.snapshot, intent.increment, intent.turn)
+
+
+def _void(intent: Intent) -> bytes:
+    body = seal(Void(intent.snapshot, intent.increment, intent.operation))
+    if len(body) > VOID_BYTES_MAX:
+        raise RuntimeError(f"a void of {len(body)} bytes would be taken for a commit")
+    return body

@@ -17,22 +17,21 @@ from datetime import datetime, timedelta
 
 from msgspec import UNSET, UnsetType, structs
 
-from cutline.fleet.label import own_label, read_label
-from cutline.fleet.own_process import own_process
+from cutline.fleet.own_process import own_label, own_process, read_label
 from cutline.fleet.progress import Progress, Reading
 from cutline.fleet.record import Time
+from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
-from cutline.snapshots.operations.recorded import read_open_intents
-from cutline.snapshots.records.commits import increments_pruned_error
+from cutline.snapshots.records.chains import increments_pruned_error
 from cutline.snapshots.records.documents import checking
 from cutline.snapshots.records.operation_records import (
     Intent,
     LeaseRenewal,
+    RestoreFigures,
     operation_key,
     read_renewal,
     write_operation_record,
 )
-from cutline.snapshots.records.restore_figures import RestoreFigures
 from cutline.snapshots.records.tombstones import check_not_deleted, is_known_only_full
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cutline.fleet.nodes.baseline import NodeIdentity
-from cutline.snapshots.records.baseline_record import BaselineRecord, RecordedPrimary, baseline_key
-from cutline.snapshots.records.commits import read_full, snapshot_names
+from cutline.snapshots.records.chains import read_full, snapshot_names
 from cutline.snapshots.records.documents import read_document, seal
+from cutline.snapshots.records.store_identity import BaselineRecord, RecordedPrimary, baseline_key
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError
 from cutline.storage.ids import new_operation_id

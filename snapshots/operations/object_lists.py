@@ -18,17 +18,15 @@ from typing import TypeVar
 from msgspec import structs
 
 from cutline.fleet.progress import Progress
+from cutline.snapshots.operations.committing import check_stored
 from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.operations.stored_objects import check_stored
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot
-from cutline.snapshots.records.commits import commit_key
-from cutline.snapshots.records.definition_rules import check_distinct
-from cutline.snapshots.records.documents import check_about, checking, parse_document, seal, unseal
-from cutline.snapshots.records.keys import list_prefix
-from cutline.snapshots.records.part_rules import check_listed
-from cutline.snapshots.records.stored_object import (
+from cutline.snapshots.records.chains import commit_key
+from cutline.snapshots.records.commit import (
     WITHOUT_ROWS,
+    Commit,
+    DefinitionChanges,
+    FullSnapshot,
     ListedObjects,
     LostList,
     NamedObject,
@@ -37,6 +35,8 @@ from cutline.snapshots.records.stored_object import (
     StoredObject,
     compress_content,
 )
+from cutline.snapshots.records.commit_rules import check_distinct, check_listed
+from cutline.snapshots.records.documents import check_about, checking, list_prefix, parse_document, seal, unseal
 from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed

@@ -1,7 +1,13 @@
-"""Operations: an intent before anything is changed, an outcome at the end.
+"""Operations: the fleet's lock, an intent before anything is changed, an outcome at the end.
 
 An operation without an outcome died, or lost the answer to its commit. The next operation that holds the fleet's lock
-settles it: it decides whether the commit exists (snapshots/operations/deciding.py), and if not, removes what is left.
+settles it: it decides whether the commit exists (snapshots/operations/committing.py), and if not, removes what is left.
+
+A restore that was suspended, and the command that ends it in its place, may both put a decision. Exactly one is stored.
+A restore publishes only if that is the decision; one that is undone after it gets its old databases back.
+
+The sessions that hold the lock are asked right before the commit is put. So a command that was cut off from the
+fleet for a while can't commit after another one has continued without it.
 """
 
 from __future__ import annotations
@@ -13,28 +19,32 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from cutline.fleet.label import own_label
-from cutline.fleet.own_process import own_process
-from cutline.fleet.progress import Progress, Reading, Silent
+from cutline.fleet.nodes.lock import FleetBusyError, FleetLock, lock_fleet
+from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.own_process import own_label, own_process
+from cutline.fleet.progress import Progress, Reading, Silent, StepTimes
 from cutline.fleet.record import Time
-from cutline.fleet.step_times import StepTimes
-from cutline.snapshots.operations.committing import put_commit
-from cutline.snapshots.operations.deciding import decide
+from cutline.snapshots.operations.committing import UndecidedError, decide, operation_settled_error, put_commit
+from cutline.snapshots.operations.majority import claim_majority
+from cutline.snapshots.operations.open_operations import is_open, read_open_intents
+from cutline.snapshots.records.chains import increment_label
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.commits import increment_label
 from cutline.snapshots.records.operation_records import (
     DONE,
     FAILED,
+    Decision,
     Failure,
     Intent,
     Outcome,
+    RestoreFigures,
+    read_decision,
     write_operation_record,
 )
-from cutline.snapshots.records.restore_figures import RestoreFigures
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import IndeterminateError, SnapshotError, StoppedError, UnreachableError, find_behind
 from cutline.storage.ids import new_operation_id
 from cutline.storage.store import ObjectExistsError, ObjectStore
+from cutline.storage.storing import StoreAnswersLostError
 from cutline.storage.used_up import find_used_up
 from cutline.wal.segments.own_store import StoreGoneError
 
@@ -212,3 +222,88 @@ def record_outcome(
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)
+
+
+PUBLISH: Literal["publish"] = "publish"
+ABANDON: Literal["abandon"] = "abandon"
+
+
+def decide_restore(store: ObjectStore, intent: Intent, decision: Literal["publish", "abandon"]) -> str:
+    """Store the decision unless there is one; return the decision that counts.
+
+    Raises UndecidedError if the store's answers are lost.
+    """
+    ours = Decision(
+        operation=intent.operation,
+        decision=decision,
+        by=own_label(intent.kind, intent.snapshot),
+        decided_at=current_time(),
+    )
+    try:
+        write_operation_record(store, "decision", ours)
+    except ObjectExistsError:
+        stored = read_decision(store, intent.operation)
+        return stored.decision if stored else decision
+    except StoreAnswersLostError as error:
+        raise UndecidedError(
+            f"it is not known whether operation {intent.operation} was decided: the store's answers were lost",
+            hint="once the store answers, repeat the restore with --resume, or with --abandon",
+            details={"operation": intent.operation},
+        ) from error
+    return decision
+
+
+def is_publishing(store: ObjectStore, operation: str) -> bool:
+    """Whether a restore has decided to publish: from then on it only goes forward. Raises ManifestError."""
+    decision = read_decision(store, operation)
+    return decision is not None and decision.decision == PUBLISH
+
+
+def list_decided(store: ObjectStore) -> list[str]:
+    """The restores that were decided, the newest first. Only restores store a decision."""
+    keys = store.list("operations")
+    return sorted((key.split("/")[1] for key in keys if key.endswith("/decision.json")), reverse=True)
+
+
+# The length of a time's text down to the second.
+SECOND = len("2026-11-20T11:02:03")
+
+
+@contextmanager
+def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: str) -> Iterator[FleetLock]:
+    """Lock the fleet, and check that the locked primaries are more than half of the recorded primaries.
+
+    Raises FleetBusyError naming the holder, MajorityMissingError and OtherServersError.
+    """
+    try:
+        with lock_fleet(sessions, sessions.fleet.name, own_label(command, snapshot)) as lock:
+            claim_majority(store, {node: sessions.identities[node] for node in lock.granted})
+            yield lock
+    except FleetBusyError as error:
+        error.details.setdefault("operation", _operation_of(store, error))
+        raise
+
+
+def check_exclusive(lock: FleetLock, store: ObjectStore, operation: Operation) -> None:
+    """Raise unless the operation still holds the fleet and nobody settled it as dead. Call it right before the commit.
+
+    Raises FleetLockLostError, OperationSettledError.
+    """
+    lock.check_held()
+    if lock.retaken and not is_open(store, operation.id):
+        raise operation_settled_error(operation.id)
+
+
+def _operation_of(store: ObjectStore, error: FleetBusyError) -> str | None:
+    """The id of the holder's operation: the newest open one for its snapshot. None if it has stored no intent yet."""
+    name = error.details.get("snapshot")
+    if not isinstance(name, str):
+        return None
+    try:
+        since = str(error.details.get("since"))[:SECOND]
+        candidates = [
+            one for one in read_open_intents(store) if one.snapshot == name and one.began_at[:SECOND] >= since
+        ]
+    except SnapshotError:
+        return None
+    return candidates[-1].id if candidates else None

@@ -1,4 +1,11 @@
-"""The slot guard: retained WAL is bounded on every node (docs/architecture.md, invariant 9).
+"""The slots of operations: which create made one, and how much WAL nodes may retain for it (invariant 9).
+
+The exception: past a node's limit on retained WAL, the slot guard drops a slot that is named as Cutline's in any case
+(snapshots/operations/slot_guard.py).
+
+What a document says never decides which slot is dropped: somebody who can write to the store could name a slot of an
+application, or of another store's chain. The names of slots derive from the ids of operations, in lower case, so that
+two ids can have the same slot: then one of them was planted, and neither is believed.
 
 A node's limit protects its disk, so it holds for every chain, including the one that is being continued. A chain past
 the limit is first marked lost in the store, and then its slots are dropped. A process that dies between the two leaves
@@ -11,21 +18,55 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from msgspec import UNSET
+
 from cutline.fleet.nodes.sessions import Sessions
 from cutline.fleet.progress import Progress
-from cutline.fleet.sizes import size_text
-from cutline.snapshots.operations.deciding import has_committed
+from cutline.fleet.units import size_text
+from cutline.snapshots.operations.committing import has_committed
+from cutline.snapshots.operations.open_operations import has_failed
 from cutline.snapshots.operations.operation import current_time
-from cutline.snapshots.operations.recorded import has_failed
-from cutline.snapshots.operations.slot_owners import read_slot_owners
-from cutline.snapshots.records.commits import increment_numbers, listed_numbers
+from cutline.snapshots.records.chains import increment_numbers, listed_numbers
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, mark_lost
-from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.operation_records import Intent, read_intent
+from cutline.snapshots.records.store_identity import read_fleet_id
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.slots.retained import Retained, RetainedAnswers, query_retained, read_retained
-from cutline.wal.slots.slots import COPY_SUFFIX, drop_slots
+from cutline.wal.slots.slots import COPY_SUFFIX, drop_slots, slot_name
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOwners:
+    """The ids of the store's operations, by the slot that a create of that id makes."""
+
+    store: ObjectStore
+    ids: dict[str, list[str]]
+
+    def owner_of(self, slot: str) -> Intent | None:
+        """The create that made the slot; None if this store does not know it for sure."""
+        ids = self.ids.get(slot, [])
+        if len(ids) != 1:
+            return None
+        try:
+            intent = read_intent(self.store, ids[0])
+        except (ObjectMissingError, ManifestError):
+            return None
+        return None if intent.kind != "create" or is_foreign(self.store, intent) else intent
+
+
+def read_slot_owners(store: ObjectStore) -> SlotOwners:
+    """The owners of all slots, by one listing."""
+    ids: dict[str, list[str]] = {}
+    for operation in store.list_children("operations"):
+        ids.setdefault(slot_name(operation), []).append(operation)
+    return SlotOwners(store, ids)
+
+
+def is_foreign(store: ObjectStore, intent: Intent) -> bool:
+    """Whether the intent names another fleet than the store does: somebody copied it here from another store."""
+    return intent.fleet_id is not UNSET and intent.fleet_id != read_fleet_id(store)
 
 
 @dataclass(frozen=True, slots=True)

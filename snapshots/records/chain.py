@@ -18,18 +18,23 @@ from cutline.fleet.tables.groups import Group
 from cutline.fleet.tables.left_out import LeftOut, LeftOutKind, append_only_of
 from cutline.fleet.tables.table_state import TableState
 from cutline.snapshots.records.commit import (
+    BASE,
     COMMENT_MAX,
+    DDL,
+    GLOBALS,
     SUMMARIZED_MAX,
     ChainHistory,
     Commit,
     CommitSummary,
+    DatabaseFacts,
+    DatabaseProperties,
     DefinitionChanges,
     FullSnapshot,
     Increment,
+    NamedObject,
     Sequence,
+    StoredObject,
 )
-from cutline.snapshots.records.database_facts import DatabaseFacts, DatabaseProperties
-from cutline.snapshots.records.stored_object import BASE, DDL, GLOBALS, NamedObject, StoredObject
 from cutline.wal.segments.archive import Segment, check_contiguous
 
 T = TypeVar("T")

@@ -1,28 +1,191 @@
-"""Commits: the documents that make full snapshots and increments exist.
+"""Commits: the documents that make full snapshots and increments exist, and the types of what they list.
 
 A commit lists every object of its snapshot or increment with size and digest, itself or by *object lists*. It is
 written once, as the last step. An object that no commit lists does not exist for Cutline (docs/architecture.md,
 invariant 1). The types here define the fields of a commit; `commit_rules` checks what types can't express.
+
+One object in the store holds parts of large objects, in the order in which a task read them
+(snapshots/base_copy/large_objects.py). Beside the first part stands the large object's definition, JSON text. A restore
+makes SQL of it, so it is read in one place, strictly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal, TypeAlias
 
+import msgspec
+import zstandard
 from msgspec import UNSET, UnsetType, field
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.nodes.baseline import NodeIdentity
-from cutline.fleet.record import Count, Integer, Record, Seconds, Time
+from cutline.fleet.record import Count, Integer, Record, Seconds, Time, from_json
 from cutline.fleet.tables.groups import Group
-from cutline.fleet.tables.left_out import LeftOut
+from cutline.fleet.tables.left_out import LeftOut, mark_large_objects
 from cutline.fleet.tables.table_state import TableState
-from cutline.snapshots.records.database_facts import DatabaseFacts
-from cutline.snapshots.records.stored_object import NamedObject, ObjectList, StoredObject, listed_objects
+from cutline.snapshots.records.documents import shortened
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.segments.archive import Segment
+
+LIST_FORMAT = "cutline/objects/1"
+BASE = "base"
+# The DDL of a shard: one archive of pg_dump.
+DDL = "archive"
+# What a shard's server has besides its databases (snapshots/records/server_globals.py).
+GLOBALS = "globals"
+# The rows of extensions' configuration tables (snapshots/records/extension_rows.py).
+EXTENSION_ROWS = "extension-rows"
+# Few objects of these kinds belong to a commit, and no rows of groups to them.
+WITHOUT_ROWS = (DDL, GLOBALS, EXTENSION_ROWS)
+# In an object of this kind, `rows` counts under this number the large objects that begin in the object.
+LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
+
+
+class StoredObject(Record, frozen=True):
+    """An object of a base copy, or of what is read of a shard with it; `rows` counts rows by group number."""
+
+    key: str
+    kind: str
+    node: str
+    size: Count
+    digest: str
+    rows: dict[int, Count]
+
+
+class ObjectList(Record, frozen=True):
+    """A commit's entry for an object list.
+
+    `size` and `digest` are the list's own; `objects`, `bytes` and `rows`, by group number, sum up what it lists, all of
+    `kind` and `node`.
+    """
+
+    key: str
+    kind: str
+    node: str
+    size: Count
+    digest: str
+    objects: Count
+    bytes: Count
+    rows: dict[int, Count]
+
+
+class ReadList(ObjectList, frozen=True):
+    """An entry with its list's document, compressed, as `read_lists` returns it. Never stored.
+
+    As objects, what a large fleet's lists list would take ten times the memory.
+    """
+
+    content: bytes = b""
+
+
+class LostList(ObjectList, frozen=True):
+    """An entry whose list can't be read: what is wrong with it, as ObjectDamagedError says it. Never stored."""
+
+    damage: str = ""
+    detail: str = ""
+
+
+class ListedObjects(Record, frozen=True, tag_field="schema", tag=LIST_FORMAT):
+    """An object list: the document that an ObjectList names, stored by `operation`."""
+
+    snapshot: str
+    operation: str
+    objects: tuple[StoredObject, ...]
+
+
+NamedObject: TypeAlias = StoredObject | ObjectList
+
+
+def compress_content(content: bytes) -> bytes:
+    """What a ReadList holds of its list's document."""
+    # The compressor's own bytes have room for what can't be compressed.
+    return bytes(memoryview(zstandard.compress(content)))
+
+
+def listed_objects(one: NamedObject) -> tuple[StoredObject, ...]:
+    """The object itself, or what a list that was read lists, nothing if it is lost; raise RuntimeError if not read."""
+    if isinstance(one, StoredObject):
+        return (one,)
+    if isinstance(one, ReadList):
+        found: ListedObjects = from_json(zstandard.decompress(one.content), ListedObjects)
+        return found.objects
+    if isinstance(one, LostList):
+        return ()
+    raise RuntimeError(f"object list {one.key} was not read")
+
+
+NO_LIMIT = -1
+
+
+class UsedCollation(Record, frozen=True, omit_defaults=True):
+    """A collation that the database uses, or that was created in it.
+
+    `is_own`: the DDL creates it; any other is to be the server's own, of the same name. `provider` is that of
+    pg_collation; `locales` are those that it needs of the machine or of ICU.
+    """
+
+    schema: str
+    name: str
+    provider: str
+    locales: tuple[str, ...]
+    is_own: bool = False
+
+
+class DatabaseSetting(Record, frozen=True, omit_defaults=True):
+    """A setting of the database (ALTER DATABASE … SET), or of `role` in it; `value` is as pg_db_role_setting has it."""
+
+    name: str
+    value: str
+    role: str = ""
+
+
+class DatabasePrivilege(Record, frozen=True, omit_defaults=True):
+    """A privilege on the database; the `grantee` "" is PUBLIC."""
+
+    grantor: str
+    grantee: str
+    privilege: Literal["CREATE", "TEMPORARY", "CONNECT"]
+    with_grant_option: bool = False
+
+
+class SecurityLabel(Record, frozen=True):
+    """A security label of the database."""
+
+    provider: str
+    label: str
+
+
+class DatabaseProperties(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What belongs to a database itself, not to what is in it.
+
+    `tablespace` is "" for pg_default. `privileges` None: those that every new database has.
+    """
+
+    owner: str
+    comment: str | None = None
+    tablespace: str = ""
+    connection_limit: int = NO_LIMIT
+    is_template: bool = False
+    privileges: tuple[DatabasePrivilege, ...] | None = None
+    settings: tuple[DatabaseSetting, ...] = ()
+    labels: tuple[SecurityLabel, ...] = ()
+
+
+class DatabaseFacts(Record, frozen=True, omit_defaults=True):
+    """A shard's database right after the cut: its size, its extensions with their versions, and its collations.
+
+    `lz4_columns`: the columns whose values are compressed by lz4, as `schema.table.column`. Older versions of Cutline
+    stored no `properties`.
+    """
+
+    size_bytes: Count
+    extensions: dict[str, str] = field(default_factory=dict)
+    collations: tuple[UsedCollation, ...] = ()
+    lz4_columns: tuple[str, ...] = ()
+    properties: DatabaseProperties | None = None
+
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
 # A commit summarizes at most so many increments before it: 25 KB without their comments. `list` reads one in so many.
@@ -260,3 +423,64 @@ class Void(Record, frozen=True, tag_field="schema", tag=VOID_FORMAT):
 
 
 Commit: TypeAlias = FullSnapshot | Increment
+
+
+# PostgreSQL's text has no NUL.
+Text = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]
+RoleName = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[^\0]+\Z")]
+
+
+class Grant(Record, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A privilege on a large object, stored as an array; the grantee "" is PUBLIC."""
+
+    grantor: RoleName
+    grantee: Text
+    privilege: Literal["SELECT", "UPDATE"]
+    may_grant: bool
+
+
+class LargeObjectDefinition(Record, frozen=True):
+    """The owner, comment and grants of a large object. `grants` is None if it has the privileges of a new one."""
+
+    owner: RoleName
+    comment: Text | None
+    grants: tuple[Grant, ...] | None
+
+
+def parse_definition(text: str) -> LargeObjectDefinition:
+    """The definition in `text`; raise ValueError if it is none."""
+    try:
+        definition: LargeObjectDefinition = from_json(text, LargeObjectDefinition)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ValueError(f"a definition is invalid: {shortened(str(error))}") from error
+    return definition
+
+
+def list_large_objects(commit: FullSnapshot) -> tuple[StoredObject, ...]:
+    """The stored objects of a full snapshot that hold large objects."""
+    entries = [one for one in commit.entries if one.kind == LARGE_OBJECTS]
+    return tuple(stored for one in entries for stored in listed_objects(one))
+
+
+def group_by_copy_task(objects: Iterable[StoredObject]) -> list[tuple[StoredObject, ...]]:
+    """The objects of each copy task in their order: their keys share a prefix and end in their numbers."""
+    by_prefix: dict[str, list[StoredObject]] = {}
+    for one in sorted(objects, key=lambda stored: stored.key):
+        by_prefix.setdefault(one.key.rsplit("-", 2)[0], []).append(one)
+    return [tuple(together) for together in by_prefix.values()]
+
+
+def count_by_node(commit: FullSnapshot) -> dict[str, int]:
+    """The number of large objects of each node in a full snapshot; nodes without any are omitted."""
+    counts: dict[str, int] = {}
+    for one in commit.entries:
+        if one.kind != LARGE_OBJECTS:
+            continue
+        counts[one.node] = counts.get(one.node, 0) + one.rows.get(LARGE_OBJECTS_COUNT, 0)
+    return {node: count for node, count in counts.items() if count}
+
+
+def with_large_object_counts(left_out: Iterable[LeftOut], full: FullSnapshot) -> tuple[LeftOut, ...]:
+    """Add to `left_out` the large objects of a chain that begins with `full`: changes after it are not covered."""
+    base = full.base
+    return mark_large_objects(left_out, {n: (count, str(base[n])) for n, count in count_by_node(full).items()})

@@ -1,45 +1,356 @@
 """The rules for commits that types can't express: its parts fit each other, and it continues the commit before.
 
+Rows are read by what these say: a succession that is missing, or of another table, would drop or scramble rows without
+anything else showing it.
+
+An object's key says of what node and kind it is, a standby has its primary's database, and the counts sum up the rest.
+
 The digest proves that a commit is as it was written, its type that every value is valid. These rules prove that its
 parts are consistent, so that no command starts work from a commit that is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from msgspec import UNSET, UnsetType, structs
 
+from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.fleet.tables.groups import Group
+from cutline.fleet.tables.table_state import XML_STAMP, TableState
 from cutline.snapshots.records.chain import Chain, first_summarized
 from cutline.snapshots.records.commit import (
+    BASE,
+    DDL,
+    LARGE_OBJECTS,
+    LARGE_OBJECTS_COUNT,
+    WITHOUT_ROWS,
     ChainHistory,
     Commit,
     CommitSummary,
+    CutRecord,
     DefinitionChanges,
     FullSnapshot,
     Increment,
+    NamedObject,
+    ObjectList,
+    StoredObject,
 )
-from cutline.snapshots.records.definition_rules import (
-    check_definition_counts,
-    check_definitions,
-    check_distinct,
-    check_groups,
-    check_same_kind,
-    check_states,
-    check_tables,
-)
-from cutline.snapshots.records.documents import checking
-from cutline.snapshots.records.part_rules import (
-    check_baseline,
-    check_continues,
-    check_counts,
-    check_cut,
-    check_objects,
-    check_segments,
-)
-from cutline.snapshots.records.stored_object import DDL, LARGE_OBJECTS, LARGE_OBJECTS_COUNT, NamedObject
+from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, base_prefix, checking, ddl_prefix, list_prefix
 from cutline.storage.store import check_key
+from cutline.wal.cut.cut_values import NodeCut
+from cutline.wal.cut.safe_time import safe_time
+from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
+
+PARTITIONS_MAX = 1024
+# The identities whose groups have a key, and those whose groups have none.
+KEYED, KEYLESS = frozenset({"default", "index"}), frozenset({"full", "append_only"})
+# A value as `copy_text` writes it: nothing else in a line, and no part of what follows.
+COPY_TEXT = re.compile(r"(?:[^\\\x08\t\n\v\f\r]|\\[bfnrtv\\]|\\x[89a-f][0-9a-f])*+")
+XML_NUMBER = re.compile(rf"{XML_STAMP}[0-9]{{1,4}}")
+NAMED_MAX = 5
+
+
+def check_groups(where: str, groups: Iterable[Group]) -> None:
+    """Raise ValueError unless every definition is valid, and none has the number of another."""
+    groups = list(groups)
+    check_distinct(where, "number", [group.number for group in groups])
+    for group in groups:
+        _check_group(f"{where}, group {group.number}", group)
+
+
+def _check_group(where: str, group: Group) -> None:
+    columns = group.columns
+    if not group.number or group.number >= 1 << 31:
+        raise ValueError(f"{where}: its number is not one of a group")
+    if group.identity not in (KEYED if group.key_width else KEYLESS) or group.key_width > len(columns):
+        raise ValueError(f"{where}: identity and key_width don't match")
+    if not 1 <= group.partitions <= PARTITIONS_MAX or group.partitions & (group.partitions - 1):
+        raise ValueError(f"{where}: partitions is no power of two up to {PARTITIONS_MAX}")
+    check_distinct(where, "column name", [column.name for column in columns])
+    if sorted(column.position for column in columns) != list(range(len(columns))):
+        raise ValueError(f"{where}: the positions of its columns are not 0 to {len(columns) - 1}")
+    # Early versions did not store numbers.
+    if any(column.number for column in columns):
+        check_distinct(where, "column number", [column.number for column in columns])
+        if not all(column.number for column in columns):
+            raise ValueError(f"{where}: a column has no number")
+    for column in columns:
+        if column.missing is not None and not COPY_TEXT.fullmatch(column.missing):
+            raise ValueError(f"{where}: missing of column {column.name} is not a value in COPY's text format")
+
+
+def check_same_kind(groups: Mapping[str, Iterable[Group]], *, named: bool) -> None:
+    """Raise ValueError if a number is a table with a key on one shard and without on another, or with `named` another.
+
+    Rows of all shards are folded together, by number.
+    """
+    found: dict[int, Group] = {}
+    for some in groups.values():
+        for group in some:
+            other = found.setdefault(group.number, group)
+            if group.is_multiset != other.is_multiset or (named and group.name != other.name):
+                raise ValueError(f"groups has number {group.number} for different tables")
+
+
+def check_states(where: str, states: Iterable[TableState]) -> None:
+    """Raise ValueError unless the states are of different tables and their stamps can be read."""
+    states = list(states)
+    check_distinct(where, "table", [state.table for state in states])
+    for state in states:
+        if any(one.startswith(XML_STAMP) and not XML_NUMBER.fullmatch(one) for one in state.types):
+            raise ValueError(f"{where}: types of {state.table} has a column without a number")
+
+
+def check_definitions(before: Chain, changes: DefinitionChanges) -> None:
+    """Raise ValueError unless every number names one definition, and every definition continues its own table."""
+    for shard in before.full.groups:
+        if not any(shard in one for one in (changes.groups, changes.gone, changes.successions)) and not changes.begun:
+            continue
+        known = before.definitions(shard)
+        new = {group.number: group for group in changes.groups.get(shard, ())}
+        successions, gone = changes.successions.get(shard, {}), changes.gone.get(shard, ())
+        check_groups(f"schema_changes.groups.{shard}", changes.groups.get(shard, ()))
+        if new.keys() & known.keys():
+            raise ValueError(f"schema_changes.groups.{shard} uses a number twice")
+        if not successions.keys() <= new.keys() or not set(successions.values()) <= known.keys():
+            raise ValueError(f"schema_changes.successions.{shard} has a number without a definition")
+        current = {group.number for group in before.groups(shard)}
+        check_distinct(f"schema_changes.gone.{shard}", "number", gone)
+        if not set(gone) <= current:
+            raise ValueError(f"schema_changes.gone.{shard} has a number without a definition")
+        check_distinct(f"schema_changes.successions.{shard}", "number", list(successions.values()))
+        if not set(successions.values()) <= set(gone):
+            raise ValueError(f"schema_changes.successions.{shard} continues a table that schema_changes.gone lacks")
+        for number, old in successions.items():
+            _check_continued(f"schema_changes.successions.{shard}.{number}", known[old], new[number])
+        for node in before.full.parts:
+            if before.shard_of(node) == shard and changes.begun.get(node, {}).keys() != new.keys():
+                raise ValueError(f"schema_changes.begun.{node} does not match the new definitions")
+
+
+def _check_continued(where: str, old: Group, new: Group) -> None:
+    """Raise ValueError unless rows of the one definition can be converted to the other."""
+    if old.is_multiset != new.is_multiset or old.partitions != new.partitions:
+        raise ValueError(f"{where}: rows of group {old.number} can't be rows of group {new.number}")
+    keys = [[column.number for column in group.columns[: group.key_width]] for group in (old, new)]
+    if keys[0] != keys[1]:
+        raise ValueError(f"{where}: group {old.number} has another key than group {new.number}")
+    was, now = ({column.number for column in group.columns} for group in (old, new))
+    # Attribute numbers grow; and a table in which columns were dropped and added is copied again (table_plan.py).
+    if 0 not in was | now and ((was - now and now - was) or any(number < max(was) for number in now - was if was)):
+        raise ValueError(f"{where}: group {new.number} has other columns than group {old.number} could get")
+
+
+def check_tables(before: Chain | None, chain: Chain) -> None:
+    """Raise ValueError unless every shard has each table once, and each table's state, at the chain's last commit."""
+    for shard in chain.full.groups:
+        groups = chain.groups(shard)
+        check_distinct(f"groups.{shard}", "table", [group.name for group in groups])
+        # Early commits have no states.
+        had_all = before is None or len(before.tables(shard)) == len(before.groups(shard))
+        states = chain.tables(shard)
+        if chain.full.tables.get(shard) and had_all and len(states) < len(groups):
+            lacking = sorted({group.name for group in groups} - states.keys())
+            raise ValueError(f"tables.{shard} has no state of {', '.join(lacking[:NAMED_MAX])}")
+        if before is not None and (changes := chain.last.definition_changes):
+            _check_same_tables(before, states, changes, shard)
+
+
+def _check_same_tables(before: Chain, states: Mapping[str, TableState], changes: DefinitionChanges, shard: str) -> None:
+    """Raise ValueError if a definition continues that of a table with another oid."""
+    old, states_before = before.definitions(shard), before.tables(shard)
+    new = {group.number: group for group in changes.groups.get(shard, ())}
+    if unknown := {state.table for state in changes.tables.get(shard, ())} - states.keys():
+        raise ValueError(f"schema_changes.tables.{shard} has {sorted(unknown)[0]}, which is no group")
+    for number, one in changes.successions.get(shard, {}).items():
+        was, now = states_before.get(old[one].name), states.get(new[number].name)
+        if was and now and was.oid != now.oid:
+            raise ValueError(f"schema_changes.successions.{shard}.{number} continues another table")
+
+
+def definition_counts(chain: Chain) -> dict[str, int]:
+    """What a commit counts of definitions, so that none can go missing: tables at the cut, and those that it continues.
+
+    `chain` ends with the commit. Early commits have no such counts.
+    """
+    changes = chain.last.definition_changes
+    continued = sum(map(len, changes.successions.values())) if changes else 0
+    return {"groups": sum(map(len, chain.all_groups.values())), "continued": continued}
+
+
+def check_definition_counts(chain: Chain, commit: Commit) -> None:
+    """Raise ValueError unless the commit's counts of definitions are right."""
+    for name, count in definition_counts(chain).items():
+        if commit.counts.get(name, count) != count:
+            raise ValueError(f"counts.{name} is {commit.counts[name]}, but the commit has {count}")
+
+
+def check_distinct(where: str, what: str, values: Iterable[Any]) -> None:
+    """Raise ValueError if a value occurs twice."""
+    for value, times in Counter(values).items():
+        if times > 1:
+            raise ValueError(f"{where} has {what} {str(value)[:100]!r} twice")
+
+
+# What pg_encoding_to_char prints for a database's encoding (PostgreSQL manual, "Supported Character Sets").
+ENCODINGS = frozenset({
+    "SQL_ASCII", "EUC_JP", "EUC_CN", "EUC_KR", "EUC_TW", "EUC_JIS_2004", "UTF8", "MULE_INTERNAL", "LATIN1",
+    "LATIN2", "LATIN3", "LATIN4", "LATIN5", "LATIN6", "LATIN7", "LATIN8", "LATIN9", "LATIN10", "WIN1256",
+    "WIN1258", "WIN866", "WIN874", "KOI8R", "KOI8U", "WIN1250", "WIN1251", "WIN1252", "WIN1253", "WIN1254",
+    "WIN1255", "WIN1257", "ISO_8859_5", "ISO_8859_6", "ISO_8859_7", "ISO_8859_8",
+})  # fmt: skip
+PROVIDERS = frozenset("cib")
+LARGE_PART = "part-large-"
+
+
+def check_baseline(baseline: Iterable[NodeIdentity]) -> None:
+    """Raise ValueError unless every node is named once, and a standby has the database of its primary."""
+    identities = {identity.node: identity for identity in baseline}
+    check_distinct("baseline", "node", [identity.node for identity in baseline])
+    for node, one in identities.items():
+        if one.encoding not in ENCODINGS or one.locale_provider not in PROVIDERS:
+            raise ValueError(f"baseline has an unknown encoding or locale_provider of {node}")
+        if one.in_recovery != (one.backup_of is not None):
+            raise ValueError(f"baseline: in_recovery and backup_of of {node} don't match")
+        primary = identities.get(one.backup_of or node)
+        if primary and _database(primary) != _database(one):
+            raise ValueError(f"baseline: {node} has another database than {primary.node}")
+
+
+def _database(one: NodeIdentity) -> tuple[object, ...]:
+    """What a physical standby has as its primary has it."""
+    return (
+        one.system_identifier, one.database_oid, one.database, one.server_version // 10000, one.encoding, one.collate,
+        one.ctype, one.locale_provider, one.locale, one.icu_rules,
+    )  # fmt: skip
+
+
+def check_cut(cut: CutRecord) -> None:
+    """Raise ValueError unless positions are in the order in which a cut makes them, and none is listed twice."""
+    # Early versions did not store causes.
+    if cut.causes and len(cut.causes) != cut.attempts - 1:
+        raise ValueError(f"cut.attempts is {cut.attempts}, but cut.causes has {len(cut.causes)}")
+    if cut.included_early > cut.in_flight:
+        raise ValueError("cut.included_early is more than cut.in_flight")
+    if cut.safe_at != safe_time(cut.nodes):
+        raise ValueError("cut.safe_at is not that of its nodes")
+    for one in cut.nodes:
+        if one.start > one.finish or one.position < one.start:
+            raise ValueError(f"cut of node {one.node}: start, finish and position are not in order")
+        check_distinct(f"cut of node {one.node}", "position", [*(each.lsn for each in one.undecided), *one.rolled_back])
+        # Early versions did not store `in_doubt`.
+        parts = () if isinstance(one.in_doubt, UnsetType) else one.in_doubt
+        check_distinct(f"cut of node {one.node}", "position in doubt", [each.lsn for each in parts])
+
+
+def check_continues(before: Commit, commit: Commit) -> None:
+    """Raise ValueError unless the commit's cut and objects come after those of the commit before."""
+    earlier: dict[str, NodeCut] = {one.node: one for one in before.cut.nodes}
+    for one in commit.cut.nodes:
+        if one.position < earlier[one.node].position or one.start < earlier[one.node].start:
+            raise ValueError(f"cut of node {one.node} is before that of the commit before")
+    if {one.key for one in before.named} & {one.key for one in commit.named}:
+        raise ValueError("the commit lists an object of the commit before")
+
+
+def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> None:
+    """Raise ValueError unless the segments are of this node's archive, and their counts are possible."""
+    prefix = archive_prefix(commit.snapshot, node, commit.chain)
+    for one in segments:
+        if one.node != node:
+            raise ValueError(f"segments.{node} lists a segment of another node")
+        if one.key != segment_key(prefix, one.number):
+            raise ValueError(f"segments.{node} has key {one.key}, which is not that of its segment {one.number}")
+        if one.partials + one.truncates > one.changes or one.after > one.through:
+            raise ValueError(f"segments.{node}: the numbers of segment {one.number} don't fit")
+        if one.events_at is not None and one.events_at > one.size:
+            raise ValueError(
+                f"segments.{node}: segment {one.number} has its events at {one.events_at} of {one.size} bytes"
+            )
+
+
+def check_objects(commit: Commit) -> None:
+    """Raise ValueError unless every object is listed once, and its key is of its node and kind."""
+    check_distinct("objects", "key", [one.key for one in commit.named])
+    for stored in commit.own_objects:
+        check_object(commit.snapshot, stored)
+    for one in commit.object_lists:
+        _check_list(commit, one)
+    archives = Counter((stored.node, stored.kind) for stored in commit.own_objects if stored.kind in WITHOUT_ROWS)
+    by_commit = 2 if isinstance(commit, FullSnapshot) and commit.definition_changes else 1
+    for (node, kind), times in archives.items():
+        if times > (by_commit if kind == DDL else 1):
+            raise ValueError(f"objects has {kind} of {node} twice")
+
+
+def _check_list(commit: Commit, one: ObjectList) -> None:
+    """Raise ValueError unless the key is of its node, kind and operation, and it lists something."""
+    if one.kind not in (BASE, LARGE_OBJECTS):
+        raise ValueError(f"object list {one.key} is of an unknown kind: {one.kind}")
+    if not 0 < one.objects < one.size <= DOCUMENT_BYTES_MAX:
+        raise ValueError(f"object list {one.key} has {one.objects} objects and {one.size} bytes")
+    if not one.key.startswith(f"{list_prefix(commit.snapshot, one.node, commit.operation)}/{one.kind}-"):
+        raise ValueError(f"object list {one.key} is not of kind {one.kind} and node {one.node}, as its key says")
+
+
+def check_listed(commit: Commit, one: ObjectList, listed: Iterable[StoredObject]) -> None:
+    """Raise ValueError unless these are the objects that the list sums up, by its entry in the commit."""
+    listed = list(listed)
+    check_distinct("objects", "key", [stored.key for stored in listed])
+    rows: Counter[int] = Counter()
+    for stored in listed:
+        check_key(stored.key)
+        check_object(commit.snapshot, stored)
+        if (stored.node, stored.kind) != (one.node, one.kind):
+            raise ValueError(f"object {stored.key} is not of kind {one.kind} and node {one.node}, as its list is")
+        if not stored.key.startswith(f"{base_prefix(commit.snapshot, one.node, commit.operation)}/"):
+            raise ValueError(f"object {stored.key} is not of operation {commit.operation}, as its list is")
+        rows.update(stored.rows)
+    if (len(listed), sum(stored.size for stored in listed), dict(rows)) != (one.objects, one.bytes, one.rows):
+        raise ValueError("its objects, bytes and rows are not those that its commit counts")
+
+
+def check_object(snapshot: str, stored: StoredObject) -> None:
+    """Raise ValueError unless the object's key and rows are of its node and kind."""
+    is_rows = stored.kind in (BASE, LARGE_OBJECTS)
+    if not is_rows and stored.kind not in WITHOUT_ROWS:
+        raise ValueError(f"object {stored.key} is of an unknown kind: {stored.kind}")
+    folder = (base_prefix if is_rows else ddl_prefix)(snapshot, stored.node, "")
+    name = stored.key.rpartition("/")[2]
+    of_kind = name.startswith(LARGE_PART) == (stored.kind == LARGE_OBJECTS) if is_rows else name.startswith(stored.kind)
+    if not stored.key.startswith(folder) or not of_kind:
+        raise ValueError(f"object {stored.key} is not of kind {stored.kind} and node {stored.node}, as its key says")
+    if not is_rows and stored.rows:
+        raise ValueError(f"object {stored.key} is {stored.kind} and has rows")
+    if stored.kind == LARGE_OBJECTS and not stored.rows.keys() <= {LARGE_OBJECTS_COUNT}:
+        raise ValueError(f"object {stored.key} has rows besides large objects")
+
+
+def check_counts(full: FullSnapshot, commit: Commit) -> None:
+    """Raise ValueError unless the commit's counts are those of what it lists; a count that it lacks is not compared."""
+    for name, count in count_listed(set(full.primaries), commit).items():
+        if commit.counts.get(name, count) != count:
+            raise ValueError(f"counts.{name} is {commit.counts[name]}, but the commit lists {count}")
+
+
+def count_listed(primaries: set[str], commit: Commit) -> dict[str, int]:
+    """Rows, changes and transactions of the primaries, and objects and bytes of all nodes, that the commit lists."""
+    segments = [(node, one) for node, listed in commit.segments.items() for one in listed]
+    lists = commit.object_lists
+    copies = [one for one in commit.entries if one.node in primaries and one.kind == BASE]
+    return {
+        "rows": sum(sum(one.rows.values()) for one in copies),
+        "changes": sum(one.changes for node, one in segments if node in primaries),
+        "transactions": sum(one.local_transactions for one in commit.cut.nodes) + commit.cut.global_transactions,
+        "objects": len(commit.named) + sum(one.objects for one in lists),
+        "bytes": sum(one.size for one in commit.named) + sum(one.bytes for one in lists),
+    }
+
 
 COUNTS_SHOWN = ("bytes", "changes", "transactions")
 

@@ -1,4 +1,6 @@
-"""The JSON documents of a store: each is written once, in one canonical form, with the digest of that form in it.
+"""The JSON documents of a store: each is written once, in one canonical form, under its key, with a digest.
+
+An object whose key has none of these forms is not Cutline's: it is reported, and never touched.
 
 A document is trusted only if it has at most DOCUMENT_BYTES_MAX, every byte is as it was written, no key stands twice,
 and its content matches its type (fleet/record.py). Anything else raises an error that names the object.
@@ -13,6 +15,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -20,8 +24,77 @@ import msgspec
 from cutline.fleet.record import Record, fields_of, from_json
 from cutline.storage.digest import digest
 from cutline.storage.errors import RefusedError
+from cutline.storage.ids import OPERATION_ID
 from cutline.storage.store import ObjectStore
 from cutline.storage.stored_form import ENCRYPTED_END, UndecryptableError, stored_form
+
+
+class Kind(StrEnum):
+    """The kind of an object, as its key says."""
+
+    BASE = "base"
+    SCHEMA = "schema"
+    LIST = "list"
+    SEGMENT = "wal"
+    COMMIT = "commit"
+    MARK = "mark"
+    RECORD = "record"
+    PROBE = "probe"
+    UNFINISHED = "unfinished"
+
+
+_NODE = r"(?P<node>[^/]+)"
+_OWNER = rf"(?P<owner>{OPERATION_ID.pattern})"
+KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
+    Kind.BASE: (re.compile(rf"base/{_NODE}/{_OWNER}/part-[^/]+\.parquet"),),
+    Kind.SCHEMA: (re.compile(rf"schema/{_NODE}/{_OWNER}/[a-z-]+-[0-9a-f]{{8}}\.(?:dump|sql|json)\.zst"),),
+    Kind.LIST: (re.compile(rf"lists/{_NODE}/{_OWNER}/(?:base|large_objects)-\d{{6}}-[0-9a-f]{{8}}\.json"),),
+    Kind.SEGMENT: (re.compile(rf"wal/{_NODE}/{_OWNER}/(?P<number>\d{{20}})\.parquet"),),
+    Kind.COMMIT: (
+        re.compile(r"snapshot(\.\d+)?\.json"),
+        re.compile(r"increments/(?P<number>\d{16})(\.\d+)?\.json"),
+    ),
+    Kind.MARK: (re.compile(r"only-full\.json"), re.compile(rf"lost/{_OWNER}\.json")),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedKey:
+    """The parts of a key below a snapshot's folder. `number` is that of a segment or increment."""
+
+    kind: Kind
+    snapshot: str
+    owner: str = ""
+    node: str = ""
+    number: int = 0
+
+
+def base_prefix(snapshot: str, node: str, operation: str) -> str:
+    """The folder of the base copy that an operation makes of a node."""
+    return f"snapshots/{snapshot}/base/{node}/{operation}"
+
+
+def ddl_prefix(snapshot: str, node: str, operation: str) -> str:
+    """The folder of the DDL that an operation dumps from a shard."""
+    return f"snapshots/{snapshot}/schema/{node}/{operation}"
+
+
+def list_prefix(snapshot: str, node: str, operation: str) -> str:
+    """The folder of the object lists that an operation writes of a node's copy."""
+    return f"snapshots/{snapshot}/lists/{node}/{operation}"
+
+
+def parse_key(snapshot: str, key: str) -> ParsedKey | None:
+    """Parse the key `snapshots/<snapshot>/…`; return None if it is not one of Cutline's."""
+    rest = key.removeprefix(f"snapshots/{snapshot}/")
+    for kind, patterns in KEYS.items():
+        for pattern in patterns:
+            if match := pattern.fullmatch(rest):
+                parts = match.groupdict()
+                number = int(parts.get("number") or 0)
+                return ParsedKey(kind, snapshot, parts.get("owner") or "", parts.get("node") or "", number)
+    return None
+
 
 FORMAT = re.compile(rb'"schema": "(cutline/[a-z-]+/([0-9]{1,9}))"')
 SEAL = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n}\Z')

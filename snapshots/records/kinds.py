@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from cutline.fleet.record import json_schema
-from cutline.snapshots.records.baseline_record import BaselineRecord
-from cutline.snapshots.records.commit import FullSnapshot, Increment, Void
+from cutline.snapshots.records.commit import FullSnapshot, Increment, ListedObjects, Void
 from cutline.snapshots.records.extension_rows import ExtensionRows
 from cutline.snapshots.records.lost_chains import LostChain
 from cutline.snapshots.records.operation_records import (
@@ -28,8 +27,7 @@ from cutline.snapshots.records.operation_records import (
     SignOfLife,
 )
 from cutline.snapshots.records.server_globals import ServerGlobals
-from cutline.snapshots.records.store_identity import StoreIdentity
-from cutline.snapshots.records.stored_object import ListedObjects
+from cutline.snapshots.records.store_identity import BaselineRecord, StoreIdentity
 from cutline.snapshots.records.tombstones import Mark
 from cutline.storage.encryption.key_documents import KEY_DOCUMENT, KeyDocument
 from cutline.wal.segments.segments import SegmentMetadata

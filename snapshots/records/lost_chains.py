@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Count, Record, Time, fields_of
-from cutline.fleet.sizes import size_text
+from cutline.fleet.units import size_text
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
 from cutline.snapshots.records.tombstones import is_only_full, only_full_key

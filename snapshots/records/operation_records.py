@@ -1,4 +1,4 @@
-"""The documents of an operation: its intent, its outcome, and a restore's decision and renewals of its lease.
+"""The documents of an operation: its intent, its outcome, what a restore measured, decided and renewed.
 
 An operation is one run of a command that changes something. Its intent is stored before it changes anything, its
 outcome at the end. A restore's decision is stored before the first database gets its real name. While an operation
@@ -12,13 +12,41 @@ from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from cutline.fleet.label import read_label
+from cutline.fleet.own_process import read_label
 from cutline.fleet.record import Count, Record, Seconds, Time
-from cutline.snapshots.records.commits import NAME
+from cutline.snapshots.records.chains import NAME
 from cutline.snapshots.records.documents import check_about, checking, read_document, seal
-from cutline.snapshots.records.restore_figures import RestoreFigures
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
+
+
+class StepFigures(Record, frozen=True):
+    """A step of a restore, on all nodes: how long it took, and its amount of work (restore/estimates/model.py)."""
+
+    seconds: Seconds
+    amount: Count
+
+
+class NodeFigures(Record, frozen=True):
+    """One node's part of a restore: its rows, and how long steps took there."""
+
+    rows: Count
+    seconds: dict[str, Seconds] = field(default_factory=dict)
+
+
+class RestoreFigures(Record, frozen=True):
+    """The figures of a restore that loaded everything itself; `steps` by name, `nodes` by node, `bytes` as stored.
+
+    `transactions` are those of the increments up to the cut. Early versions did not record them.
+    """
+
+    rows: Count
+    bytes: Count
+    seconds: Seconds
+    steps: dict[str, StepFigures]
+    nodes: dict[str, NodeFigures]
+    transactions: Count | UnsetType = UNSET
+
 
 FORMAT = "cutline/operation/1"
 DONE: Literal["done"] = "done"

@@ -6,7 +6,7 @@ Stored as one object of a shard, compressed, with every full snapshot, and again
 from __future__ import annotations
 
 from cutline.fleet.record import Record
-from cutline.snapshots.records.database_facts import NO_LIMIT, DatabaseSetting
+from cutline.snapshots.records.commit import NO_LIMIT, DatabaseSetting
 from cutline.storage.errors import remember_secret
 
 GLOBALS_FORMAT = "cutline/globals/1"

@@ -1,4 +1,4 @@
-"""fleet.json: the fleet to which a store belongs. `init` writes it once."""
+"""What a store says of its fleet: fleet.json, and the record of the largest fleet that it has served."""
 
 from __future__ import annotations
 
@@ -11,12 +11,33 @@ from msgspec import Meta, field
 from cutline.fleet.config import Fleet
 from cutline.fleet.record import END, Record
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.chains import commit_key
 from cutline.snapshots.records.documents import read_document, seal
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments import own_store
+
+
+class RecordedPrimary(Record, frozen=True):
+    """One primary that granted its lock to an operation."""
+
+    node: str
+    system_identifier: str
+
+
+class BaselineRecord(Record, frozen=True, tag_field="schema", tag="cutline/baseline/1"):
+    """The recorded primaries. An operator has removed the nodes `forgotten` from the fleet (`init --forget-nodes`)."""
+
+    id: str
+    primaries: tuple[RecordedPrimary, ...]
+    forgotten: tuple[str, ...]
+
+
+def baseline_key(number: int) -> str:
+    """The key of record `number`; numbers start at 1."""
+    return f"baselines/{number:016d}.json"
+
 
 FLEET_KEY = own_store.FLEET_KEY
 FOLDER_URL = "file://"

@@ -1,4 +1,6 @@
-"""`delete`: remove one snapshot with all its increments, permanently. Its name is never used again.
+"""`delete`: plan what the removal of a snapshot and all its increments loses, and remove it permanently.
+
+Nothing here changes the store or contacts a node.
 
 A plan is made first and says what would be lost. snapshots/removal/removal.py then does the removal, in its order.
 """
@@ -6,7 +8,7 @@ A plan is made first and says what would be lost. snapshots/removal/removal.py t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psycopg
@@ -16,36 +18,256 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.nodes.clocks import check_clocks, note_clocks
 from cutline.fleet.nodes.connections import raising_unreachable
 from cutline.fleet.nodes.lock import FleetLock
-from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.server_errors import shorten_message
 from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
-from cutline.fleet.tables.event_triggers import EventTriggerError
-from cutline.fleet.tables.publications import drop_publications
-from cutline.snapshots.operations.exclusive import exclusive
-from cutline.snapshots.operations.leases import check_not_in_use
-from cutline.snapshots.operations.operation import new_operation
+from cutline.fleet.tables.publications import EventTriggerError, drop_publications
+from cutline.snapshots.activity.ended_operations import list_ended, read_batches
+from cutline.snapshots.operations.leases import Lease, check_not_in_use, open_leases
+from cutline.snapshots.operations.majority import read_recorded_servers
+from cutline.snapshots.operations.open_operations import document_names
+from cutline.snapshots.operations.operation import current_time, exclusive, new_operation
 from cutline.snapshots.operations.settling import settle_operations
-from cutline.snapshots.records.commits import check_name
-from cutline.snapshots.records.store_identity import read_identity
-from cutline.snapshots.records.tombstones import Mark
-from cutline.snapshots.removal.deletion_plan import (
-    DeletionPlan,
-    is_finished,
-    plan_deletion,
-    servers_left_behind,
-    unfinished_mark,
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import (
+    SnapshotMissingError,
+    check_name,
+    find_place,
+    listed_numbers,
+    snapshot_names,
 )
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import DONE, read_intent
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.tombstones import DELETED, Mark, is_deleted, read_mark, tombstone_key
 from cutline.snapshots.removal.removal import (
     DELETE,
     NodeCleanup,
     Removal,
     RemovalResult,
     objects_of,
+    open_removals,
     remove_recorded,
 )
-from cutline.storage.store import ObjectStore
+from cutline.snapshots.removal.survey import SizeTotal, SurveyedSnapshot, first_restorable, survey_snapshot
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.slots.own_slots import list_own_slots
-from cutline.wal.slots.slots import drop_slots
+from cutline.wal.slots.slots import drop_slots, slot_name
+
+
+class LastSnapshotError(RefusedError):
+    """The snapshot is the last one in the store that can be restored."""
+
+
+class SnapshotUnreadableError(RefusedError):
+    """The snapshot can't be read, so it is unknown which restore points would be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionPlan:
+    """What deleting a snapshot removes.
+
+    `surveyed` is None if this resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
+    remain, `left_behind` the nodes of the chain whose servers fleet.toml no longer names, and these servers.
+    """
+
+    mark: Mark
+    surveyed: SurveyedSnapshot | None
+    others: tuple[str, ...]
+    left_behind: Mapping[str, str]
+    leases: tuple[Lease, ...] = ()
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether an earlier deletion has stored its mark already."""
+        return self.surveyed is None
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots that nodes may still have; of a chain that has ended, the mark names one that was dropped."""
+        return self.mark.slots if self.surveyed is None or self.surveyed.is_continuable else ()
+
+    @property
+    def drops_publications(self) -> bool:
+        """Whether the publications go too: it is the last snapshot, so nothing of Cutline remains on the nodes."""
+        return not self.others
+
+
+def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
+    """Plan the deletion of the snapshot; raise unless it may be deleted."""
+    others = tuple(one for one in snapshot_names(store) if one != name)
+    leases = tuple(lease for lease in open_leases(store, name) if lease.is_running(utc_now()))
+    if _has_tombstone(store, name, force=force):
+        mark = unfinished_mark(store, fleet, name)
+        return DeletionPlan(mark, None, others, slots_left_behind(store, fleet, mark), leases)
+    surveyed = _survey(store, name, force=force)
+    if not force:
+        _check_deletable(store, surveyed, others)
+    mark = tombstone_of(store, fleet, surveyed)
+    return DeletionPlan(mark, surveyed, others, slots_left_behind(store, fleet, mark), leases)
+
+
+def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
+    """Survey the snapshot; raise SnapshotMissingError if there is none, unless `force` and records say that it was."""
+    try:
+        exists = find_place(store, name, 0).commit is not None or bool(listed_numbers(store, name))
+    except ManifestError:
+        exists = True
+    if exists:
+        return survey_snapshot(store, name)
+    if force and _was_committed(store, name):
+        # Its slots are found by the records.
+        return SurveyedSnapshot(name, None, "", "", 0, SizeTotal.of(objects_of(store, name)), SizeTotal())
+    raise SnapshotMissingError(
+        f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name, "increment": 0}
+    )
+
+
+def _was_committed(store: ObjectStore, name: str) -> bool:
+    """Whether an outcome records a commit of the snapshot."""
+    documents = document_names(store)
+    batches = read_batches(store, documents, list_ended(documents, has_intent=True))
+    found = (one for batch in batches for one in batch if one.outcome is not None and one.outcome.state == DONE)
+    return any((one.kind, one.snapshot) == ("create", name) for one in found)
+
+
+def _check_deletable(store: ObjectStore, surveyed: SurveyedSnapshot, others: tuple[str, ...]) -> None:
+    name = surveyed.name
+    if surveyed.unreadable:
+        raise SnapshotUnreadableError(
+            f"can't tell which restore points of snapshot {name} would be lost: {surveyed.unreadable}",
+            hint="put the object back from a copy of the store, or delete the snapshot anyway:"
+            f" snapshot delete {name} --force",
+            details={"snapshot": name, "problem": surveyed.unreadable},
+        )
+    if surveyed.restorable and first_restorable(store, reversed(others)) is None:
+        raise LastSnapshotError(
+            f"snapshot {name} is the last one that can be restored",
+            hint=f"take another one first: snapshot create NAME   or delete it anyway: snapshot delete {name} --force",
+            details={"snapshot": name, "others": list(others)},
+        )
+
+
+def tombstone_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> Mark:
+    """The snapshot's tombstone, without the id of the operation that deletes it."""
+    held = slots_of(store, fleet, surveyed)
+    return Mark(
+        DELETED, surveyed.name, "", current_time(), own_label(DELETE, surveyed.name), held.chain, held.slots,
+        held.nodes, surveyed.points, surveyed.objects.objects, surveyed.objects.size_bytes,
+        servers_of(surveyed.chain) if surveyed.chain else {},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSlots:
+    """A snapshot's slots, the nodes that may have them, and its chain ("" if no commit can be read)."""
+
+    slots: tuple[str, ...]
+    nodes: tuple[str, ...]
+    chain: str
+
+
+def slots_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> ChainSlots:
+    """The slots that the snapshot may have, and on which nodes."""
+    if surveyed.chain is not None:
+        chain = surveyed.chain.full.chain
+        return ChainSlots((slot_name(chain),), tuple(identity.node for identity in surveyed.chain.nodes), chain)
+    # No commit can be read: take the slots of every attempt under that name from the records of operations.
+    slots: set[str] = set()
+    nodes = {node.id for node in fleet.nodes}
+    for operation_id in store.list_children("operations"):
+        try:
+            operation = read_intent(store, operation_id)
+        except (ObjectMissingError, ManifestError):
+            continue
+        if (operation.kind, operation.snapshot, operation.increment) == ("create", surveyed.name, 0):
+            slots.add(slot_name(operation_id))
+            nodes |= set(operation.nodes)
+    return ChainSlots(tuple(sorted(slots)), tuple(sorted(nodes)), "")
+
+
+def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
+    """The tombstone of an unfinished deletion; if it can't be read, one made from the records of operations.
+
+    Its counts are those of the objects that are left.
+    """
+    left = objects_of(store, name)
+    try:
+        mark = read_mark(store, tombstone_key(name))
+    except ManifestError:
+        survey = SurveyedSnapshot(name, None, "", "", 0, SizeTotal.of(left), SizeTotal())
+        return tombstone_of(store, fleet, survey)
+    return structs.replace(mark, objects=len(left), bytes=sum(one.size for one in left))
+
+
+def servers_of(chain: Chain) -> dict[str, str]:
+    """The system identifiers of the nodes that the chain was begun on."""
+    return {identity.node: identity.system_identifier for identity in chain.nodes}
+
+
+def slots_left_behind(store: ObjectStore, fleet: Fleet, mark: Mark) -> dict[str, str]:
+    """What `servers_left_behind` returns, as far as the store alone can tell."""
+    recorded: Mapping[str, str] = {}
+    with suppress(ManifestError):
+        recorded = read_recorded_servers(store)
+    return servers_left_behind(fleet, mark.nodes_on_servers, recorded)
+
+
+def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mapping[str, str]) -> dict[str, str]:
+    """Those of a chain's `nodes` whose servers fleet.toml no longer names, each with a name for its server.
+
+    `nodes` are the system identifiers that they had, "" if that is not known; `primaries` are those of the fleet's
+    primaries now. A standby has its primary's.
+    """
+    shards = {node.id: node.shard for node in fleet.nodes}
+    left: dict[str, str] = {}
+    for node, was in nodes.items():
+        if node not in shards:
+            left[node] = node
+        elif was and primaries.get(shards[node], was) != was:
+            left[node] = f"the earlier server of {node}"
+    return left
+
+
+def _has_tombstone(store: ObjectStore, name: str, *, force: bool) -> bool:
+    """Whether the snapshot has a tombstone; raise ManifestError if what is in its place is none, unless `force`."""
+    try:
+        return is_deleted(store, name)
+    except ManifestError:
+        if not force:
+            raise
+        # It stays, so the name can't be used again, and what is left of the snapshot is deleted.
+        return True
+
+
+def is_finished(store: ObjectStore, name: str, *, force: bool) -> bool:
+    """Whether the snapshot was deleted and nothing is left to do; raise ManifestError as `_has_tombstone`."""
+    return (
+        _has_tombstone(store, name, force=force)
+        and not open_removals(store, name)
+        and not any(store.exists(key) for key in store.list(f"snapshots/{name}"))
+    )
+
+
+def list_unfinished_deletions(store: ObjectStore) -> tuple[list[str], dict[str, str]]:
+    """The deleted snapshots of which something may be left, in the store or on the nodes.
+
+    Also those whose tombstone can't be read, with the reason: nothing of them is removed.
+    """
+    deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
+    unfinished = {*store.list_children("snapshots"), *(one.snapshot for one in open_removals(store))}
+    names: list[str] = []
+    unreadable: dict[str, str] = {}
+    for name in sorted(deleted & unfinished):
+        try:
+            if is_deleted(store, name):
+                names.append(name)
+        except ManifestError as error:
+            unreadable[name] = error.message
+    return names, unreadable
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,16 +25,20 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from cutline.snapshots.operations.deciding import key_of
+from cutline.snapshots.operations.committing import key_of
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.object_lists import read_lists
-from cutline.snapshots.operations.open_operations import RESTORE, read_open_operations
-from cutline.snapshots.operations.recorded import read_recorded_commits
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.operations.open_operations import RESTORE, read_open_operations, read_recorded_commits
+from cutline.snapshots.records.chains import (
+    find_place,
+    increment_label,
+    increment_numbers,
+    read_chain,
+    read_commit,
+    read_turn,
+)
 from cutline.snapshots.records.commit import Commit, Void
-from cutline.snapshots.records.commits import find_place, increment_label, increment_numbers, read_commit, read_turn
-from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.keys import Kind, ParsedKey
+from cutline.snapshots.records.documents import Kind, ManifestError, ParsedKey
 from cutline.snapshots.records.lost_chains import is_lost, lost_key
 from cutline.snapshots.records.operation_records import DONE, read_intent, read_outcome
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full

@@ -1,5 +1,20 @@
 """`gc`: find the garbage in the whole store, and remove it.
 
+These records are always kept:
+
+- of an operation with an intent and without an outcome;
+- of a create whose commit exists, or whose commit file is gone: check finds the loss by the record, and the file may be
+  put back;
+- of an operation that has left objects: its record proves that they are garbage;
+- of a create whose snapshot is being removed: its record proves whose the slots are that are still to be dropped;
+- of the check that stands for a snapshot which is still there: without that record, prune would take a bad one for a
+  good one and delete an older one, or would not know any more which was the newest that was found valid.
+
+Signs of life are removed a day after their operation has ended, and those of a check, a gc or a prune that was killed a
+day after the last one. All others are removed once their outcome is
+RECORD_SECONDS old, the intent first and the outcome last. If gc dies between the two, the operation still has its
+outcome, and the next gc removes it. In the other order the operation would appear to be open.
+
 Garbage never becomes needed again (snapshots/removal/garbage.py). So removing it needs neither the fleet's lock nor a
 second check; creates may run at the same time, and an interrupted gc can be repeated. The lock is taken only for
 settling, and only if it is free. Settling decides operations that died; without it their objects are kept as those of a
@@ -9,33 +24,215 @@ running operation.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import chain, groupby, islice
+from typing import NamedTuple
+
+from msgspec import UnsetType
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.nodes.clocks import note_clocks
 from cutline.fleet.nodes.lock import FleetBusyError
 from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Progress
-from cutline.snapshots.operations.exclusive import exclusive
+from cutline.snapshots.activity.ended_operations import REMOVAL_READ_MAX, read_checks, standing_check
 from cutline.snapshots.operations.leases import open_leases
-from cutline.snapshots.operations.open_operations import CREATE, read_open_operations
-from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.operations.open_operations import CREATE, OpenOperation, document_names, read_open_operations
+from cutline.snapshots.operations.operation import exclusive, record_outcome
 from cutline.snapshots.operations.settling import settle_operations
-from cutline.snapshots.records.commits import NAME
-from cutline.snapshots.records.keys import Kind, parse_key
+from cutline.snapshots.operations.signs import request_numbers, sign_numbers
+from cutline.snapshots.records.chains import NAME
+from cutline.snapshots.records.documents import Kind, ManifestError, parse_key
+from cutline.snapshots.records.operation_records import DONE, read_outcome
 from cutline.snapshots.records.store_identity import FLEET_KEY, read_identity
+from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
-from cutline.snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
-from cutline.snapshots.removal.old_records import RecordJudge, judge_probe
 from cutline.snapshots.removal.removal import open_removals
+from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.clock import machine_now, utc_now
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
+from cutline.storage.ids import OPERATION_ID
 from cutline.storage.probe import PROBES
-from cutline.storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError, Unfinished
+from cutline.storage.store import DeletionRefusedError, Listed, ObjectStore, StoreUnreachableError, Unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Something to remove: `objects`, deleted in this order, or `leftover`, an unfinished upload."""
+
+    kind: Kind
+    why: GarbageReason
+    objects: tuple[Listed, ...]
+    snapshot: str = ""
+    operation: str = ""
+    leftover: Unfinished | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """The size in bytes of each."""
+        sizes = [one.size for one in self.objects]
+        return [*sizes, self.leftover.size_bytes] if self.leftover else sizes
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRemoval:
+    """An object that the store refuses to delete, and why."""
+
+    key: str
+    reason: str
+
+
+class KeptKey(NamedTuple):
+    """By what kept objects are counted; `snapshot` is "" for objects of no snapshot."""
+
+    snapshot: str
+    reason: GarbageReason
+    text: str
+
+
+@dataclass(slots=True)
+class GcReport:
+    """What gc found and did. `kept` counts all that is not removed, needed objects included.
+
+    `unsettled` says why earlier operations were not settled first, "" if they were. `unknown` lists what is not
+    Cutline's: objects, and folders, which end with a slash.
+    """
+
+    grace_seconds: float
+    dry_run: bool = False
+    unsettled: str = ""
+    garbage: list[Garbage] = field(default_factory=list)
+    kept: dict[KeptKey, SizeTotal] = field(default_factory=dict)
+    open_operations: tuple[OpenOperation, ...] = ()
+    unknown: list[str] = field(default_factory=list)
+    refused: list[RefusedRemoval] = field(default_factory=list)
+    removed: SizeTotal = field(default_factory=SizeTotal)
+
+    def keep(self, snapshot: str, verdict: GarbageVerdict, size_bytes: int) -> None:
+        """Count an object that is kept."""
+        self.kept.setdefault(KeptKey(snapshot, verdict.why, verdict.text), SizeTotal()).add(size_bytes)
+
+
+RECORD_SECONDS = 30 * 86400.0
+# A probe takes seconds, and holds no lock.
+PROBE_SECONDS = 3600.0
+# Signs of life come every few seconds.
+SIGN_SECONDS = 86400.0
+PROBE = re.compile(rf"{PROBES}/{OPERATION_ID.pattern}/(read|(put|parts)-(once|raced-\d))")
+OUTCOME, INTENT = "outcome.json", "intent.json"
+ASKING_THREADS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFolder:
+    """A folder of `operations`: its objects in the order of removal. `verdict` is None if it is not Cutline's."""
+
+    folder: str
+    objects: tuple[Listed, ...]
+    verdict: GarbageVerdict | None
+
+
+def judge_probe(listed: Listed, now: datetime) -> GarbageVerdict | None:
+    """Judge a leftover of a probe by its age alone; return None if it is not Cutline's."""
+    if not PROBE.fullmatch(listed.key):
+        return None
+    is_over = listed.created_at <= now - timedelta(seconds=PROBE_SECONDS)
+    return GarbageVerdict(GarbageReason.LEFT_OVER if is_over else GarbageReason.YOUNG)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordJudge:
+    """Judges the records of operations.
+
+    `owners` are the operations that have left objects, `unfinished` the snapshots whose removal has no outcome.
+    """
+
+    store: ObjectStore
+    owners: Set[str]
+    unfinished: Set[str]
+    now: datetime
+    _removed: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    _checked: set[str] = field(default_factory=set)
+
+    def judge(self, listed: Iterable[Listed]) -> list[RecordFolder]:
+        """Judge every listed folder of `operations`."""
+        folders = [
+            (folder, tuple(group)) for folder, group in groupby(listed, key=lambda one: one.key.split("/", 2)[1])
+        ]
+        with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+            found = list(chain.from_iterable(threads.map(lambda one: self._judge_folder(*one), folders)))
+        old, needed = GarbageVerdict(GarbageReason.OLD_RECORD), GarbageVerdict(GarbageReason.NEEDED)
+        standing = self._standing_checks() if self._checked else set()
+        return [replace(one, verdict=needed) if one.verdict == old and one.folder in standing else one for one in found]
+
+    def _judge_folder(self, folder: str, listed: tuple[Listed, ...]) -> list[RecordFolder]:
+        objects = tuple(sorted(listed, key=_removal_order))
+        if not OPERATION_ID.fullmatch(folder):
+            return [RecordFolder(folder, objects, None)]
+        names = {one: one.key.split("/", 2)[2] for one in objects}
+        # Nobody answers a request without an operation.
+        is_alone = not {INTENT, OUTCOME} & set(names.values())
+        signs = tuple(
+            one for one in objects if sign_numbers([names[one]]) or (is_alone and request_numbers([names[one]]))
+        )
+        others = tuple(one for one in objects if one not in signs)
+        found = [RecordFolder(folder, others, self._verdict(folder, others[-1]))] if others else []
+        if signs:
+            is_open = INTENT in names.values() and OUTCOME not in names.values()
+            newest = max(one.created_at for one in objects)
+            is_over = not is_open and newest <= self.now - timedelta(seconds=SIGN_SECONDS)
+            why = GarbageReason.LEFT_OVER if is_over else GarbageReason.NEEDED
+            found.append(RecordFolder(folder, signs, GarbageVerdict(why)))
+        return found
+
+    def _verdict(self, operation: str, last: Listed) -> GarbageVerdict:
+        is_closed = last.key.endswith(f"/{OUTCOME}")
+        if operation in self.owners or not is_closed or last.created_at > self.now - timedelta(seconds=RECORD_SECONDS):
+            return GarbageVerdict(GarbageReason.NEEDED)
+        try:
+            outcome = read_outcome(self.store, operation)
+        except ManifestError:
+            outcome = None
+        if outcome is None or not isinstance(outcome.snapshot, str):
+            return GarbageVerdict(GarbageReason.UNCLEAR, f"the outcome of operation {operation} can't be read")
+        has_committed = outcome.kind == "create" and outcome.state == DONE
+        if has_committed and not self._is_removed(outcome.snapshot, is_full=outcome.increment == 0):
+            return GarbageVerdict(GarbageReason.NEEDED)
+        checked = () if isinstance(outcome.checked, UnsetType) else outcome.checked
+        self._checked.update(one.snapshot for one in checked if not self._is_removed(one.snapshot, is_full=True))
+        return GarbageVerdict(GarbageReason.OLD_RECORD)
+
+    def _standing_checks(self) -> set[str]:
+        """The checks, of those that prune reads, that stand for snapshots of which an old record is a check."""
+        checks = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX).by_snapshot
+        of_each = (checks[name] for name in self._checked if name in checks)
+        # The increments may have been pruned since: then only what stands for the full snapshot counts.
+        counts = ((found, {1, max(one.point.increment for one in found) + 1}) for found in of_each)
+        standing = (standing_check(found, count) for found, some in counts for count in some)
+        return {one.operation for one in standing if one is not None}
+
+    def _is_removed(self, snapshot: str, *, is_full: bool) -> bool:
+        """Whether the removal of the committed snapshot, or of the committed increment, is finished."""
+        if snapshot in self.unfinished:
+            return False
+        key = (snapshot, is_full)
+        if key not in self._removed:
+            try:
+                removed = is_deleted(self.store, snapshot) or (not is_full and is_only_full(self.store, snapshot))
+            except ManifestError:
+                removed = False
+            self._removed[key] = removed
+        return self._removed[key]
+
+
+def _removal_order(one: Listed) -> tuple[int, str]:
+    name = one.key.split("/", 2)[-1]
+    return {INTENT: 0, OUTCOME: 2}.get(name, 1), name
+
 
 THREADS_MAX = 16
 # How many removals are submitted at once. An interrupt waits for these.

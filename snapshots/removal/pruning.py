@@ -13,25 +13,26 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, Retention
-from cutline.fleet.label import own_label
+from cutline.fleet.messages import list_some
+from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
-from cutline.fleet.some_names import list_some
-from cutline.snapshots.activity.checks import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
+from cutline.snapshots.activity.ended_operations import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
 from cutline.snapshots.operations.leases import check_not_in_use
+from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import current_time, new_operation
-from cutline.snapshots.operations.recorded import document_names
-from cutline.snapshots.records.commits import read_commit, snapshot_names
+from cutline.snapshots.records.chains import read_commit, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
-from cutline.snapshots.removal.deletion import RemovalRun, hold_fleet, snapshot_removal
-from cutline.snapshots.removal.deletion_plan import (
+from cutline.snapshots.removal.deletion import (
+    RemovalRun,
+    hold_fleet,
     list_unfinished_deletions,
     plan_deletion,
     servers_of,
     slots_left_behind,
+    snapshot_removal,
     tombstone_of,
 )
-from cutline.snapshots.removal.increment_objects import CHAIN_FOLDERS, of_increments
 from cutline.snapshots.removal.removal import DELETE, PRUNE, Removal, RemovalResult, open_removals, remove_recorded
 from cutline.snapshots.removal.retention import (
     HeldSnapshot,
@@ -41,7 +42,7 @@ from cutline.snapshots.removal.retention import (
     check_rules,
     list_kept_instead,
 )
-from cutline.snapshots.removal.survey import SurveyedSnapshot, survey_snapshots
+from cutline.snapshots.removal.survey import CHAIN_FOLDERS, SurveyedSnapshot, of_increments, survey_snapshots
 from cutline.storage.clock import utc_now
 from cutline.storage.store import Listed, ObjectStore
 from cutline.wal.slots.slots import slot_name

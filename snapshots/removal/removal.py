@@ -24,10 +24,10 @@ from typing import NamedTuple, Protocol
 
 from cutline.fleet.progress import Progress, Reading
 from cutline.snapshots.operations.leases import check_not_in_use
+from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
-from cutline.snapshots.operations.recorded import read_open_intents
-from cutline.snapshots.operations.slot_owners import read_slot_owners
-from cutline.snapshots.records.commits import snapshot_names
+from cutline.snapshots.operations.slot_guard import read_slot_owners
+from cutline.snapshots.records.chains import snapshot_names
 from cutline.snapshots.records.operation_records import Intent, operation_key
 from cutline.snapshots.records.tombstones import Mark, put_mark
 from cutline.storage.errors import SnapshotError

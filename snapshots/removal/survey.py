@@ -7,24 +7,62 @@ for a damaged snapshot, because retention has to judge that too.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commits import listed_numbers
-from cutline.snapshots.records.cut_times import cut_time
-from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.chains import cut_time, listed_numbers, read_chain
+from cutline.snapshots.records.commit import Commit, LostList
+from cutline.snapshots.records.documents import ManifestError, parse_key
 from cutline.snapshots.records.lost_chains import ChainMarks, read_marks
-from cutline.snapshots.records.stored_object import LostList
 from cutline.snapshots.records.tombstones import RestorePoint
-from cutline.snapshots.removal.increment_objects import of_increments
-from cutline.snapshots.removal.size_total import SizeTotal
 from cutline.storage.errors import RefusedError
-from cutline.storage.store import Inventory, ObjectMissingError, ObjectStore
+from cutline.storage.store import Inventory, Listed, ObjectMissingError, ObjectStore
 from cutline.wal.segments.archive import ArchiveError
+
+
+@dataclass(slots=True)
+class SizeTotal:
+    """A number of objects and their total size."""
+
+    objects: int = 0
+    size_bytes: int = 0
+
+    @classmethod
+    def of(cls, listed: Iterable[Listed]) -> SizeTotal:
+        """The total of objects in a listing."""
+        total = cls()
+        for one in listed:
+            total.add(one.size)
+        return total
+
+    def add(self, size_bytes: int) -> None:
+        """Count one more object."""
+        self.objects += 1
+        self.size_bytes += size_bytes
+
+
+# Where a chain's increments have objects.
+COPY_FOLDERS = ("base", "schema", "lists")
+CHAIN_FOLDERS = ("increments", "wal", *COPY_FOLDERS)
+
+
+def of_increments(full: Commit) -> Callable[[str], bool]:
+    """Tells by its key whether an object is of increments: a commit, a further segment, what another create stored."""
+    needed = {one.key for one in full.named}
+    folders, copies = (
+        tuple(f"snapshots/{full.snapshot}/{part}/" for part in parts) for parts in (CHAIN_FOLDERS, COPY_FOLDERS)
+    )
+
+    def is_of_increments(key: str) -> bool:
+        if not key.startswith(copies):
+            return key.startswith(folders) and key not in needed
+        parsed = parse_key(full.snapshot, key)
+        return parsed is not None and parsed.owner != full.operation
+
+    return is_of_increments
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,23 +16,19 @@ from cutline.fleet.nodes.clocks import check_clocks
 from cutline.fleet.nodes.preconditions import find_node_problems
 from cutline.fleet.nodes.problems import refuse_unfit
 from cutline.fleet.nodes.sessions import Sessions, open_sessions
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import Progress, StepTimes
 from cutline.fleet.read_only.resume import check_terminal
-from cutline.fleet.step_times import StepTimes
 from cutline.fleet.tables.publications import check_exists, publication_names
 from cutline.snapshots.base_copy.copy_slots import drop_copy_slots, export_snapshots
-from cutline.snapshots.create.commit_counts import counted_full
-from cutline.snapshots.create.context import CreateContext, begin_full, undo_create
+from cutline.snapshots.create.context import CreateContext, CreateRequest, begin_full, counted_full, undo_create
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, LastCut, make_cut
 from cutline.snapshots.create.prepared_transactions import await_prepared
-from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.operations.committing import check_stored
 from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.operations.exclusive import check_exclusive
-from cutline.snapshots.operations.operation import commit_operation, record_operation
+from cutline.snapshots.operations.operation import check_exclusive, commit_operation, record_operation
 from cutline.snapshots.operations.slot_guard import preview_guard
-from cutline.snapshots.operations.stored_objects import check_stored
+from cutline.snapshots.records.chains import check_name, free_turn
 from cutline.snapshots.records.commit import FullSnapshot
-from cutline.snapshots.records.commits import check_name, free_turn
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.storage.store import ObjectStore

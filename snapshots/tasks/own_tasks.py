@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import TypeVar
 
+from cutline.fleet.nodes.connections import shut_down_sessions
 from cutline.fleet.nodes.sessions import Sessions
-from cutline.fleet.nodes.shut_down import shut_down_sessions
 from cutline.fleet.progress import Progress
 from cutline.storage.store import stoppable_requests
 

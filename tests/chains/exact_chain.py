@@ -26,8 +26,8 @@ from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.programs.wheel import run_tool
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.chains import read_chain

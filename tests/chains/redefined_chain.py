@@ -14,8 +14,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.tables.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, base_table
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import DefinitionChanges
-from cutline.snapshots.records.stored_object import StoredObject
+from cutline.snapshots.records.commit import DefinitionChanges, StoredObject
 from cutline.storage.digest import digest
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import Segment, SegmentRange

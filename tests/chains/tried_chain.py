@@ -14,9 +14,9 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Noting, Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.records.commit import Commit, DefinitionChanges
 from cutline.storage.errors import SnapshotError

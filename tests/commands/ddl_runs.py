@@ -11,7 +11,7 @@ from cutline.fleet.config import Node
 from cutline.fleet.nodes.watch import Watch
 from cutline.restore.ddl.archive import read_archive
 from cutline.restore.ddl.ddl import Ddl, DdlEntry
-from cutline.restore.rows.ledger import create_ledger
+from cutline.restore.rows.load import create_ledger
 from cutline.snapshots.ddl.dump import dump_archive
 
 NOTHING = Ddl("", (), (), ())

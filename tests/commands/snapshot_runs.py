@@ -24,12 +24,12 @@ from cutline.restore.plan import plan_restore
 from cutline.restore.report import RestoreReport
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.records.chains import snapshot_names
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.commits import snapshot_names
 from cutline.wal.slots.slots import drop_slot
 from tests.run.quick_spark import with_spark
 

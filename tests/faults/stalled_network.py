@@ -9,9 +9,9 @@ import psycopg
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.commit import Commit
 from tests.commands.snapshot_runs import (

@@ -15,9 +15,9 @@ import psycopg
 from cutline.fleet.config import Fleet
 from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.nodes.relation_locks import RelationLockedError
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.wal.slots.waiting import SlotWaitError
 from tests.commands.snapshot_runs import Runs

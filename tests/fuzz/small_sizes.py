@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import cutline.fleet.nodes.relation_locks
 import cutline.restore.rows.jobs
-import cutline.snapshots.base_copy.copy_plan
+import cutline.snapshots.base_copy.copy_tables
 import cutline.snapshots.create.make_cut
 import cutline.snapshots.fold.changed_keys
 import cutline.wal.decoding.changes
@@ -40,7 +40,7 @@ def drain_small(task: DrainTask) -> DrainReport:
 
 
 DRIVER_BOUNDS: Bounds = {
-    cutline.snapshots.base_copy.copy_plan: {"TASK_PAGES": 2, "TASK_TABLES": 2},
+    cutline.snapshots.base_copy.copy_tables: {"TASK_PAGES": 2, "TASK_TABLES": 2},
     cutline.snapshots.fold.changed_keys: {"COUNTED_FROM": 0, "KEYS_BYTES_MAX": 0},
     cutline.restore.rows.jobs: {"MIXED_GROUPS_MAX": 0},
     cutline.snapshots.create.make_cut: {"drain": drain_small},

@@ -9,8 +9,8 @@ import psycopg
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.listing.listing import list_store
 from cutline.wal.slots.slots import slot_name
 from tests.commands.snapshot_runs import Ready, Runs, slots_of

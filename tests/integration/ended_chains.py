@@ -6,7 +6,7 @@ import re
 from itertools import count
 
 from cutline.fleet.config import Node
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import SnapshotError
 from cutline.wal.slots.slots import drop_slots

@@ -12,7 +12,7 @@ from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.nodes.watch import watch_nodes
 from cutline.fleet.tables.groups import read_tables
 from cutline.restore.data_only.references import verify_references
-from cutline.restore.rows.load_target import LoadTarget
+from cutline.restore.rows.load import LoadTarget
 
 PARENTS = """
 CREATE TABLE parent (a int, b text, PRIMARY KEY (a, b)) PARTITION BY LIST (a);

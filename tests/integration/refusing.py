@@ -12,9 +12,9 @@ import pytest
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.storage.errors import SnapshotError
 from tests.run.archiving import archiving_by_spark
 

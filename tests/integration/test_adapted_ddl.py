@@ -22,8 +22,8 @@ from cutline.fleet.nodes.watch import Watch, watch_nodes
 from cutline.restore.ddl.ddl import refresh_views
 from cutline.restore.ddl.running import DdlRun
 from cutline.restore.ddl.unprivileged import adapt_ddl
-from cutline.restore.memberships import check_memberships, read_our_name
 from cutline.restore.rehearsal import refuse, rehearse
+from cutline.restore.roles import check_memberships, read_our_name
 from cutline.restore.targets.databases import drop_database
 from cutline.restore.targets.target import Target, TargetUnfitError, target_of
 from tests.commands.ddl_runs import NOTHING, ddl_of, make_ledger

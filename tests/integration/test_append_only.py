@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import cutline.snapshots.create.full_attempt
-import cutline.snapshots.create.increment_attempt
+import cutline.snapshots.create.full
+import cutline.snapshots.create.increment
 from cutline.cli.commands.check import lines_of as check_lines
 from cutline.cli.commands.create import document_of as create_document
 from cutline.cli.commands.create import lines_of as create_lines
@@ -24,14 +24,14 @@ from cutline.cli.output.restore_report import document_of as restore_document
 from cutline.cli.output.restore_report import lines_of as restore_lines
 from cutline.fleet.config import Fleet
 from cutline.fleet.nodes.connections import connect
-from cutline.fleet.tables.append_only import (
+from cutline.fleet.tables.table_state import (
     AppendOnlyChangedError,
     Counters,
     are_counters_unknown,
     has_changed,
     read_counters,
 )
-from cutline.snapshots.records.commits import increment_numbers
+from cutline.snapshots.records.chains import increment_numbers
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target
@@ -172,18 +172,16 @@ def test_an_update_during_a_create_is_found_before_the_commit(runs: Runs, monkey
         return update_and_work
 
     with monkeypatch.context() as patched:
-        patched.setattr(
-            cutline.snapshots.create.full_attempt, "_copy", update_before(cutline.snapshots.create.full_attempt._copy)
-        )
+        patched.setattr(cutline.snapshots.create.full, "_copy", update_before(cutline.snapshots.create.full._copy))
         with pytest.raises(AppendOnlyChangedError) as raised:
             runs.full(NAME)
     assert "since this snapshot was begun" in raised.value.message
     runs.full(NAME)
     with monkeypatch.context() as patched:
         patched.setattr(
-            cutline.snapshots.create.increment_attempt,
+            cutline.snapshots.create.increment,
             "take_cut",
-            update_before(cutline.snapshots.create.increment_attempt.take_cut),
+            update_before(cutline.snapshots.create.increment.take_cut),
         )
         with pytest.raises(AppendOnlyChangedError) as raised:
             runs.increment(NAME)

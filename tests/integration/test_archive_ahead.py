@@ -19,8 +19,8 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.between_cuts.archive_ahead import ArchivedAhead, archive_ahead
 from cutline.snapshots.between_cuts.supersede import supersede
 from cutline.snapshots.listing.listing import list_store
-from cutline.snapshots.operations.exclusive import exclusive
-from cutline.snapshots.records.commits import read_full
+from cutline.snapshots.operations.operation import exclusive
+from cutline.snapshots.records.chains import read_full
 from cutline.snapshots.records.lost_chains import ChainLostError
 from cutline.wal.slots.retained import read_waiting
 from cutline.wal.slots.slots import SlotLostError, slot_name

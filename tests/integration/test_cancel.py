@@ -19,9 +19,9 @@ import pytest
 import cutline.snapshots.activity.under_way as under_way
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.label import own_label, read_label
 from cutline.fleet.nodes.connections import connect
 from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.own_process import own_label, read_label
 from cutline.fleet.progress import Silent
 from cutline.snapshots.activity.cancelling import CancelResult, cancel_operations
 from cutline.snapshots.activity.under_way import read_under_way

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import cutline.snapshots.create.cut_markers
 import cutline.snapshots.create.make_cut
 from cutline.embedded.bank import read_invariants
 from cutline.embedded.bank_client import open_session
@@ -149,7 +148,7 @@ def run_round(runs: Runs, embedded: EmbeddedFleet, seed: int, monkeypatch: pytes
     runs.init()
     increments = Increments(runs)
     with monkeypatch.context() as patched, CausalWorkload(dsns, seed) as workload:
-        patched.setattr(cutline.snapshots.create.cut_markers, "write_markers", late_markers(chance))
+        patched.setattr(cutline.snapshots.create.make_cut, "write_markers", late_markers(chance))
         workload.wait(0.5)
         # Creating a full snapshot's slots waits for prepared transactions; later cuts wait for nothing.
         increments.take()

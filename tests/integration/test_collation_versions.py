@@ -13,9 +13,9 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.nodes.collation_versions import _read, difference_text
 from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Noting, Silent
-from cutline.snapshots.create.full_plan import preview_full
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import preview_full
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.create.request import CreateRequest
 from cutline.wal.drain.peek import open_reader
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute

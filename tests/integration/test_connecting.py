@@ -23,8 +23,7 @@ from cutline.fleet.nodes.connections import (
     connect_replication,
     database_name,
 )
-from cutline.fleet.nodes.privileges import find_decoding_problems, read_role
-from cutline.fleet.nodes.problems import NodeUnfitError
+from cutline.fleet.nodes.problems import NodeUnfitError, find_decoding_problems, read_role
 from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.programs.wheel import wheel_bin_directory
 from cutline.snapshots.ddl.dump import dump_archive

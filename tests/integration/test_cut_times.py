@@ -88,7 +88,7 @@ def test_each_node_has_its_own_last_commit_and_an_idle_one_its_marker(
     # As if every node's clock had been an hour ahead at the cut before, and set back since.
     ahead = Time.of((ended + timedelta(hours=1)).astimezone(UTC))
     monkeypatch.setattr(
-        "cutline.snapshots.create.chain_state.LastCut", lambda *before: LastCut(*before[:3], last_commit_at=ahead)
+        "cutline.snapshots.create.context.LastCut", lambda *before: LastCut(*before[:3], last_commit_at=ahead)
     )
     fourth = runs.increment(NAME)
     assert [node.last_commit_at for node in fourth.cut.nodes] == [node.marked_at for node in fourth.cut.nodes]

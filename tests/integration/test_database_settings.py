@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.nodes.connections import connect, with_database
-from cutline.fleet.nodes.privileges import quote
+from cutline.fleet.nodes.problems import quote
 from cutline.fleet.progress import Silent
 from cutline.fleet.read_only.frozen import freeze, thaw
 from cutline.restore.ddl.ddl import SchemaLoadError
@@ -30,14 +30,13 @@ from cutline.restore.plan import plan_restore
 from cutline.restore.preview import preview_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import resume_restore
-from cutline.restore.targets.database_records import DatabaseRecord, Phase, record_text
+from cutline.restore.targets.databases import DatabaseRecord, Phase, record_text
 from cutline.restore.targets.target import TargetUnfitError
-from cutline.restore.undoing.abandoning import abandon_restore
-from cutline.restore.unfinished import UnfinishedRestoreError
-from cutline.restore.unfinished_checks import NothingUnfinishedError
+from cutline.restore.undoing.undoing import abandon_restore
+from cutline.restore.unfinished import NothingUnfinishedError, UnfinishedRestoreError
 from cutline.snapshots.ddl.database_facts import read_properties
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.database_facts import DatabaseProperties, DatabaseSetting
+from cutline.snapshots.records.commit import DatabaseProperties, DatabaseSetting
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.storage.errors import StoppedError
 from tests.commands.in_process import run_as_text, run_here

@@ -18,7 +18,7 @@ from cutline.fleet.nodes.watch import watch_nodes
 from cutline.fleet.programs.wheel import run_tool
 from cutline.restore.ddl.ddl import SchemaLoadError
 from cutline.restore.ddl.running import DdlRun
-from cutline.restore.rows.ledger import has_ledger
+from cutline.restore.rows.load import has_ledger
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute
 from tests.integration.test_definitions import ROLES, run_script

@@ -22,10 +22,8 @@ from cutline.fleet.nodes.watch import watch_nodes
 from cutline.restore.ddl.ddl import DdlEntry, refresh_views, set_sequences
 from cutline.restore.ddl.running import DdlRun
 from cutline.restore.rehearsal import rehearse
-from cutline.restore.rows.ledger import LoadError
-from cutline.restore.rows.loaders import load_error
-from cutline.restore.targets.superusers import Superusers
-from cutline.restore.targets.target import Target, target_of
+from cutline.restore.rows.load import LoadError, load_error
+from cutline.restore.targets.target import Superusers, Target, target_of
 from cutline.snapshots.records.commit import Sequence
 from tests.commands.ddl_runs import NOTHING, ddl_of, make_ledger
 from tests.commands.in_process import run_here

@@ -23,8 +23,7 @@ from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.operation import begin, new_operation
 from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.documents import seal
-from cutline.snapshots.records.keys import base_prefix
+from cutline.snapshots.records.documents import base_prefix, seal
 from cutline.snapshots.records.operation_records import Outcome, operation_key
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from cutline.storage.digest import digest

@@ -18,7 +18,7 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
 from cutline.fleet.read_only.resume import resume_fleet
-from cutline.fleet.tables.event_triggers import EventTriggerError
+from cutline.fleet.tables.publications import EventTriggerError
 from cutline.snapshots.create.initialise import initialise
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
 from tests.integration.own_shard import database_on

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cutline.cli.spark.protection import PROTECTION, SECRET
+from cutline.cli.spark.settings import PROTECTION, SECRET
 from tests.commands.snapshot_runs import configure_fleet, slots_of
 from tests.integration.refusing import read_changeable
 from tests.run.quick_spark import QUICK

@@ -7,7 +7,7 @@ import pytest
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import load_fleet
 from cutline.fleet.nodes.connections import NodeUnreachableError, connect
-from cutline.snapshots.base_copy.exported_snapshot import open_exported
+from cutline.snapshots.base_copy.copy_slots import open_exported
 
 
 def test_a_session_sees_its_exported_snapshot_while_another_session_holds_that(shared_fleet: EmbeddedFleet) -> None:

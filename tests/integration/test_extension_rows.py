@@ -25,17 +25,15 @@ from msgspec import structs
 from psycopg.conninfo import make_conninfo
 
 from cutline.cli.commands.create import lines_of as create_lines
-from cutline.fleet.config import Fleet, GroupRules
-from cutline.fleet.fleet_file import AssertionTable
+from cutline.fleet.config import AssertionTable, Fleet, GroupRules
 from cutline.fleet.nodes.connections import connect, with_database
 from cutline.fleet.nodes.encodings import RAW
-from cutline.fleet.programs.wheel import run_tool
-from cutline.fleet.programs.wheel_copy import shared_temporary_directory
+from cutline.fleet.programs.wheel import run_tool, shared_temporary_directory
 from cutline.fleet.progress import Silent
 from cutline.fleet.tables.left_out import LeftOutKind
 from cutline.restore.checked_ddl import _find_extension_rows
-from cutline.restore.data_only.checker import TablesUnfitError
-from cutline.restore.ddl.function_paths import run_statements
+from cutline.restore.data_only.filled_tables import TablesUnfitError
+from cutline.restore.ddl.statements import run_statements
 from cutline.restore.drill.assertions import AssertionResult
 from cutline.restore.drill.drill import verdict_of
 from cutline.restore.obstacles.obstacles import Obstacles
@@ -45,8 +43,8 @@ from cutline.restore.preview import preview_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
 from cutline.restore.targets.target import TargetUnfitError
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.ddl.archive import EXTENSION
 from cutline.snapshots.globals import extension_rows
 from cutline.snapshots.globals.extension_rows import (

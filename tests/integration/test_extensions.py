@@ -18,7 +18,7 @@ from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
 from cutline.restore.ddl.ddl import SchemaLoadError
 from cutline.restore.drill.drill import run_drill
-from cutline.restore.drill.place import DrillUnfitError
+from cutline.restore.drill.servers import DrillUnfitError
 from cutline.restore.request import RestoreRequest
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from cutline.fleet.progress import Noting, Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.storage.errors import SnapshotError
 from tests.chains.tried_chain import Tried, tried
 from tests.commands.snapshot_runs import slots_of

@@ -37,9 +37,9 @@ ENDING_SECONDS_MAX = 60
 OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
 # Many small tasks, all changes folded by Spark.
 COMMAND = """
-import cutline.snapshots.base_copy.copy_plan
-import cutline.snapshots.fold.limits as limits, cutline.snapshots.tasks.dealing as dealing
-cutline.snapshots.base_copy.copy_plan.TASK_PAGES = 8
+import cutline.snapshots.base_copy.copy_tables
+import cutline.snapshots.fold.limits as limits, cutline.snapshots.tasks.spark_jobs as dealing
+cutline.snapshots.base_copy.copy_tables.TASK_PAGES = 8
 dealing.LANE_BYTES = 1
 limits.CHANGES_MAX = limits.CHOSEN_CHANGES_MAX = 0
 from cutline.cli.main import main

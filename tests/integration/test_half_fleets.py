@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.create.request import CreateRequest
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, names_of_snapshots
 from tests.integration.refusing import NoSpark, refused
 

@@ -16,15 +16,13 @@ import psycopg
 import pytest
 
 import cutline.fleet.nodes.connections as connections
-import cutline.snapshots.base_copy.copy_plan
 import cutline.snapshots.base_copy.copy_tables
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.nodes.connections import connect, with_database
 from cutline.fleet.tables.groups import read_tables
-from cutline.snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
-from cutline.snapshots.base_copy.destination import CopyDestination
-from cutline.snapshots.create.sequences import read_sequences
+from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
+from cutline.snapshots.create.counters import read_sequences
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.storage.errors import error_of
 from cutline.storage.location import StoreLocation
@@ -111,7 +109,7 @@ def test_functions_of_indexes_and_statistics_do_not_run_when_a_table_is_copied(
     own: Fleet, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, task_pages: int
 ) -> None:
     """The planner evaluates what is constant in them, as the role of the session, for any query of the table."""
-    monkeypatch.setattr(cutline.snapshots.base_copy.copy_plan, "TASK_PAGES", task_pages)
+    monkeypatch.setattr(cutline.snapshots.base_copy.copy_tables, "TASK_PAGES", task_pages)
     monkeypatch.setattr(cutline.snapshots.base_copy.copy_tables, "TASK_PAGES", task_pages)
     (node,) = own.primaries
     execute(

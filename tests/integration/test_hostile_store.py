@@ -16,8 +16,8 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Silent
 from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.operations.open_operations import open_operation_ids
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
-from cutline.snapshots.operations.recorded import open_operation_ids
 from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.operations.slot_guard import read_kept_chains
 from cutline.snapshots.records.operation_records import Intent

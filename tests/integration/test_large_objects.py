@@ -22,9 +22,9 @@ from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
 from cutline.restore.rows.large_objects import load_large
 from cutline.snapshots.base_copy.large_objects import PART_BYTES
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
-from cutline.snapshots.create.request import CreateRequest
-from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.in_process import run_here

@@ -17,9 +17,9 @@ import pytest
 from cutline.embedded.fleet import stop_fleet
 from cutline.fleet.config import Node
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.records.chains import read_chain
 from cutline.storage.errors import SnapshotError
 from cutline.wal.slots.replay import ReplayLagError

@@ -16,7 +16,7 @@ from cutline.restore.obstacles.obstacles import Obstacles
 from cutline.restore.obstacles.server import check_locales
 from cutline.restore.targets.databases import create_database, drop_database
 from cutline.restore.targets.target import TargetUnfitError, target_of
-from cutline.snapshots.records.database_facts import DatabaseFacts, UsedCollation
+from cutline.snapshots.records.commit import DatabaseFacts, UsedCollation
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import MAJORS, require_server
 

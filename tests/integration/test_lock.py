@@ -22,11 +22,10 @@ import cutline.fleet.nodes.lock
 from cutline.cli.watch.turn import LOST_HINT, RENEW_SECONDS, take_turn
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode, running_pid
-from cutline.fleet.label import own_label
-from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.connections import connect, shut_down
 from cutline.fleet.nodes.lock import FleetBusyError, lock_class, lock_fleet, take_lock
 from cutline.fleet.nodes.sessions import open_sessions
-from cutline.fleet.nodes.shut_down import shut_down
+from cutline.fleet.own_process import own_label
 from tests.commands.snapshot_runs import Runs, run_command, runs_on
 from tests.held.lock_holders import read_lock_holders
 from tests.integration.refusing import execute, refused, take_increment

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.programs.wheel_copy import shared_temporary_directory
+from cutline.fleet.programs.wheel import shared_temporary_directory
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_copies
 from tests.integration.refusing import execute
 from tests.run.soak import SOAK_SECONDS

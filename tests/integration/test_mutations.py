@@ -19,7 +19,7 @@ from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.progress import Silent
 from cutline.restore.ddl.ddl import SchemaLoadError
-from cutline.restore.rows.ledger import LoadError
+from cutline.restore.rows.load import LoadError
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.mutations.sealing import planted, resealed
 from tests.mutations.table import Trial

@@ -12,14 +12,14 @@ import pytest
 
 from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
-from cutline.snapshots.base_copy.destination import CopyDestination
-from cutline.snapshots.create import full_attempt, prepare_tables
+from cutline.snapshots.base_copy.copy_ranges import CopyDestination
+from cutline.snapshots.create import full, prepare_tables
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.operations import object_lists
+from cutline.snapshots.operations.committing import ObjectsNotStoredError
 from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.operations.object_lists import check_commit_stored
-from cutline.snapshots.operations.stored_objects import ObjectsNotStoredError
 from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.tasks import spark_jobs
@@ -76,7 +76,7 @@ def list_in_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def list_in_executors(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (full_attempt, prepare_tables):
+    for module in (full, prepare_tables):
         monkeypatch.setattr(module, "CopyDestination", partial(CopyDestination, reported_max=0))
 
 
@@ -147,7 +147,7 @@ def test_what_an_executor_lists_and_the_store_lacks_is_not_committed(
         store.delete(store.list(f"snapshots/{NAME}/base")[0])
         check_commit_stored(store, commit)
 
-    monkeypatch.setattr(full_attempt, "check_commit_stored", lose_one)
+    monkeypatch.setattr(full, "check_commit_stored", lose_one)
     with pytest.raises(ObjectsNotStoredError, match="lacks snapshots/listed/base/"):
         runs.full(NAME)
     assert names_of_snapshots(runs.fleet) == []

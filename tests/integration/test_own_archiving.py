@@ -17,8 +17,8 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from tests.commands.snapshot_runs import Runs, run_command, runs_on
 from tests.integration.refusing import NoSpark, execute
 from tests.run.archiving import archiving_by_spark

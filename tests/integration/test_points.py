@@ -17,9 +17,9 @@ from cutline.fleet.config import Retention, load_fleet
 from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
 from cutline.fleet.read_only.resume import resume_fleet
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.operations import leases, object_lists
 from cutline.snapshots.operations.crash_points import (
     FREEZE_POINTS,

@@ -27,7 +27,7 @@ from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
 from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.removal.gc import collect_garbage
 from cutline.storage.open import open_store
 from cutline.storage.store import DeletionRefusedError, ObjectStore, WritingRefusedError

@@ -18,10 +18,8 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import connect
+from cutline.fleet.nodes.connections import PINNED_SETTINGS, SessionUnfitError, connect
 from cutline.fleet.nodes.encodings import RAW
-from cutline.fleet.nodes.pinned import PINNED_SETTINGS
-from cutline.fleet.nodes.poolers import SessionUnfitError
 from cutline.fleet.nodes.problems import NodeUnfitError
 from cutline.fleet.nodes.watch import watch_nodes
 from cutline.fleet.progress import Silent

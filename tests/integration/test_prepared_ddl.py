@@ -25,9 +25,9 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.nodes.relation_locks import PUBLISHING
 from cutline.fleet.progress import Noting, Silent
 from cutline.snapshots.create import prepared_transactions
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.prepared_transactions import DDL_QUERY
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import SnapshotError
 from cutline.wal.drain.prepare_record import changes_catalogs

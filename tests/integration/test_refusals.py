@@ -24,9 +24,9 @@ from cutline.restore.preview import preview_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
 from cutline.restore.targets.target import lock_targets
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here

@@ -24,8 +24,7 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.listing.listing import list_store
 from cutline.snapshots.records.lost_chains import ChainLostError
-from cutline.snapshots.removal.deletion import delete_snapshot
-from cutline.snapshots.removal.deletion_plan import DeletionPlan
+from cutline.snapshots.removal.deletion import DeletionPlan, delete_snapshot
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
 from cutline.wal.slots.slots import check_slot, slot_name, slot_state

@@ -19,11 +19,11 @@ from psycopg import sql
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Noting, Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.records.commit import DefinitionChanges
 from cutline.wal.slots.slots import drop_slots
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies

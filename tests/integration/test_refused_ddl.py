@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import cutline.fleet.programs.clients as clients
-import cutline.snapshots.ddl.dump_faults as dump_faults
+import cutline.snapshots.ddl.dump as dump_faults
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import load_fleet
 from cutline.fleet.nodes.connections import NodeUnreachableError, with_database

@@ -30,7 +30,7 @@ from cutline.restore.ddl.running import EARLIER, DdlRun
 from cutline.restore.ddl.statements import is_statements_alone
 from cutline.restore.report import RefusedStatement, describe_refusals
 from cutline.restore.targets.target import target_of
-from cutline.snapshots.records.database_facts import DatabasePrivilege, DatabaseProperties
+from cutline.snapshots.records.commit import DatabasePrivilege, DatabaseProperties
 from tests.commands.ddl_runs import NOTHING, dumped_ddl
 from tests.integration.refusing import execute
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from cutline.cli.output.format import time_text
+from cutline.cli.output.tables import time_text
 from cutline.embedded.fleet import EmbeddedFleet
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Runs, removing_new_transfers, runs_on

@@ -19,8 +19,8 @@ from cutline.fleet.progress import Silent
 from cutline.fleet.tables.publications import PublicationChangedError
 from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.listing.listing import list_store
 from cutline.snapshots.listing.recovery_plan import plan_recovery
 from cutline.snapshots.operations.crash_points import CrashPoint

@@ -23,11 +23,10 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Silent
-from cutline.snapshots.create.full import create_full
-from cutline.snapshots.create.full_plan import preview_full
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import create_full, preview_full
 from cutline.snapshots.create.increment import preview_increment
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.listing.listing import Listing, list_store
 from cutline.snapshots.operations.slot_guard import guard_nodes
 from cutline.snapshots.records.lost_chains import ChainLostError, lost_key

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import cutline.snapshots.create.cut_markers as cut_markers
+import cutline.snapshots.create.make_cut as cut_markers
 import cutline.snapshots.create.make_cut as cutting
 from cutline.cli.commands.create import document_of
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.records.chains import increment_numbers, read_commit
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.commits import increment_numbers, read_commit
 from cutline.storage.errors import SnapshotError
 from cutline.wal.cut.markers import Marker, WrittenMarker
 from tests.commands.in_process import run_here
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "retried"
 # `snapshot` that writes no start markers, and takes the end of WAL for their positions.
 WITHOUT_START_MARKERS = """
-import cutline.snapshots.create.cut_markers as cut_markers
+import cutline.snapshots.create.make_cut as cut_markers
 from datetime import UTC, datetime
 from cutline.fleet.lsn import Lsn
 from cutline.wal.cut.markers import WrittenMarker

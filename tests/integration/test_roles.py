@@ -19,9 +19,9 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.nodes.problems import NodeUnfitError, Purpose, grants_of
 from cutline.fleet.progress import Silent
 from cutline.fleet.read_only.resume import resume_fleet
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chains import read_chain
 from cutline.storage.errors import SnapshotError

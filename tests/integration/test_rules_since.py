@@ -16,8 +16,8 @@ from msgspec import structs
 from cutline.fleet.progress import Silent
 from cutline.fleet.tables.left_out import LeftOutKind
 from cutline.fleet.tables.publications import TableNotAdmissibleError
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import preview_increment
-from cutline.snapshots.create.request import CreateRequest
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute

@@ -21,9 +21,8 @@ from cutline.embedded import confine
 from cutline.embedded.fleet import stop_fleet
 from cutline.embedded.sandbox import Confinement, UnconfinedError, find_confinement, start_sandboxed
 from cutline.embedded.server import ServerFailedError
-from cutline.fleet.fleet_file import DrillTable
-from cutline.fleet.programs.wheel import SERVER_PROGRAMS
-from cutline.fleet.programs.wheel_copy import shared_temporary_directory
+from cutline.fleet.config import DrillTable
+from cutline.fleet.programs.wheel import SERVER_PROGRAMS, shared_temporary_directory
 from cutline.fleet.progress import Noting, Silent
 from cutline.restore.drill.servers import check_confinement
 from tests.integration.sandbox_look import SECRET, SHOWN

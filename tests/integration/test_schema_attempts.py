@@ -18,9 +18,9 @@ from cutline.fleet.progress import Noting
 from cutline.fleet.tables.groups import SchemaChangedError
 from cutline.fleet.tables.publications import ensure_publications
 from cutline.restore.against_ddl import check_against_ddl
-from cutline.restore.rows.ledger import LoadError
+from cutline.restore.rows.load import LoadError
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.records.chains import read_chain
 from cutline.wal.slots.slots import slot_name

@@ -9,8 +9,8 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.restore.ddl.database_ddl import setting_statement
-from cutline.restore.ddl.function_paths import path_elements
-from cutline.snapshots.ddl.search_path import list_elements, read_search_path
+from cutline.restore.ddl.statements import path_elements
+from cutline.snapshots.ddl.database_facts import list_elements, read_search_path
 from tests.integration.own_shard import database_on
 
 SCHEMAS = ("foo", "Bar", 'a "b", c', "pub", "Ärea")

@@ -19,8 +19,8 @@ from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.nodes.sessions import in_parallel
 from cutline.fleet.nodes.watch import watch_nodes
 from cutline.restore.ddl.ddl import refresh_views
-from cutline.restore.ddl.function_paths import RESTRICTED_VERSION
 from cutline.restore.ddl.running import DdlRun
+from cutline.restore.ddl.statements import RESTRICTED_VERSION
 from cutline.restore.refused import _unqualified
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute

@@ -10,12 +10,11 @@ from msgspec import structs
 
 from cutline.cli.views.node_status import read_nodes
 from cutline.cli.watch.fleet_source import FleetSource
-from cutline.cli.watch.silent_watch import SilentWatch, SilentWatchError
-from cutline.cli.watch.turn import take_turn
+from cutline.cli.watch.turn import SilentWatch, SilentWatchError, take_turn
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.label import end_sessions_statement, own_label
 from cutline.fleet.nodes.connections import connect
 from cutline.fleet.nodes.lock import FleetBusyError
+from cutline.fleet.own_process import end_sessions_statement, own_label
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
 from cutline.snapshots.activity.cancelling import CancelResult, cancel_operations

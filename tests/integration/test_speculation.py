@@ -41,9 +41,9 @@ def note(what):
         time.sleep(12)
 
 if "pyspark.daemon" in " ".join(sys.orig_argv):
-    import cutline.restore.rows.loaders, cutline.snapshots.base_copy.object_writer
-    close = cutline.snapshots.base_copy.object_writer.ObjectWriter.close
-    finish = cutline.restore.rows.loaders.Loaders.finish
+    import cutline.restore.rows.load, cutline.snapshots.base_copy.copy_ranges
+    close = cutline.snapshots.base_copy.copy_ranges.ObjectWriter.close
+    finish = cutline.restore.rows.load.Loaders.finish
 
     def close_and_note(writer):
         close(writer)
@@ -53,8 +53,8 @@ if "pyspark.daemon" in " ".join(sys.orig_argv):
         finish(loaders)
         note("load")
 
-    cutline.snapshots.base_copy.object_writer.ObjectWriter.close = close_and_note
-    cutline.restore.rows.loaders.Loaders.finish = finish_and_note
+    cutline.snapshots.base_copy.copy_ranges.ObjectWriter.close = close_and_note
+    cutline.restore.rows.load.Loaders.finish = finish_and_note
 """
 
 

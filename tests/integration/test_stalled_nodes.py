@@ -30,7 +30,7 @@ from cutline.fleet.progress import Silent
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import resume_restore
 from cutline.restore.unfinished import UnfinishedRestoreError
-from cutline.snapshots.create.request import CreateRequest
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.restore_point.restore_point import create_restore_point
 from cutline.storage.errors import SnapshotError, UnreachableError
 from tests.commands.snapshot_runs import (

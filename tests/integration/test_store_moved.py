@@ -12,9 +12,9 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.store_identity import StoreIdentity

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cutline.fleet.label import own_label
+from cutline.fleet.own_process import own_label
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.run.quick_spark import SETTINGS
 
@@ -72,7 +72,9 @@ def test_a_check_runs_as_a_user_without_a_name_or_a_home(shared_fleet: EmbeddedF
 
 @can_change_user
 def test_a_label_has_the_number_of_a_user_without_a_name() -> None:
-    code = f"import os; from cutline.fleet.label import own_label; os.setuid({UID}); print(own_label('create', 'a'))"
+    code = (
+        f"import os; from cutline.fleet.own_process import own_label; os.setuid({UID}); print(own_label('create', 'a'))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
     )

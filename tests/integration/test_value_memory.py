@@ -25,11 +25,8 @@ from cutline.columns.allocator import SYSTEM, VARIABLE
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.nodes.connections import connect
 from cutline.fleet.tables.groups import Group
-from cutline.restore.rows.ledger import create_ledger
-from cutline.restore.rows.load import BaseLoadTask, SegmentLoadTask, load_task
-from cutline.restore.rows.load_target import Feed, LoadTarget
-from cutline.snapshots.base_copy.copy_ranges import CopyReport, CopyTask, PageRange, copy_ranges
-from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.restore.rows.load import BaseLoadTask, Feed, LoadTarget, SegmentLoadTask, create_ledger, load_task
+from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyReport, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.fold.sources import BaseSource, SegmentSource, Source
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.drain import drain

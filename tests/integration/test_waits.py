@@ -20,9 +20,9 @@ from cutline.fleet.config import Fleet, Node, load_fleet
 from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.prepared_transactions import await_prepared
-from cutline.snapshots.create.request import CreateRequest
 from cutline.storage.errors import SnapshotError
 from cutline.wal.slots.slots import create_exported_slot, drop_slot
 from cutline.wal.slots.waiting import SlotWaitError

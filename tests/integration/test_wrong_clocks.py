@@ -13,13 +13,12 @@ from cutline.embedded.fleet import stop_fleet
 from cutline.fleet.config import Retention
 from cutline.fleet.nodes.clocks import ClocksDifferError
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.operations.operation import current_time
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.chains import chain_at, cut_time, read_chain
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.cut_times import chain_at, cut_time
 from cutline.snapshots.removal.pruning import PrunePlan, prune_store
 from cutline.storage.clock import follow_machine
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet

@@ -18,7 +18,7 @@ from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.tables.groups import Group, column_list, number_groups, qualify, read_tables
 from cutline.fleet.tables.publications import ensure_publications, publication_names
-from cutline.snapshots.base_copy.exported_snapshot import open_exported
+from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask

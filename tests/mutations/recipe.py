@@ -7,11 +7,11 @@ from typing import Any
 
 from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
-from cutline.restore.targets.target_checks import find_xml_columns
+from cutline.restore.targets.target import find_xml_columns
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.fold.find_sources import sources_of
 from cutline.snapshots.fold.sources import SegmentSource
-from cutline.snapshots.records.large_objects import list_large_objects
+from cutline.snapshots.records.commit import list_large_objects
 from cutline.storage.errors import SnapshotError
 from tests.mutations.world import NAME, World
 

@@ -22,12 +22,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from cutline.cli.folders.cache_folder import cache_folder
+from cutline.cli.folders.private_folder import cache_folder
 from cutline.embedded.fleet import start_fleet, stop_fleet
-from cutline.fleet.ownership import is_own_alone
+from cutline.fleet.own_process import is_own_alone
 from cutline.fleet.programs.clients import PROGRAMS as CLIENT_PROGRAMS
-from cutline.fleet.programs.wheel import wheel_bin_directory
-from cutline.fleet.programs.wheel_copy import shared_temporary_directory
+from cutline.fleet.programs.wheel import shared_temporary_directory, wheel_bin_directory
 from tests.servers.packages import WHOLE, WITH_ICU, Package
 
 REQUIRED = os.environ.get("SNAPSHOT_TEST_SERVERS") == "required"

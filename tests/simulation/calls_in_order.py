@@ -8,8 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 from cutline.snapshots.activity import ended_operations
-from cutline.snapshots.records import chains, commits
-from cutline.snapshots.removal import gc, old_records, removal
+from cutline.snapshots.records import chains
+from cutline.snapshots.removal import gc, removal
 
 
 class InlineExecutor:
@@ -34,6 +34,6 @@ class InlineExecutor:
 def calls_in_order() -> Iterator[None]:
     """Run everything that reads or removes objects without threads."""
     with ExitStack() as stack:
-        for module in (chains, commits, ended_operations, gc, old_records, removal):
+        for module in (chains, chains, ended_operations, gc, gc, removal):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", InlineExecutor))
         yield

@@ -18,26 +18,31 @@ from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.nodes.baseline import NodeIdentity
 from cutline.snapshots.create.continuable import check_commits, check_objects
-from cutline.snapshots.operations.deciding import has_committed
-from cutline.snapshots.operations.exclusive import check_exclusive
-from cutline.snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
-from cutline.snapshots.operations.recorded import has_failed
+from cutline.snapshots.operations.committing import has_committed
+from cutline.snapshots.operations.open_operations import has_failed
+from cutline.snapshots.operations.operation import (
+    Operation,
+    check_exclusive,
+    commit_operation,
+    new_operation,
+    record_operation,
+)
 from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain, read_newest_part
-from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous
-from cutline.snapshots.records.commits import (
+from cutline.snapshots.records.chains import (
     check_name,
     check_not_pruned,
     commit_missing_error,
     free_turn,
     increment_numbers,
+    read_chain,
+    read_newest_part,
 )
+from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous, StoredObject
+from cutline.snapshots.records.commit_rules import count_listed
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import check_not_lost, is_lost
 from cutline.snapshots.records.operation_records import Intent, read_intent
-from cutline.snapshots.records.part_rules import count_listed
-from cutline.snapshots.records.stored_object import StoredObject
 from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from cutline.storage.digest import digest
 from cutline.storage.errors import BusyError, RefusedError

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cutline.snapshots.activity.command import Command
-from cutline.snapshots.activity.recording import Ending, record_without_intent
-from cutline.snapshots.listing.entry import Entry
-from cutline.snapshots.listing.listing import read_entry
+from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
+from cutline.snapshots.listing.listing import Entry, read_entry
 from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commits import snapshot_names
+from cutline.snapshots.records.chains import read_chain, snapshot_names
 from cutline.snapshots.records.operation_records import CONFLICTS, VALID, CheckedPoint, CheckResult
 from cutline.snapshots.records.store_identity import StoreIdentity
 from cutline.storage.ids import new_operation_id

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from cutline.fleet.progress import Progress
 from cutline.snapshots.listing import listing
-from cutline.snapshots.records import chains, commits, operation_records
+from cutline.snapshots.records import chains, operation_records
 from cutline.snapshots.records.operation_records import Outcome
 from cutline.snapshots.records.tombstones import Mark
 from cutline.snapshots.removal import garbage, pruning, removal
@@ -17,7 +17,7 @@ from cutline.storage.store import ObjectStore
 
 def folder_is_a_snapshot() -> AbstractContextManager[object]:
     """Take any folder with objects for a snapshot."""
-    return patch.object(commits, "is_committed", lambda store, name: True)
+    return patch.object(chains, "is_committed", lambda store, name: True)
 
 
 def gc_takes_what_is_open() -> AbstractContextManager[object]:
@@ -78,7 +78,7 @@ def mark_comes_last() -> AbstractContextManager[object]:
 def tombstone_not_looked_for() -> Iterator[None]:
     """List everything that has a commit, even if it is deleted."""
     with (
-        patch.object(commits, "is_deleted", lambda store, name: False),
+        patch.object(chains, "is_deleted", lambda store, name: False),
         patch.object(listing, "check_not_deleted", lambda store, name: None),
         patch.object(chains, "check_not_deleted", lambda store, name: None),
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.listing.listing import Entry
 from cutline.snapshots.records.chain import Chain
 from tests.simulation.create_processes import create_full, create_increment
 from tests.simulation.faulty_store import LatePut

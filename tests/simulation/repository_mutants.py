@@ -12,11 +12,11 @@ from unittest.mock import patch
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
-from cutline.snapshots.operations import committing, deciding, settling
+from cutline.snapshots.operations import committing, settling
 from cutline.snapshots.operations import operation as operations
+from cutline.snapshots.operations.open_operations import is_open, read_open_intents
 from cutline.snapshots.operations.operation import Operation
-from cutline.snapshots.operations.recorded import is_open, read_open_intents
-from cutline.snapshots.records import chains, commits
+from cutline.snapshots.records import chains
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.operation_records import Intent
 from cutline.storage.digest import digest
@@ -60,7 +60,7 @@ def _everywhere(name: str, broken: object, *modules: object) -> Iterator[None]:
 
 def no_void() -> AbstractContextManager[object]:
     """Settle by looking for the commit, without putting a void."""
-    return _everywhere("decide", deciding.has_committed, settling, operations)
+    return _everywhere("decide", committing.has_committed, settling, operations)
 
 
 def outcome_decides() -> AbstractContextManager[object]:
@@ -82,7 +82,7 @@ def outcome_decides() -> AbstractContextManager[object]:
 
 def void_at_another_key() -> AbstractContextManager[object]:
     """Put the void under the key of the next turn instead of the operation's own commit key."""
-    return patch.object(deciding, "key_of", lambda one: commits.commit_key(one.snapshot, one.increment, one.turn + 1))
+    return patch.object(committing, "key_of", lambda one: chains.commit_key(one.snapshot, one.increment, one.turn + 1))
 
 
 def interrupt_leaves_the_put() -> AbstractContextManager[object]:
@@ -154,7 +154,7 @@ def turn_used_again() -> AbstractContextManager[object]:
     """Use the same turn again after a void."""
 
     def broken(store: ObjectStore, name: str, increment: int) -> int:
-        commits.free_turn(store, name, increment)
+        chains.free_turn(store, name, increment)
         return 1
 
     return patch.object(create_processes, "free_turn", broken)
@@ -187,9 +187,9 @@ def undone_though_committed() -> AbstractContextManager[object]:
 def listing_counts() -> AbstractContextManager[object]:
     """Rely on the listing for increments instead of reading them by key."""
 
-    def broken(store: ObjectStore, name: str, increment: int) -> commits.CommitPlace:
-        is_listed = not increment or increment in commits.listed_numbers(store, name)
-        return commits.find_place(store, name, increment) if is_listed else commits.CommitPlace("", 1, None)
+    def broken(store: ObjectStore, name: str, increment: int) -> chains.CommitPlace:
+        is_listed = not increment or increment in chains.listed_numbers(store, name)
+        return chains.find_place(store, name, increment) if is_listed else chains.CommitPlace("", 1, None)
 
     return patch.multiple(chains, read_place=broken, find_place=broken)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
-from cutline.snapshots.listing.entry import Entry
-from cutline.snapshots.operations.open_operations import OpenOperation
-from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.listing.listing import Entry
+from cutline.snapshots.operations.open_operations import OpenOperation, read_open_intents
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.operation_records import read_outcome

@@ -15,8 +15,7 @@ from cutline.snapshots.operations.operation import current_time, record_outcome
 from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
-from cutline.snapshots.removal.deletion import RemovalRun, delete_locked
-from cutline.snapshots.removal.deletion_plan import is_finished
+from cutline.snapshots.removal.deletion import RemovalRun, delete_locked, is_finished
 from cutline.snapshots.removal.gc import RESUMABLE_SECONDS, find_garbage, remove_garbage
 from cutline.snapshots.removal.pruning import PrunePlan, prune_locked
 from cutline.storage.errors import RefusedError, UnreachableError

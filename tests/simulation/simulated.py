@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 from cutline.snapshots.operations import leases, settling
 from cutline.snapshots.operations import operation as operations
-from cutline.snapshots.records import commits, documents
+from cutline.snapshots.records import chains, documents
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.removal import deletion_plan, garbage, pruning
+from cutline.snapshots.removal import deletion, garbage, pruning
 from cutline.snapshots.removal import gc as collecting
 from cutline.storage import ids, storing
 from tests.simulation.calls_in_order import calls_in_order
@@ -55,7 +55,7 @@ def check_once(commit: Commit) -> None:
         _checked[id(commit)] = commit
 
 
-_REAL_UNSEAL, _REAL_PARSE, _REAL_CHECK = documents.unseal, documents.parse_document, commits.check_commit
+_REAL_UNSEAL, _REAL_PARSE, _REAL_CHECK = documents.unseal, documents.parse_document, chains.check_commit
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (garbage, "utc_now", now),
             (collecting, "utc_now", now),
             (collecting, "machine_now", now),
-            (deletion_plan, "utc_now", now),
+            (deletion, "utc_now", now),
             (pruning, "utc_now", now),
             (leases, "_renewing", without_renewals),
             (leases, "own_label", lambda kind, name: f"cutline {kind} {name} ops@db7:1"),
@@ -95,10 +95,10 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (storing, "time", SimpleNamespace(sleep=sleep)),
             (settling, "drop_slots", drop_slots),
             (documents, "unseal", unseal_once),
-            (commits, "unseal", unseal_once),
+            (chains, "unseal", unseal_once),
             (documents, "parse_document", parse_once),
-            (commits, "parse_document", parse_once),
-            (commits, "check_commit", check_once),
+            (chains, "parse_document", parse_once),
+            (chains, "check_commit", check_once),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

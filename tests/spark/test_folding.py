@@ -15,8 +15,7 @@ import cutline.snapshots.fold.limits
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.tables.groups import Group
-from cutline.restore.rows.load import load_images
-from cutline.restore.rows.load_target import Feed, LoadTarget
+from cutline.restore.rows.load import Feed, LoadTarget, load_images
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.base_rows import find_valid_rows
 from cutline.snapshots.fold.base_sources import BaseSources

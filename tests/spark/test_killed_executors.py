@@ -40,8 +40,8 @@ RESTORES = draw(KILLED_OF)
 PAUSE_TASKS = """
 import os, time
 from pathlib import Path
-import cutline.check.base_hashes, cutline.check.streams, cutline.restore.rows.load, cutline.restore.rows.loaders
-import cutline.snapshots.base_copy.object_writer, cutline.wal.drain.drain
+import cutline.check.base_hashes, cutline.check.streams, cutline.restore.rows.load, cutline.restore.rows.load
+import cutline.snapshots.base_copy.copy_ranges, cutline.wal.drain.drain
 
 def stand_still(what, node):
     from pyspark import TaskContext
@@ -56,7 +56,7 @@ def stand_still(what, node):
         (folder / f"{{what}}.new").rename(folder / f"{{what}}.pid")
         time.sleep(300)
 
-create, close = cutline.wal.drain.drain.create_segment, cutline.snapshots.base_copy.object_writer.ObjectWriter.close
+create, close = cutline.wal.drain.drain.create_segment, cutline.snapshots.base_copy.copy_ranges.ObjectWriter.close
 
 def create_segment(store, prefix, number, held, *rest):
     made = create(store, prefix, number, held, *rest)
@@ -67,7 +67,7 @@ def close_object(writer):
     close(writer)
     stand_still("copy", writer.node)
 
-finish = cutline.restore.rows.loaders.Loaders.finish
+finish = cutline.restore.rows.load.Loaders.finish
 
 def finish_load(loaders):
     finish(loaders)
@@ -80,12 +80,12 @@ def pausing(what, work):
         return report
     return run
 
-cutline.restore.rows.loaders.Loaders.finish = finish_load
+cutline.restore.rows.load.Loaders.finish = finish_load
 cutline.restore.rows.load.load_task = pausing("loaded", cutline.restore.rows.load.load_task)
 cutline.check.streams.hash_stream = pausing("hash WAL", cutline.check.streams.hash_stream)
 cutline.check.base_hashes.hash_base = pausing("hash base", cutline.check.base_hashes.hash_base)
 cutline.wal.drain.drain.create_segment = create_segment
-cutline.snapshots.base_copy.object_writer.ObjectWriter.close = close_object
+cutline.snapshots.base_copy.copy_ranges.ObjectWriter.close = close_object
 """
 
 # Prints one JSON line: what was killed, and what the commands reported.

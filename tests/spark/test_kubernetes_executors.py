@@ -22,8 +22,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from cutline.cli.spark.protection import PROTECTION, SECRET
-from cutline.cli.spark.settings import session_settings
+from cutline.cli.spark.settings import PROTECTION, SECRET, session_settings
 from tests.spark.standalone_cluster import standalone_master
 from tests.unit.test_kubernetes_manifests import RELEASES, TEMPLATE_FILE, driver_pods, fleet_in
 

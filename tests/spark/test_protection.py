@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.spark.protection import PROTECTION, SECRET
+from cutline.cli.spark.settings import PROTECTION, SECRET
 from tests.run.command_lines import recording, seen_programs
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SOAK_SECONDS

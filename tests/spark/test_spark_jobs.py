@@ -11,9 +11,7 @@ import pytest
 
 from cutline.fleet.progress import Reading, Silent
 from cutline.snapshots.tasks import spark_jobs
-from cutline.snapshots.tasks.dealing import Dealing
-from cutline.snapshots.tasks.node_shares import NodeShares
-from cutline.snapshots.tasks.spark_jobs import run_many, run_tasks
+from cutline.snapshots.tasks.spark_jobs import Dealing, NodeShares, run_many, run_tasks
 from tests.unit.test_node_shares import Kept
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from cutline.fleet.record import from_builtins
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.chains import commit_key
+from cutline.snapshots.records.commit import LARGE_OBJECTS
 from cutline.snapshots.records.documents import seal
-from cutline.snapshots.records.stored_object import LARGE_OBJECTS
 from cutline.storage.digest import digest
 from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.parquet_objects import parquet_options

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.stored_object import StoredObject, listed_objects
+from cutline.snapshots.records.commit import Commit, StoredObject, listed_objects
 
 
 def objects_of(commit: Commit) -> Iterator[StoredObject]:

@@ -12,18 +12,15 @@ from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
-from cutline.snapshots.activity.command import Command
-from cutline.snapshots.activity.recording import Ending, record_without_intent
-from cutline.snapshots.operations.committing import put_commit
-from cutline.snapshots.operations.deciding import decide
+from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
+from cutline.snapshots.operations.committing import decide, put_commit
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.majority import claim_majority, read_recorded_primaries
+from cutline.snapshots.operations.open_operations import read_recorded_commits
 from cutline.snapshots.operations.operation import Operation, begin, record_operation
-from cutline.snapshots.operations.recorded import read_recorded_commits
 from cutline.snapshots.operations.signs import store_request, store_sign
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.chains import commit_key, find_place, read_chain, read_commit
 from cutline.snapshots.records.commit import Previous, Sequence
-from cutline.snapshots.records.commits import commit_key, find_place, read_commit
 from cutline.snapshots.records.lost_chains import LostChain, lost_key, mark_lost, read_lost
 from cutline.snapshots.records.operation_records import (
     CancelRequest,

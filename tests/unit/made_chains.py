@@ -13,8 +13,7 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commit import FullSnapshot, Previous
-from cutline.snapshots.records.stored_object import DDL, StoredObject
+from cutline.snapshots.records.commit import DDL, FullSnapshot, Previous, StoredObject
 from cutline.snapshots.removal.deletion import RemovalRun
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore

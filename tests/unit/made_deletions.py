@@ -9,11 +9,8 @@ from typing import Any
 
 from cutline.check.structure import check_listing, check_structure, names_to_check
 from cutline.fleet.config import Retention
+from cutline.snapshots.records.chains import read_turn, snapshot_names
 from cutline.snapshots.records.commit import Void
-from cutline.snapshots.records.commits import (
-    read_turn,
-    snapshot_names,
-)
 from cutline.snapshots.records.tombstones import (
     is_only_full,
 )

@@ -7,9 +7,8 @@ from datetime import UTC, datetime, timedelta
 from msgspec import structs
 
 from cutline.fleet.record import Time
-from cutline.snapshots.listing.entry import Entry
-from cutline.snapshots.listing.figures import SnapshotFigures, StoreFigures, figures_of, gaps_of
-from cutline.snapshots.listing.operation_figures import OperationFigures
+from cutline.snapshots.listing.figures import OperationFigures, SnapshotFigures, StoreFigures, figures_of, gaps_of
+from cutline.snapshots.listing.listing import Entry
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, FullSnapshot, Increment
 from tests.unit.made_commits import full_commit, increment_commit

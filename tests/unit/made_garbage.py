@@ -14,18 +14,23 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Increment, Previous
-from cutline.snapshots.records.commits import free_turn
-from cutline.snapshots.records.documents import seal
-from cutline.snapshots.records.keys import base_prefix, ddl_prefix
+from cutline.snapshots.records.chains import free_turn, read_chain
+from cutline.snapshots.records.commit import (
+    BASE,
+    DDL,
+    Commit,
+    DefinitionChanges,
+    FullSnapshot,
+    Increment,
+    Previous,
+    StoredObject,
+)
+from cutline.snapshots.records.documents import base_prefix, ddl_prefix, seal
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.operation_records import Intent
-from cutline.snapshots.records.stored_object import BASE, DDL, StoredObject
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 from cutline.snapshots.removal.garbage import GarbageReason
-from cutline.snapshots.removal.gc import find_garbage, remove_garbage
-from cutline.snapshots.removal.gc_report import GcReport
+from cutline.snapshots.removal.gc import GcReport, find_garbage, remove_garbage
 from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.store import ObjectStore

@@ -9,12 +9,11 @@ from typing import Any
 from msgspec import structs
 
 from cutline.fleet.progress import Silent
-from cutline.snapshots.operations.deciding import decide
+from cutline.snapshots.operations.committing import decide
 from cutline.snapshots.operations.leases import hold_lease
+from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
-from cutline.snapshots.operations.recorded import read_open_intents
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commits import find_place, free_turn, snapshot_names
+from cutline.snapshots.records.chains import find_place, free_turn, read_chain, snapshot_names
 from cutline.snapshots.records.lost_chains import is_lost
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full

@@ -9,8 +9,7 @@ from msgspec import structs
 
 import cutline.snapshots.activity.activity as activity
 from cutline.fleet.progress import Reading, Silent
-from cutline.snapshots.activity.activity import SIGN_NODES_MAX, Activity
-from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.activity import SIGN_NODES_MAX, Activity, Command
 from cutline.snapshots.activity.under_way import read_one, read_under_way
 from cutline.snapshots.operations.operation import begin, current_time
 from cutline.snapshots.operations.signs import sign_numbers, store_request, store_sign

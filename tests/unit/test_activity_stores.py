@@ -11,8 +11,7 @@ import pytest
 
 import cutline.snapshots.activity.activity as activity
 from cutline.fleet.progress import Silent
-from cutline.snapshots.activity.activity import Activity
-from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.activity import Activity, Command
 from cutline.snapshots.operations.signs import sign_numbers
 from cutline.snapshots.records.store_identity import ensure_identity, read_identity
 from cutline.storage.memory import InMemoryStore

@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 from cutline.fleet.config import Node
 from cutline.fleet.tables.groups import Column, Group, Table
-from cutline.snapshots.base_copy.copy_plan import PAGE_BYTES, TASK_PAGES, TableSource, plan_copy, plan_ranges
-from cutline.snapshots.base_copy.copy_ranges import copy_query
-from cutline.snapshots.base_copy.destination import CopyDestination
+from cutline.snapshots.base_copy.copy_ranges import CopyDestination, copy_query
+from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES, TASK_PAGES, TableSource, plan_copy, plan_ranges
 from cutline.storage.location import StoreLocation
 
 RAW = "TO STDOUT (ENCODING 'SQL_ASCII')"

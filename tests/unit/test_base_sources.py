@@ -25,8 +25,8 @@ from cutline.snapshots.fold.schema_at_cut import SchemaMapping
 from cutline.snapshots.fold.sources import BaseSource
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.keys import base_prefix
-from cutline.snapshots.records.stored_object import BASE, LostList, ObjectList, StoredObject, listed_objects
+from cutline.snapshots.records.commit import BASE, LostList, ObjectList, StoredObject, listed_objects
+from cutline.snapshots.records.documents import base_prefix
 from cutline.storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, counted
 from tests.unit.made_lists import NAME, OPERATION, shorten_lists

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, GroupRules, Node
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.nodes.baseline import (
     BaselineChangedError,
     FleetTopologyError,

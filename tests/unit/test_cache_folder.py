@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cutline.cli.spark.class_archive as class_archive
-from cutline.cli.folders.cache_folder import cache_folder
+from cutline.cli.folders.private_folder import cache_folder
 from cutline.cli.spark.class_archive import archive_options, is_recording
 from cutline.cli.spark.java import Java
 from tests.other_user import OTHER_UID, needs_root

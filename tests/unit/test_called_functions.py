@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cutline.fleet.nodes.privileges import FUNCTIONS, STANDBY_FUNCTIONS
+from cutline.fleet.nodes.problems import FUNCTIONS, STANDBY_FUNCTIONS
 
 ROOT = Path(__file__).parent.parent.parent
 # The functions behind the views that Cutline reads.

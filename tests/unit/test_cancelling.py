@@ -11,13 +11,11 @@ from msgspec import structs
 
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
+from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
 from cutline.snapshots.activity.cancelling import CancelResult, cancel_operations
-from cutline.snapshots.activity.command import Command
 from cutline.snapshots.activity.ended_operations import read_ended, read_history
-from cutline.snapshots.activity.recording import Ending, record_without_intent
 from cutline.snapshots.activity.under_way import DEAD_SECONDS, UnderWay, read_under_way
-from cutline.snapshots.operations.operation import Operation, begin, record_operation
-from cutline.snapshots.operations.restore_decisions import PUBLISH, decide_restore
+from cutline.snapshots.operations.operation import PUBLISH, Operation, begin, decide_restore, record_operation
 from cutline.snapshots.operations.signs import store_sign
 from cutline.snapshots.records.operation_records import operation_key, read_cancel_request
 from cutline.snapshots.records.store_identity import StoreOfAnotherFleetError, ensure_identity

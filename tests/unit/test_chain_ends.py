@@ -18,7 +18,7 @@ from cutline.wal.slots.slots import SlotLostError
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("cli", "restore", "check", "snapshots", "wal", "fleet", "storage")
 # Where it is a line of a report, and no error's hint.
-NO_ERRORS = {"fleet/hints.py", "cli/output/restore_report.py"}
+NO_ERRORS = {"fleet/messages.py", "cli/output/restore_report.py"}
 
 
 def has_name(node: ast.AST, names: set[str]) -> bool:

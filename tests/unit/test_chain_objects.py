@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-import cutline.restore.copies.stored
+import cutline.restore.copies.choice
 from cutline.fleet.tables.groups import Group
-from cutline.restore.copies.choice import Wanted
-from cutline.restore.copies.stored import ChainObject, count_bytes, list_entries, list_objects
+from cutline.restore.copies.choice import ChainObject, Wanted, count_bytes, list_entries, list_objects
 from cutline.restore.copies.verifying import needed_entries, needed_objects
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import FullSnapshot
-from cutline.snapshots.records.keys import base_prefix
-from cutline.snapshots.records.stored_object import BASE, NamedObject, StoredObject, listed_objects
+from cutline.snapshots.records.commit import BASE, FullSnapshot, NamedObject, StoredObject, listed_objects
+from cutline.snapshots.records.documents import base_prefix
 from tests.unit.made_commits import commit, counted, memory
 from tests.unit.made_lists import NAME, OPERATION, shorten_lists
 
@@ -51,7 +49,7 @@ def expanded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         keys.append(one.key)
         return listed_objects(one)
 
-    monkeypatch.setattr(cutline.restore.copies.stored, "listed_objects", noting)
+    monkeypatch.setattr(cutline.restore.copies.choice, "listed_objects", noting)
     return keys
 
 

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from cutline.check.report import CheckReport, Conflict, SnapshotReport
-from cutline.cli.output.bars import NODES_MAX, BarProgress, LineProgress
-from cutline.cli.output.context import CommandContext, command_context
+from cutline.cli.output.arguments import CommandContext, command_context
+from cutline.cli.output.displays import NODES_MAX, BarProgress, LineProgress
 from cutline.cli.output.failure import CommandFailure, report
-from cutline.cli.output.format import printable
 from cutline.cli.output.junit import junit_of
 from cutline.cli.output.results import emit, progress
+from cutline.cli.output.tables import printable
 from cutline.fleet.progress import Progress, Reading
 
 
@@ -139,7 +139,7 @@ def test_progress_may_be_reported_from_any_thread(shown: str) -> None:
 
 def test_bars_count_the_time_down_between_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, now = io.StringIO(), [100.0]
-    monkeypatch.setattr("cutline.cli.output.bars.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("cutline.cli.output.displays.time.monotonic", lambda: now[0])
     with BarProgress(Console(file=stream, force_terminal=True, width=160)) as steps:
         steps.step("start Spark")
         steps.tell(Reading(0, seconds_left=12.0))

@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 import cutline.cli.main
-from cutline.cli.spark.private_settings import SUBMIT_ARGUMENTS, in_private_file, with_private_options
-from cutline.cli.spark.protection import SECRET, SparkUnprotectedError, check_protection
-from cutline.cli.spark.settings import session_settings
+from cutline.cli.spark.settings import (
+    SECRET,
+    SUBMIT_ARGUMENTS,
+    SparkUnprotectedError,
+    check_protection,
+    in_private_file,
+    session_settings,
+    with_private_options,
+)
 from cutline.storage.errors import redact
 
 STANDALONE, KUBERNETES, HERE = "spark://m:7077", "k8s://https://x", "local-cluster[2,1,1024]"

@@ -16,11 +16,11 @@ from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.nodes.baseline import NodeIdentity
 from cutline.fleet.record import fields_of
-from cutline.fleet.tables.append_only import Counters
 from cutline.fleet.tables.groups import Column, Group
 from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
-from cutline.fleet.tables.table_state import TableState
+from cutline.fleet.tables.table_state import Counters, TableState
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chains import commit_key, read_commit
 from cutline.snapshots.records.commit import (
     Commit,
     CutRecord,
@@ -29,14 +29,10 @@ from cutline.snapshots.records.commit import (
     Increment,
     Previous,
     Sequence,
+    StoredObject,
     Void,
 )
-from cutline.snapshots.records.commits import (
-    commit_key,
-    read_commit,
-)
 from cutline.snapshots.records.documents import ManifestError, parse_document, seal, unseal
-from cutline.snapshots.records.stored_object import StoredObject
 from cutline.wal.cut.cut_values import NodeCut, Undecided
 from cutline.wal.segments.archive import OpenTransaction, Segment
 from tests.unit.made_commits import as_read, commit, full_commit, memory

@@ -13,12 +13,12 @@ from cutline.check.structure import check_structure
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.committing import CommitIndeterminateError, put_commit
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commits import (
+from cutline.snapshots.records.chains import (
     SnapshotExistsError,
     SnapshotMissingError,
     check_name,
     commit_key,
+    read_chain,
     read_commit,
     snapshot_names,
 )

@@ -17,7 +17,7 @@ CONTENT = bytes(range(256)) * 9000
 LITTLE_MEMORY = f"""
 import resource, zstandard
 from cutline.snapshots.ddl.dump import read_ddl
-from cutline.snapshots.records.stored_object import StoredObject
+from cutline.snapshots.records.commit import StoredObject
 from tests.unit.test_compressed import frame_of_zeros
 body = frame_of_zeros({LARGE})
 pages = int(open("/proc/self/statm").read().split()[0])

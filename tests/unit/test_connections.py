@@ -6,23 +6,21 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import KnownServer, Node
 from cutline.fleet.nodes.connections import (
+    KEEPALIVES,
+    LATER_SETTINGS,
+    PINNED_SETTINGS,
     SECRET_PARAMETERS,
     conninfo,
     probe_conninfo,
     program_connection,
-    unreachable_error,
-)
-from cutline.fleet.nodes.pinned import (
-    KEEPALIVES,
-    LATER_SETTINGS,
-    PINNED_SETTINGS,
     read_options,
     read_state,
     set_query,
     state_query,
+    unreachable_error,
     wanted_settings,
 )
-from cutline.fleet.nodes.server_messages import called_functions
+from cutline.fleet.nodes.server_errors import called_functions
 from cutline.storage.errors import UsageError
 
 LOST = """consuming input failed: server closed the connection unexpectedly

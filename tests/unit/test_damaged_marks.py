@@ -15,16 +15,15 @@ from cutline.snapshots.activity.ended_operations import EndedReader
 from cutline.snapshots.listing.figures import figures_of, gaps_of
 from cutline.snapshots.listing.listing import Listing, read_entry, show_snapshot
 from cutline.snapshots.metrics import catalog
-from cutline.snapshots.metrics.store_samples import read_facts, samples_of_store
+from cutline.snapshots.metrics.gathering import read_facts, samples_of_store
 from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.operation import current_time, new_operation
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commits import check_not_pruned
+from cutline.snapshots.records.chains import check_not_pruned, read_chain
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.lost_chains import LostChain, check_not_lost, lost_key, mark_lost
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import only_full_key
-from cutline.snapshots.removal.deletion_plan import plan_deletion
+from cutline.snapshots.removal.deletion import plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune
 from cutline.wal.slots.retained import RetainedAnswers
 from tests.unit.made_chains import FLEET

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.restore.targets.database_records import DatabaseRecord, Phase, parse_record, record_text, without_record
-from cutline.snapshots.records.database_facts import DatabaseProperties
+from cutline.restore.targets.databases import DatabaseRecord, Phase, parse_record, record_text, without_record
+from cutline.snapshots.records.commit import DatabaseProperties
 
 
 def record(ledger: str | None) -> DatabaseRecord:

@@ -8,19 +8,24 @@ import pytest
 from msgspec import structs
 
 import cutline.storage.storing as storing
-from cutline.snapshots.operations.committing import OperationSettledError, put_commit
-from cutline.snapshots.operations.deciding import UndecidedError, decide, has_committed
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commit import Previous
-from cutline.snapshots.records.commits import (
+from cutline.snapshots.operations.committing import (
+    OperationSettledError,
+    UndecidedError,
+    decide,
+    has_committed,
+    put_commit,
+)
+from cutline.snapshots.records.chains import (
     SnapshotExistsError,
     SnapshotMissingError,
     commit_key,
     find_place,
     free_turn,
     increment_numbers,
+    read_chain,
     snapshot_names,
 )
+from cutline.snapshots.records.commit import Previous
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key

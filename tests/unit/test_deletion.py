@@ -9,9 +9,8 @@ import pytest
 
 from cutline.check.structure import names_to_check
 from cutline.fleet.config import Retention
-from cutline.snapshots.operations.recorded import read_open_intents
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commits import commit_key, snapshot_names
+from cutline.snapshots.operations.open_operations import read_open_intents
+from cutline.snapshots.records.chains import commit_key, read_chain, snapshot_names
 from cutline.snapshots.records.tombstones import (
     RestorePoint,
     is_deleted,
@@ -19,7 +18,7 @@ from cutline.snapshots.records.tombstones import (
     read_mark,
     tombstone_key,
 )
-from cutline.snapshots.removal.deletion_plan import (
+from cutline.snapshots.removal.deletion import (
     LastSnapshotError,
     SnapshotUnreadableError,
     is_finished,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.snapshots.records.commits import commit_key, read_commit
+from cutline.snapshots.records.chains import commit_key, read_commit
 from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, TEXT_MAX, ManifestError, seal
 from cutline.storage.local import LocalStore
 from tests.mutations.sealing import seal_text

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cutline.snapshots.records.baseline_record import baseline_key
-from cutline.snapshots.records.commits import commit_key
-from cutline.snapshots.records.keys import list_prefix
+from cutline.snapshots.records.chains import commit_key
+from cutline.snapshots.records.documents import list_prefix
 from cutline.snapshots.records.kinds import KINDS, json_schemas, kind_of
 from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.operation_records import operation_key
-from cutline.snapshots.records.store_identity import FLEET_KEY
+from cutline.snapshots.records.store_identity import FLEET_KEY, baseline_key
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 
 FORMATS = Path(__file__).parent.parent.parent / "docs" / "format"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.snapshots.create.cut_markers import AttemptFailedError
-from cutline.snapshots.create.make_cut import _raise_problems
+from cutline.snapshots.create.make_cut import AttemptFailedError, _raise_problems
 from cutline.storage.errors import SnapshotError, UnreachableError, report_of
 from cutline.wal.decoding.known_definitions import SchemaMovedError, TableDescription
 from cutline.wal.drain.drain_task import DrainReport

@@ -10,12 +10,11 @@ import pytest
 from cutline.cli.output.drill import drill_document, drill_lines
 from cutline.cli.output.junit import junit_of_drill
 from cutline.embedded.server import EmbeddedNode
-from cutline.fleet.config import FleetFileError, Node, check_drill, load_fleet
-from cutline.fleet.fleet_file import AssertionTable, Expected
+from cutline.fleet.config import AssertionTable, Expected, FleetFileError, Node, check_drill, load_fleet
 from cutline.restore.drill import servers
 from cutline.restore.drill.assertions import AssertionResult, expected_text, is_as_expected
 from cutline.restore.drill.drill import EXIT_CODES, DrillReport
-from cutline.restore.drill.place import DrillUnfitError, naming_unfit
+from cutline.restore.drill.servers import DrillUnfitError, naming_unfit
 from cutline.restore.obstacles.obstacles import Obstacles, TargetLacksError
 from cutline.restore.obstacles.server import DRILL_WITHOUT, WITHOUT
 from cutline.restore.report import NodeReport, RefusedStatement, RestoreReport

@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 import cutline.snapshots.ddl.dump as dump
-from cutline.snapshots.records.stored_object import StoredObject
+from cutline.snapshots.records.commit import StoredObject
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.unit.made_archives import MadeEntry, made_body
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cutline.snapshots.ddl.dump_faults import (
+from cutline.snapshots.ddl.dump import (
     DumpFaults,
     InheritedNotNull,
     OtherType,

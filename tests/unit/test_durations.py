@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cutline.fleet.durations import Duration, Interval
+from cutline.fleet.units import Duration, Interval
 
 
 @pytest.mark.parametrize(("text", "seconds"), [

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from cutline.fleet.nodes.relation_locks import RelationLockedError
-from cutline.fleet.nodes.server_messages import shorten_message
+from cutline.fleet.nodes.server_errors import shorten_message
 from cutline.fleet.tables.groups import Group, Table
 from cutline.fleet.tables.publications import TableNotAdmissibleError, check_admissible
 from cutline.storage.errors import (

@@ -11,9 +11,15 @@ import pyspark
 import pytest
 
 from cutline.snapshots.executors.build import build_digest
-from cutline.snapshots.executors.failures import ExecutorTaskError, find_executor_error, of_executor
 from cutline.snapshots.executors.late import check_worker
-from cutline.snapshots.executors.needs import ExecutorNeeds, StoreNotSharedError, check_needs
+from cutline.snapshots.executors.needs import (
+    ExecutorNeeds,
+    ExecutorTaskError,
+    StoreNotSharedError,
+    check_needs,
+    find_executor_error,
+    of_executor,
+)
 from cutline.snapshots.executors.preflight import Examined, _none_hint, _problem_of
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from msgspec import UNSET, structs
 
-from cutline.snapshots.listing.entry import BROKEN, Entry
 from cutline.snapshots.listing.figures import NodeLag, figures_of, gaps_of
+from cutline.snapshots.listing.listing import BROKEN, Entry
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.lost_chains import LostChain
 from tests.unit.made_commits import full_commit, increment_commit

@@ -16,9 +16,8 @@ from cutline.cli.output.results import emit_csv
 from cutline.cli.output.tables import FittingTable
 from cutline.cli.views.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
 from cutline.fleet.record import Time, from_builtins
-from cutline.snapshots.activity.checks import EndedCheck, NewestChecks
-from cutline.snapshots.listing.entry import Entry
-from cutline.snapshots.listing.listing import Listing
+from cutline.snapshots.activity.ended_operations import EndedCheck, NewestChecks
+from cutline.snapshots.listing.listing import Entry, Listing
 from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.operation_records import CheckedPoint
 from cutline.wal.slots.retained import RetainedAnswers

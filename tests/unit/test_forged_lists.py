@@ -12,10 +12,9 @@ from msgspec import structs
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commit import DefinitionChanges, Increment
+from cutline.snapshots.records.chains import commit_key, read_chain
+from cutline.snapshots.records.commit import BASE, DefinitionChanges, Increment, ListedObjects
 from cutline.snapshots.records.commit_rules import check_commit, check_fits
-from cutline.snapshots.records.commits import commit_key
 from cutline.snapshots.records.documents import (
     DOCUMENT_BYTES_MAX,
     ManifestError,
@@ -24,7 +23,6 @@ from cutline.snapshots.records.documents import (
     seal,
     unseal,
 )
-from cutline.snapshots.records.stored_object import BASE, ListedObjects
 from cutline.storage.digest import digest
 from tests.stores.listed import objects_of
 from tests.unit.made_commits import commit, counted, memory

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from cutline.cli.main import COMMANDS
-from cutline.cli.output.format import (
+from cutline.cli.output.tables import (
     COMMAND_NAMES,
     age_text,
     count_text,

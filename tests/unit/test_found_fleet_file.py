@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.output.context import CommandContext
+from cutline.cli.output.arguments import CommandContext
 from cutline.storage.errors import UsageError
 from tests.other_user import OTHER_UID, needs_root
 

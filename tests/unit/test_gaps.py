@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from cutline.snapshots.listing.gaps import RestorePlace, find_gaps
+from cutline.snapshots.listing.figures import RestorePlace, find_gaps
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cutline.snapshots.records.keys import ParsedKey
+from cutline.snapshots.records.documents import ParsedKey
 from cutline.snapshots.removal import garbage
 from cutline.snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
 from cutline.storage.store import ObjectMissingError

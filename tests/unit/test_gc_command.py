@@ -18,13 +18,12 @@ from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.operation import record_outcome
-from cutline.snapshots.records.keys import Kind
+from cutline.snapshots.records.documents import Kind
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.snapshots.removal import gc
 from cutline.snapshots.removal.garbage import GarbageReason, GarbageVerdict
-from cutline.snapshots.removal.gc import collect_garbage
-from cutline.snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
-from cutline.snapshots.removal.size_total import SizeTotal
+from cutline.snapshots.removal.gc import Garbage, GcReport, RefusedRemoval, collect_garbage
+from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.local import LocalStore
 from tests.commands.snapshot_runs import command_line, run_command
 from tests.unit.made_garbage import StoreBuilder, needed_by

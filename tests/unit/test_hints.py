@@ -14,7 +14,7 @@ import typer.main
 
 from cutline.cli.main import COMMANDS, app
 from cutline.cli.output.failure import _USAGE_MISTAKE, CommandFailure, naming_fleet
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("cli", "embedded", "restore", "check", "snapshots", "wal", "fleet", "storage")

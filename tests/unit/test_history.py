@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
 from cutline.snapshots.activity.ended_operations import read_history
-from cutline.snapshots.activity.recording import Ending, record_without_intent
 from cutline.snapshots.activity.under_way import read_under_way
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.operation_records import operation_key

@@ -11,8 +11,12 @@ from msgspec import UNSET, structs
 
 from cutline.cli.views.recovery import plan_lines, write_transactions
 from cutline.fleet.lsn import Lsn
-from cutline.snapshots.listing.in_doubt import InDoubtUnknownError, find_in_doubt, in_doubt_transactions
-from cutline.snapshots.listing.recovery_plan import plan_recovery
+from cutline.snapshots.listing.recovery_plan import (
+    InDoubtUnknownError,
+    find_in_doubt,
+    in_doubt_transactions,
+    plan_recovery,
+)
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.documents import seal, unseal

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cutline.cli.output import json_progress
-from cutline.cli.output.context import PROGRESS_SCHEMA
-from cutline.cli.output.json_progress import JsonProgress
+from cutline.cli.output import displays
+from cutline.cli.output.arguments import PROGRESS_SCHEMA
+from cutline.cli.output.displays import JsonProgress
 from cutline.fleet.progress import Reading
 
 FIELDS = {
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(json_progress.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(displays.time, "monotonic", clock.monotonic)
     return clock
 
 

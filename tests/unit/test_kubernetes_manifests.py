@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cutline.cli.spark import executor
-from cutline.cli.spark.protection import check_protection
+from cutline.cli.spark.settings import check_protection
 from cutline.fleet.config import Fleet, load_fleet
 from tests.integration.shown_commands import ShownCommand, parse
 

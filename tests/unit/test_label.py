@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from cutline.fleet.label import Label, own_label, read_label
+from cutline.fleet.own_process import Label, own_label, read_label
 
 BYTES_KEPT_BY_POSTGRESQL = 63
 

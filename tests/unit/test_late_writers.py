@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.fleet.lsn import Lsn
-from cutline.snapshots.base_copy.late_writers import find_late_writers
+from cutline.snapshots.base_copy.copy_slots import find_late_writers
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.segments.archive import SegmentRange
 from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA

@@ -15,8 +15,8 @@ import cutline.snapshots.operations.leases as module
 from cutline.fleet.progress import Noting, Silent
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease, open_leases
+from cutline.snapshots.operations.open_operations import is_open, read_open_intents
 from cutline.snapshots.operations.operation import begin
-from cutline.snapshots.operations.recorded import is_open, read_open_intents
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import (
     Intent,

@@ -7,7 +7,7 @@ from itertools import islice
 from cutline.fleet.config import Node
 from cutline.fleet.tables.groups import Group
 from cutline.restore.rows.jobs import base_tasks
-from cutline.restore.rows.load_target import Feed, LoadTarget
+from cutline.restore.rows.load import Feed, LoadTarget
 from cutline.snapshots.fold.base_sources import BaseSources
 from cutline.snapshots.fold.find_sources import Sources
 from cutline.snapshots.fold.sources import BaseSource, Source

@@ -12,16 +12,16 @@ import pytest
 from msgspec import structs
 
 import cutline.snapshots.records.chains as chains
-import cutline.snapshots.records.commits as commits
+import cutline.snapshots.records.chains as commits
 import cutline.storage.storing as storing
 from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.operations.committing import CommitIndeterminateError
 from cutline.snapshots.operations.majority import claim_majority
+from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
-from cutline.snapshots.operations.recorded import read_open_intents
 from cutline.snapshots.operations.settling import settle_operations
-from cutline.snapshots.records.commits import commit_key, snapshot_names
+from cutline.snapshots.records.chains import commit_key, snapshot_names
 from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.lost_chains import LostChain, is_lost, lost_key, mark_lost
 from cutline.snapshots.records.operation_records import operation_key
@@ -239,7 +239,7 @@ def test_an_unreadable_intent_is_named_and_blocks_nobody() -> None:
 
 
 # These modules create without create_or_find, so they decide what a lost answer means (docs/storage.md).
-DECIDING = {"snapshots/operations/committing.py", "snapshots/operations/deciding.py"}
+DECIDING = {"snapshots/operations/committing.py"}
 
 
 def test_all_other_modules_create_with_create_or_find() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cutline.restore.estimates.measured import COMPARED_MAX, read_measured
+from cutline.restore.estimates.model import COMPARED_MAX, read_measured
 from cutline.snapshots.operations.operation import current_time
-from cutline.snapshots.records.operation_records import Decision, Outcome, write_operation_record
-from cutline.snapshots.records.restore_figures import RestoreFigures
+from cutline.snapshots.records.operation_records import Decision, Outcome, RestoreFigures, write_operation_record
 from cutline.storage.local import LocalStore
 
 

@@ -17,10 +17,15 @@ from cutline.restore.estimates.model import RestoreStep
 from cutline.snapshots.activity.ended_operations import EndedReader
 from cutline.snapshots.metrics import catalog, gathering
 from cutline.snapshots.metrics.catalog import METRICS
-from cutline.snapshots.metrics.exposition import render
-from cutline.snapshots.metrics.gathering import MetricsGatherer
-from cutline.snapshots.metrics.node_samples import samples_of_nodes
-from cutline.snapshots.metrics.store_samples import archived_positions, chains_by_cut, read_facts, samples_of_store
+from cutline.snapshots.metrics.endpoint import render
+from cutline.snapshots.metrics.gathering import (
+    MetricsGatherer,
+    archived_positions,
+    chains_by_cut,
+    read_facts,
+    samples_of_nodes,
+    samples_of_store,
+)
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
 from cutline.wal.slots.lags import NodeLags, ReplayLag, SlotLag

@@ -9,15 +9,13 @@ import pytest
 from msgspec import UNSET, structs
 
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
 from cutline.snapshots.activity.ended_operations import EndedReader
-from cutline.snapshots.activity.recording import Ending, record_without_intent
 from cutline.snapshots.metrics import catalog
-from cutline.snapshots.metrics.store_samples import read_facts, samples_of_store
+from cutline.snapshots.metrics.gathering import read_facts, samples_of_store
 from cutline.snapshots.operations.operation import OutcomeDetails, begin, new_operation, record_outcome
 from cutline.snapshots.operations.signs import store_sign
-from cutline.snapshots.records.operation_records import Intent
-from cutline.snapshots.records.restore_figures import RestoreFigures, StepFigures
+from cutline.snapshots.records.operation_records import Intent, RestoreFigures, StepFigures
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore
 from tests.unit.document_kinds import SIGN
@@ -49,7 +47,7 @@ def checked(store: ObjectStore, code: int, *, ago: float, number: int = 0) -> No
     """A check that ended so many seconds ago, and took a minute."""
     began, at = NOW - timedelta(seconds=ago + 60), Time.of(NOW - timedelta(seconds=ago))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cutline.snapshots.activity.recording.current_time", lambda: at)
+        patch.setattr("cutline.snapshots.activity.activity.current_time", lambda: at)
         command = Command("check", "", f"{began:%Y%m%dT%H%M%SZ}-{number:010d}")
         ending = Ending("done", "valid", code, {"objects": 7, "rows": 40})
         record_without_intent(store, command, Time.of(began), "cutline check ops@db7:1", ending)

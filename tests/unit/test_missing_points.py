@@ -15,20 +15,17 @@ from cutline.fleet.config import Fleet, load_fleet
 from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
 from cutline.snapshots.activity.ended_operations import EndedReader
-from cutline.snapshots.listing import missing_points
-from cutline.snapshots.listing.doubts import find_doubts
-from cutline.snapshots.listing.listing import list_store
-from cutline.snapshots.listing.restorable import read_restorable
-from cutline.snapshots.metrics.store_samples import read_facts, samples_of_store
+from cutline.snapshots.listing import listing
+from cutline.snapshots.listing.listing import find_doubts, list_store, read_restorable
+from cutline.snapshots.metrics.gathering import read_facts, samples_of_store
+from cutline.snapshots.operations.open_operations import document_names, read_recorded_commits
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
-from cutline.snapshots.operations.recorded import document_names, read_recorded_commits
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commits import SnapshotMissingError, commit_key, increments_pruned_error
+from cutline.snapshots.records.chains import SnapshotMissingError, commit_key, increments_pruned_error, read_chain
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.snapshots.records.tombstones import is_deleted, only_full_key, put_mark
-from cutline.snapshots.removal.deletion_plan import plan_deletion
+from cutline.snapshots.removal.deletion import plan_deletion
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore
 from cutline.wal.slots.slots import slot_name
@@ -210,7 +207,7 @@ def test_of_a_deleted_snapshot_its_mark_is_read_once(
     for key in store.list("snapshots"):
         store.delete(key)
     asked: list[str] = []
-    monkeypatch.setattr(missing_points, "is_deleted", lambda store, name: asked.append(name) or is_deleted(store, name))
+    monkeypatch.setattr(listing, "is_deleted", lambda store, name: asked.append(name) or is_deleted(store, name))
     assert list_store(fleet).missing == ()
     assert asked == ["daily"]
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from cutline.snapshots.metrics.catalog import FLEET, METRICS
-from cutline.snapshots.metrics.exposition import render
+from cutline.snapshots.metrics.endpoint import render
 from tests.unit.metric_values import values_of
 
 DOCS = Path(__file__).parents[2] / "docs"

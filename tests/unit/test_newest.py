@@ -13,11 +13,25 @@ from cutline.fleet.record import Time
 from cutline.snapshots.ddl.table_changes import known_tables
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.records.chain import Chain, summary_of
-from cutline.snapshots.records.chains import read_chain, read_newest_part, read_summaries
-from cutline.snapshots.records.commit import COMMENT_MAX, ChainHistory, DefinitionChanges, Increment, Previous, Void
-from cutline.snapshots.records.commits import SnapshotMissingError, commit_key, read_commit
+from cutline.snapshots.records.chains import (
+    SnapshotMissingError,
+    commit_key,
+    read_chain,
+    read_commit,
+    read_newest_part,
+    read_summaries,
+)
+from cutline.snapshots.records.commit import (
+    COMMENT_MAX,
+    DDL,
+    ChainHistory,
+    DefinitionChanges,
+    Increment,
+    Previous,
+    StoredObject,
+    Void,
+)
 from cutline.snapshots.records.documents import ManifestError, seal
-from cutline.snapshots.records.stored_object import DDL, StoredObject
 from cutline.snapshots.records.tombstones import only_full_key
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore

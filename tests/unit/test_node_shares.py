@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cutline.fleet.progress import Reading, Silent
-from cutline.fleet.step_pace import StepPace
-from cutline.snapshots.tasks.node_shares import NodeShares
+from cutline.fleet.progress import Reading, Silent, StepPace
+from cutline.snapshots.tasks.spark_jobs import NodeShares
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from cutline.cli.views.node_status import NodeStatus
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.lock_holders import LockAnswer
+from cutline.fleet.nodes.lock import LockAnswer
 from cutline.wal.slots.lags import NodeLags
 
 LATE, LATER = "no answer within 2 s", "no answer within 5 s"

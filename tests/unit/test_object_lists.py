@@ -7,6 +7,7 @@ from msgspec import structs
 
 from cutline.snapshots.create.continuable import ChainObjectMissingError, check_objects
 from cutline.snapshots.operations import object_lists
+from cutline.snapshots.operations.committing import ObjectsNotStoredError
 from cutline.snapshots.operations.object_lists import (
     check_commit_stored,
     read_chain_lists,
@@ -14,14 +15,10 @@ from cutline.snapshots.operations.object_lists import (
     store_lists_above,
 )
 from cutline.snapshots.operations.operation import record_outcome
-from cutline.snapshots.operations.stored_objects import ObjectsNotStoredError
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_newest_part
-from cutline.snapshots.records.commit import DefinitionChanges
-from cutline.snapshots.records.commits import read_full
-from cutline.snapshots.records.documents import seal
-from cutline.snapshots.records.keys import base_prefix
-from cutline.snapshots.records.stored_object import BASE
+from cutline.snapshots.records.chains import read_full, read_newest_part
+from cutline.snapshots.records.commit import BASE, DefinitionChanges
+from cutline.snapshots.records.documents import base_prefix, seal
 from cutline.snapshots.removal.survey import survey_snapshot
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError

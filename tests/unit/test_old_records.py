@@ -12,10 +12,10 @@ from msgspec import structs
 
 from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.leases import hold_lease
+from cutline.snapshots.operations.open_operations import read_open_intents, read_recorded_commits
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
-from cutline.snapshots.operations.recorded import read_open_intents, read_recorded_commits
 from cutline.snapshots.operations.signs import store_request, store_sign
-from cutline.snapshots.records.commits import commit_key
+from cutline.snapshots.records.chains import commit_key
 from cutline.snapshots.records.operation_records import (
     CancelRequest,
     LeaseRenewal,
@@ -23,7 +23,7 @@ from cutline.snapshots.records.operation_records import (
     write_operation_record,
 )
 from cutline.snapshots.removal.garbage import GarbageReason, GarbageVerdict
-from cutline.snapshots.removal.old_records import judge_probe
+from cutline.snapshots.removal.gc import judge_probe
 from cutline.storage.ids import new_operation_id
 from cutline.storage.local import LocalStore
 from cutline.storage.memory import InMemoryStore

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from cutline.cli.output.failure import failure_of
-from cutline.fleet.nodes.daemon_threads import THREADS_MAX
+from cutline.fleet.nodes.connections import THREADS_MAX
 from cutline.fleet.nodes.sessions import in_parallel
 from cutline.storage.errors import IndeterminateError, SnapshotError
 from cutline.storage.open_files import is_used_up

@@ -8,17 +8,14 @@ from typing import Literal
 import pytest
 from msgspec import UNSET, structs
 
-import cutline.snapshots.listing.operation_figures as operation_figures
+import cutline.snapshots.listing.figures as operation_figures
 from cutline.check.report import EXAMPLES_MAX, Compared, Conflict, Skipped, SnapshotReport
-from cutline.fleet.label import own_label
-from cutline.fleet.progress import Silent
+from cutline.fleet.own_process import own_label
+from cutline.fleet.progress import Silent, StepTimes
 from cutline.fleet.record import Time
-from cutline.fleet.step_times import StepTimes
-from cutline.snapshots.activity.command import Command
-from cutline.snapshots.activity.recording import Ending, record_without_intent
-from cutline.snapshots.listing.figures import read_figures, read_figures_of
+from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
+from cutline.snapshots.listing.figures import PhaseFigures, read_figures, read_figures_of, read_operation_figures
 from cutline.snapshots.listing.listing import show_snapshot
-from cutline.snapshots.listing.operation_figures import PhaseFigures, read_operation_figures
 from cutline.snapshots.operations.operation import (
     Operation,
     OutcomeDetails,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.fleet.real_path import real_path
+from cutline.fleet.own_process import real_path
 from cutline.storage.errors import UsageError
 
 

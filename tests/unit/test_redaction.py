@@ -10,9 +10,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cutline.fleet.config import FleetFileError, Node, load_fleet
+from cutline.fleet.config import FleetFileError, Node, load_fleet, remember_secret_settings
 from cutline.fleet.nodes.connections import unreachable_error
-from cutline.fleet.settings import remember_secret_settings
 from cutline.storage.errors import SnapshotError, error_of, redact, report_of
 
 PASSWORD = "Unmistakable%40@ '\\:é/"

@@ -8,7 +8,7 @@ from io import StringIO
 from rich.console import Console
 from rich.text import Text
 
-from cutline.cli.report.drawing import (
+from cutline.cli.report.sections import (
     Bar,
     BarPart,
     Extent,
@@ -19,14 +19,14 @@ from cutline.cli.report.drawing import (
     columns_of,
     extent_of,
     heights_of,
+    operation_sections,
     shaded_columns,
 )
-from cutline.cli.report.operation_sections import operation_sections
 from cutline.cli.report.terminal import bar_line, time_line, timeline_of
 from cutline.cli.views.sparkline import ASCII, BLOCKS
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.checks import EndedCheck
-from cutline.snapshots.listing.operation_figures import OperationFigures, PhaseFigures
+from cutline.snapshots.activity.ended_operations import EndedCheck
+from cutline.snapshots.listing.figures import OperationFigures, PhaseFigures
 from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult
 from tests.unit.made_figures import BEGIN, made_figures, made_snapshot
 

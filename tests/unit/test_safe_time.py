@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time
-from cutline.snapshots.create.cut_markers import latest_time
+from cutline.snapshots.create.make_cut import latest_time
 from cutline.wal.cut.cut_values import Cut, NodeCut
 from cutline.wal.cut.markers import WrittenMarker
 from cutline.wal.cut.resolve import NodeWindow, resolve

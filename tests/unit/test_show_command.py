@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from cutline.cli.commands.show import lines_of
-from cutline.snapshots.listing.entry import Entry
+from cutline.snapshots.listing.listing import Entry
 from cutline.snapshots.records.chain import Chain
 from tests.unit.made_commits import full_commit, increment_commit
 

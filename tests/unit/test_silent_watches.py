@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 from msgspec import structs
 
-from cutline.cli.watch import silent_watch
+from cutline.cli.watch import turn
 from cutline.cli.watch.fleet_source import FleetSource
-from cutline.cli.watch.silent_watch import SilentWatch, SilentWatchError
+from cutline.cli.watch.turn import SilentWatch, SilentWatchError
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.signs import store_sign
 from cutline.snapshots.records.operation_records import WatchState
@@ -34,7 +34,7 @@ def test_only_another_process_makes_it_another_watch(monkeypatch: pytest.MonkeyP
         asked += 1
         return SilentWatchError("it hangs", details=error.details)
 
-    monkeypatch.setattr(silent_watch, "_find", find)
+    monkeypatch.setattr(turn, "_find", find)
     looks = SilentWatch()
     first = looks.find(source, busy("s1", 7))
     assert first is not None

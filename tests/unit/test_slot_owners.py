@@ -7,9 +7,8 @@ from msgspec import structs
 
 from cutline.fleet.config import Retention
 from cutline.snapshots.operations.operation import begin, new_operation
-from cutline.snapshots.operations.slot_guard import KeptChain, find_kept_chain
-from cutline.snapshots.operations.slot_owners import read_slot_owners
-from cutline.snapshots.records.commits import snapshot_names
+from cutline.snapshots.operations.slot_guard import KeptChain, find_kept_chain, read_slot_owners
+from cutline.snapshots.records.chains import snapshot_names
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.tombstones import (
     DELETED,
@@ -17,7 +16,7 @@ from cutline.snapshots.records.tombstones import (
     Mark,
     put_mark,
 )
-from cutline.snapshots.removal.deletion_plan import plan_deletion
+from cutline.snapshots.removal.deletion import plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune
 from cutline.storage.store import ObjectStore
 from cutline.wal.slots.retained import Retained

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutline.fleet.some_names import join_some, list_some
+from cutline.fleet.messages import join_some, list_some
 
 
 def test_the_first_names_are_listed_and_the_others_counted() -> None:

@@ -20,7 +20,7 @@ from opentelemetry.trace import StatusCode
 import cutline.snapshots.metrics.spans as module
 from cutline.fleet.config import Fleet, MetricsRules
 from cutline.fleet.progress import Reading, Silent
-from cutline.snapshots.activity.command import Command
+from cutline.snapshots.activity.activity import Command
 from cutline.snapshots.metrics.spans import ENDPOINTS, EXPORTER, Spans, TracesMissingError, traced
 from cutline.storage.errors import BusyError
 from tests.faults.ports import free_ports

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import cutline.fleet.step_times as step_times
-from cutline.fleet.progress import Silent
-from cutline.fleet.step_times import OTHERS, PHASES_MAX, StepTimes
+import cutline.fleet.progress as step_times
+from cutline.fleet.progress import OTHERS, PHASES_MAX, Silent, StepTimes
 
 
 @pytest.fixture

@@ -12,8 +12,14 @@ import pytest
 from cutline.check.large_objects import LargeCheckTask, read_large
 from cutline.restore.rows.large_objects import ActorsTask, definition_statements, read_actors
 from cutline.snapshots.base_copy.large_objects import LARGE_SCHEMA, PART_BYTES
-from cutline.snapshots.records.large_objects import Grant, LargeObjectDefinition, parse_definition
-from cutline.snapshots.records.stored_object import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
+from cutline.snapshots.records.commit import (
+    LARGE_OBJECTS,
+    LARGE_OBJECTS_COUNT,
+    Grant,
+    LargeObjectDefinition,
+    StoredObject,
+    parse_definition,
+)
 from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation

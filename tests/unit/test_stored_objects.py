@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.snapshots.operations.stored_objects import LISTED_MIN, ObjectsNotStoredError, check_stored
+from cutline.snapshots.operations.committing import LISTED_MIN, ObjectsNotStoredError, check_stored
 from cutline.storage.local import LocalStore
 from cutline.storage.store import Inventory
 

@@ -9,10 +9,15 @@ from msgspec import UNSET, structs
 
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.committing import put_commit
-from cutline.snapshots.records.chains import read_chain, read_newest_part, read_summaries
+from cutline.snapshots.records.chains import (
+    cut_time,
+    read_chain,
+    read_commit,
+    read_newest_part,
+    read_summaries,
+    safe_time,
+)
 from cutline.snapshots.records.commit import Commit, Increment, Previous
-from cutline.snapshots.records.commits import read_commit
-from cutline.snapshots.records.cut_times import cut_time, safe_time
 from cutline.storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, counted, memory
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from cutline.fleet.tables.groups import Column, Group, Table
 from cutline.fleet.tables.publications import PublicationChangedError
 from cutline.fleet.tables.table_state import TableState
-from cutline.snapshots.ddl.table_plan import ChangedTable, ShardPlan, TableBefore, plan_shard
+from cutline.snapshots.ddl.table_changes import ChangedTable, ShardPlan, TableBefore, plan_shard
 
 INT, TEXT, VARCHAR = 23, 25, 1043
 

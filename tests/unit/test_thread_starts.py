@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import cutline.cli.spark.start as spark
-import cutline.fleet.nodes.daemon_threads as daemon_threads
+import cutline.fleet.nodes.connections as daemon_threads
 import cutline.storage.s3_session as s3_session
 import cutline.storage.thread_starts as module
 import cutline.wal.drain.overlap as overlap
 from cutline.cli.output.failure import failure_of
-from cutline.fleet.nodes.daemon_threads import await_futures, start_daemons
+from cutline.fleet.nodes.connections import await_futures, start_daemons
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.probe import probe_race
 from cutline.storage.process_memory import TooLittleMemoryError, lacks_memory

@@ -8,11 +8,10 @@ import pytest
 
 from cutline.fleet.progress import Reading, Silent
 from cutline.restore.estimates import pace
-from cutline.restore.estimates.model import COSTS, Estimate, RestoreStep, estimate_restore
+from cutline.restore.estimates.model import COSTS, Estimate, RestoreStep, ShardVolume, estimate_restore
 from cutline.restore.estimates.pace import RestorePace
-from cutline.restore.estimates.volumes import ShardVolume
 from cutline.snapshots.fold.limits import CHANGES_MAX
-from cutline.snapshots.records.restore_figures import RestoreFigures, StepFigures
+from cutline.snapshots.records.operation_records import RestoreFigures, StepFigures
 
 # Long ones: of a few seconds the pace says little.
 SECONDS = {RestoreStep.SPARK: 500.0, RestoreStep.FOLD: 500.0, RestoreStep.ROWS: 2000.0, RestoreStep.INDEXES: 1000.0}

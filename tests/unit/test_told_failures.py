@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from cutline.cli.watch.notices import adopt_failures, state_of, told_failures
 from cutline.cli.watch.schedule import Task, TaskKind
-from cutline.cli.watch.told_failures import adopt_failures, state_of, told_failures
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
+from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
 from cutline.snapshots.activity.cancelling import forget
-from cutline.snapshots.activity.command import Command
-from cutline.snapshots.activity.recording import Ending, record_without_intent
 from cutline.snapshots.activity.under_way import WATCH, read_one
 from cutline.snapshots.operations.signs import store_sign
 from cutline.snapshots.records.operation_records import WatchState

@@ -13,10 +13,15 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.listing.name_templates import used_names
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.operations.leases import SnapshotInUseError
+from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import begin, new_operation
-from cutline.snapshots.operations.recorded import read_open_intents
-from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.commits import SnapshotMissingError, check_not_pruned, commit_key, snapshot_names
+from cutline.snapshots.records.chains import (
+    SnapshotMissingError,
+    check_not_pruned,
+    commit_key,
+    read_chain,
+    snapshot_names,
+)
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.tombstones import (
@@ -25,7 +30,7 @@ from cutline.snapshots.records.tombstones import (
     only_full_key,
     tombstone_key,
 )
-from cutline.snapshots.removal.deletion_plan import is_finished, list_unfinished_deletions
+from cutline.snapshots.removal.deletion import is_finished, list_unfinished_deletions
 from cutline.snapshots.removal.gc import find_garbage
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectExistsError, ObjectStore

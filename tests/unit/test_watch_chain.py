@@ -6,10 +6,10 @@ from datetime import datetime
 
 import pytest
 
-import cutline.cli.watch.chain as module
-from cutline.cli.watch.chain import find_chain, find_others, matching_names
+import cutline.cli.watch.following as module
+from cutline.cli.watch.following import find_chain, find_others, matching_names
 from cutline.fleet.config import Fleet
-from cutline.snapshots.records.commits import read_full
+from cutline.snapshots.records.chains import read_full
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from tests.unit.made_fleets import new_fleet, store_chain
 

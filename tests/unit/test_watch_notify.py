@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import cutline.cli.watch.notify
-from cutline.cli.watch.notify import notify
+import cutline.cli.watch.notices
+from cutline.cli.watch.notices import notify
 
 EVENT: dict[str, object] = {"event": "failed", "message": "node s1 can't be reached"}
 
@@ -37,7 +37,7 @@ def test_a_command_that_fails_does_not_read_or_is_not_there_is_named() -> None:
 
 
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutline.cli.watch.notify, "NOTIFY_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(cutline.cli.watch.notices, "NOTIFY_SECONDS_MAX", 0.5)
     assert "had not ended after" in notify(python("import time; time.sleep(60)"), EVENT)
 
 

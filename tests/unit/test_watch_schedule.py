@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cutline.cli.watch.schedule import FullPauses, Task, TaskKind, next_task
-from cutline.fleet.durations import Interval
+from cutline.fleet.units import Interval
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

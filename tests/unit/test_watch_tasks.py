@@ -18,8 +18,8 @@ from cutline.cli.output.failure import failure_of
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command, stop_commands
 from cutline.cli.watch.tasks import CommandFailedError, prune, verdict_of
-from cutline.fleet.durations import Interval
-from cutline.fleet.fleet_file import WatchTable
+from cutline.fleet.config import WatchTable
+from cutline.fleet.units import Interval
 from cutline.storage.errors import BusyError
 from tests.unit.made_fleets import new_fleet
 

@@ -15,9 +15,9 @@ from cutline.cli.watch.running_command import CommandResult, RunningCommand
 from cutline.cli.watch.schedule import TaskKind, idle_texts, retry_now
 from cutline.cli.watch.tasks import Beside, TaskResult
 from cutline.cli.watch.watcher import BUSY_SECONDS
-from cutline.fleet.durations import Interval
-from cutline.fleet.fleet_file import NEVER
+from cutline.fleet.config import NEVER
 from cutline.fleet.progress import Silent
+from cutline.fleet.units import Interval
 from cutline.storage.errors import BusyError, UnreachableError, UsageError
 from tests.unit.watched import NAME, Watched, fails, follow, new_watched, works
 

@@ -12,12 +12,12 @@ import cutline.cli.watch.watcher as module
 from cutline.cli.watch.following import FINAL_FAILURES
 from cutline.cli.watch.schedule import TaskKind
 from cutline.cli.watch.tasks import TaskResult
-from cutline.fleet.durations import Interval
-from cutline.fleet.fleet_file import NEVER, WatchTable
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.config import NEVER, WatchTable
+from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.units import Interval
 from cutline.snapshots.between_cuts.archive_ahead import ArchivedAhead
 from cutline.snapshots.operations.operation import current_time
-from cutline.snapshots.records.commits import read_full
+from cutline.snapshots.records.chains import read_full
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.store_identity import FLEET_KEY

@@ -17,10 +17,9 @@ import cutline.cli.commands.watch as command
 import cutline.cli.main
 import cutline.cli.watch.watcher as module
 from cutline.cli.output import stopping
-from cutline.cli.watch.dead_watches import DeadWatches
 from cutline.cli.watch.schedule import TaskKind
-from cutline.cli.watch.silent_watch import SilentWatch, SilentWatchError
 from cutline.cli.watch.tasks import TaskResult
+from cutline.cli.watch.turn import DeadWatches, SilentWatch, SilentWatchError
 from cutline.cli.watch.watcher import CANCELLED_SECONDS, Watcher
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
@@ -174,7 +173,7 @@ def test_an_earlier_watch_that_was_killed_is_forgotten_and_nothing_else(
         store_sign(store, structs.replace(SIGN, operation=ids[name], kind=kind, began_at=seen_at, seen_at=seen_at), 1)
     DeadWatches().forget_when_due(watched.watcher.source, watched.watcher.log)
     assert len(read_under_way(store)) == len(found)
-    monkeypatch.setattr("cutline.cli.watch.dead_watches.FORGET_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.cli.watch.turn.FORGET_SECONDS", 0.0)
     DeadWatches().forget_when_due(watched.watcher.source, watched.watcher.log)
     assert {one.id for one in read_under_way(store)} == {ids["alive"], ids["check"]}
     assert ids["dead"] in watched.said[-1]

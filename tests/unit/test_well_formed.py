@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.tables.groups import Column, Group
 from cutline.snapshots.operations.committing import put_commit
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.chains import commit_key, read_chain, read_commit
 from cutline.snapshots.records.commit import DefinitionChanges, FullSnapshot, Previous
-from cutline.snapshots.records.commits import commit_key, read_commit
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.cut.cut_values import InDoubt

@@ -20,9 +20,9 @@ from cutline.cli.watch.schedule import TaskKind
 from cutline.cli.watch.tasks import TaskResult
 from cutline.cli.watch.turn import Turn
 from cutline.cli.watch.watcher import Watcher
-from cutline.fleet.durations import Interval
-from cutline.fleet.fleet_file import NEVER, WatchTable
+from cutline.fleet.config import NEVER, WatchTable
 from cutline.fleet.progress import Silent
+from cutline.fleet.units import Interval
 from cutline.snapshots.activity.activity import Activity
 from cutline.snapshots.records.operation_records import WatchState
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError

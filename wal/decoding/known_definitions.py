@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.tables.groups import ColumnSignature, Group, SchemaChangedError, Signature
 from cutline.fleet.tables.names import table_name
 from cutline.storage.errors import ChainEnd

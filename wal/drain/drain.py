@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import from_arrow, from_list
-from cutline.fleet.hints import NEW_CHAIN
 from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.nodes.connections import connect, unreachable_error
 from cutline.fleet.nodes.encodings import Texts, texts_of
 from cutline.storage.errors import ChainEnd, SnapshotError, UnreachableError, report_of

@@ -14,10 +14,18 @@ from psycopg.conninfo import make_conninfo
 from cutline.fleet.config import Node
 from cutline.fleet.libpq_environment import missing_files
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.connections import check_server, conninfo, lacking_error
+from cutline.fleet.nodes.connections import (
+    SessionState,
+    check_server,
+    conninfo,
+    lacking_error,
+    read_state,
+    refuses_options,
+    set_query,
+    state_query,
+    wanted_settings,
+)
 from cutline.fleet.nodes.encodings import RAW
-from cutline.fleet.nodes.pinned import SessionState, read_state, set_query, state_query, wanted_settings
-from cutline.fleet.nodes.poolers import refuses_options
 from cutline.storage.errors import BusyError, SnapshotError, UnreachableError
 from cutline.wal.drain.quiet_connecting import quiet_connecting
 

@@ -17,7 +17,7 @@ from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.nodes.connections import connect, connect_replication
 from cutline.fleet.nodes.encodings import RAW
-from cutline.fleet.nodes.row_errors import KEY_CHARACTERS_MAX, is_row_error
+from cutline.fleet.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error
 from cutline.storage.errors import SnapshotError
 from cutline.wal.decoding.undecodable import RowUndecodableError
 from cutline.wal.drain.message_stream import stream_messages

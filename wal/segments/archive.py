@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cutline.fleet.hints import NEW_CHAIN
 from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Count, Integer, Record
 from cutline.storage.errors import ChainEnd, SnapshotError
 from cutline.wal.segments.definitions import Definition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cutline.fleet.hints import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.storage.digest import digest
 from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import Ints
-from cutline.fleet.hints import NEW_CHAIN
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Count, Record, fields_of, from_json
 from cutline.storage.digest import digest
 from cutline.storage.errors import ChainEnd

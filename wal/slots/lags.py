@@ -14,7 +14,7 @@ import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.nodes_query import NodeAnswers, NodesQuery
+from cutline.fleet.nodes.watch import NodeAnswers, NodesQuery
 from cutline.wal.slots.own_slots import POSITION, RETAINING_SLOTS
 
 ASKING_SECONDS_MAX = 2.0

@@ -20,7 +20,7 @@ from cutline.fleet.nodes.connections import connect, raising_unreachable
 from cutline.fleet.nodes.problems import comment
 from cutline.fleet.nodes.sessions import in_parallel
 from cutline.fleet.progress import Progress
-from cutline.fleet.sizes import size_text
+from cutline.fleet.units import size_text
 from cutline.storage.errors import UnreachableError
 from cutline.wal.slots.waiting import WaitNotes
 

@@ -11,8 +11,8 @@ import psycopg
 from cutline.fleet.config import Node
 from cutline.fleet.nodes.beside import OldDatabase, read_old
 from cutline.fleet.nodes.connections import raising_unreachable, unreachable_error
-from cutline.fleet.nodes.nodes_query import NodesQuery
 from cutline.fleet.nodes.sessions import Sessions, in_parallel
+from cutline.fleet.nodes.watch import NodesQuery
 from cutline.wal.slots.own_slots import POSITION, RETAINING_SLOTS
 
 ASKING_SECONDS_MAX = 2.0

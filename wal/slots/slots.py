@@ -18,13 +18,11 @@ import psycopg
 from psycopg import sql
 
 from cutline.fleet.config import Node
-from cutline.fleet.hints import NEW_CHAIN
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.connections import connect, connect_replication, unreachable_error
-from cutline.fleet.nodes.privileges import lacks_function, read_role
-from cutline.fleet.nodes.problems import unfit_error
+from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
+from cutline.fleet.nodes.problems import lacks_function, read_role, unfit_error
 from cutline.fleet.nodes.sessions import in_parallel, let_end
-from cutline.fleet.nodes.shut_down import shut_down_after
 from cutline.fleet.progress import Progress, Silent
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
 from cutline.wal.slots.replay import ReplayState, read_replay, replay_error, report_replay

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from cutline.fleet.messages import join_some
 from cutline.fleet.nodes.encodings import readable
 from cutline.fleet.nodes.problems import comment
 from cutline.fleet.progress import Progress
-from cutline.fleet.some_names import join_some
 from cutline.storage.errors import RefusedError
 
 # The first note comes after this time, so that a short wait is not reported.

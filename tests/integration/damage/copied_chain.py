@@ -16,7 +16,7 @@ from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.nodes.connections import with_database
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.chains import read_chain
-from cutline.snapshots.records.stored_object import BASE
+from cutline.snapshots.records.commit import BASE
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.refusing import execute

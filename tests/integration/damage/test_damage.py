@@ -25,7 +25,7 @@ from cutline.restore.restore import restore_fleet
 from cutline.snapshots.fold.changes import read_changes
 from cutline.snapshots.fold.find_sources import sources_of
 from cutline.snapshots.fold.sources import problem_of
-from cutline.snapshots.records.commits import SnapshotMissingError, commit_key
+from cutline.snapshots.records.chains import SnapshotMissingError, commit_key
 from cutline.snapshots.records.store_identity import StoreNotInitialisedError
 from cutline.storage.errors import SnapshotError
 from cutline.wal.segments.segment_schema import PREPARE

@@ -17,17 +17,15 @@ from msgspec import UNSET, structs
 import cutline.restore.drill.drill
 import cutline.restore.obstacles.server
 from cutline.embedded.fleet import open_fleet
-from cutline.fleet.config import Node, load_fleet
-from cutline.fleet.fleet_file import AssertionTable
+from cutline.fleet.config import AssertionTable, Node, load_fleet
 from cutline.fleet.nodes.baseline import NodeIdentity
 from cutline.fleet.progress import Silent
 from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.drill.drill import run_drill, settle_dead_drills
-from cutline.restore.drill.place import DrillUnfitError
+from cutline.restore.drill.servers import DrillUnfitError
 from cutline.restore.request import RestoreRequest
 from cutline.snapshots.activity.ended_operations import read_history
-from cutline.snapshots.operations.open_operations import read_open_operations
-from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.operations.open_operations import read_open_intents, read_open_operations
 from cutline.snapshots.records.chain import Chain
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready, run_command

@@ -11,18 +11,17 @@ import psycopg
 import pytest
 from msgspec import structs
 
-import cutline.restore.drill.place
+import cutline.restore.drill.servers
 from cutline.cli.output.drill import drill_lines
 from cutline.cli.output.restore_report import preview_lines
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.sandbox import find_confinement
-from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.durations import Duration
-from cutline.fleet.fleet_file import AssertionTable, DrillTable
+from cutline.fleet.config import AssertionTable, DrillTable, Fleet, load_fleet
 from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
+from cutline.fleet.units import Duration
 from cutline.restore.drill.drill import DrillReport, run_drill
-from cutline.restore.drill.place import DrillUnfitError
+from cutline.restore.drill.servers import DrillUnfitError
 from cutline.restore.plan import RestorePlan
 from cutline.restore.preview import RestorePreview
 from cutline.restore.request import RestoreRequest
@@ -232,7 +231,7 @@ def test_an_assertion_whose_function_swallows_its_cancellation_ends_with_its_ses
     assert (first.holds, first.why, second.holds) == (False, "no answer after 1 s: its session was ended", True)
     assert 1 <= first.seconds < 10
     # Of a function in C, say, that never looks whether it is to end.
-    monkeypatch.setattr(cutline.restore.drill.place, "TERMINATE", "SELECT %s < 0 AND %s < 0")
+    monkeypatch.setattr(cutline.restore.drill.servers, "TERMINATE", "SELECT %s < 0 AND %s < 0")
     report = drill(hostile, assertion=(endless, count))
     first, second = report.assertions
     assert (first.holds, second.holds) == (False, None)

@@ -21,18 +21,16 @@ from psycopg.conninfo import make_conninfo
 import cutline.restore.drill.assertions
 import cutline.restore.restore
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.config import Node, load_fleet
-from cutline.fleet.durations import Duration
-from cutline.fleet.fleet_file import AssertionTable
-from cutline.fleet.nodes.connections import NodeUnreachableError, connect, with_database
-from cutline.fleet.nodes.shut_down import shut_down
+from cutline.fleet.config import AssertionTable, Node, load_fleet
+from cutline.fleet.nodes.connections import NodeUnreachableError, connect, shut_down, with_database
 from cutline.fleet.nodes.watch import watch_nodes
 from cutline.fleet.progress import Noting, Silent
+from cutline.fleet.units import Duration
 from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.drill.assertions import ROWS_SHOWN_MAX, Reader, ask
 from cutline.restore.drill.drill import run_drill
 from cutline.restore.drill.own_servers import _check_roles, _drop_databases, _drop_roles, drop_dead
-from cutline.restore.drill.place import DrillUnfitError
+from cutline.restore.drill.servers import DrillUnfitError
 from cutline.restore.parts.scope import RestoreScope
 from cutline.restore.request import RestoreRequest
 from cutline.restore.roles import missing_roles

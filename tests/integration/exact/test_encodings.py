@@ -26,11 +26,11 @@ from cutline.fleet.nodes.problems import NodeUnfitError
 from cutline.fleet.progress import Silent
 from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
 from cutline.restore.targets.target import TargetUnfitError
-from cutline.snapshots.create.full_plan import preview_full
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import preview_full
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.ddl.database_facts import read_properties
-from cutline.snapshots.records.database_facts import DatabaseSetting
+from cutline.snapshots.records.commit import DatabaseSetting
 from cutline.wal.slots.waiting import prepared_transactions
 from tests.chains.mixed_databases import (
     await_standbys,

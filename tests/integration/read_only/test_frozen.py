@@ -17,8 +17,7 @@ from cutline.fleet.nodes.other_sessions import end_sessions
 from cutline.fleet.nodes.problems import NodeUnfitError
 from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Silent
-from cutline.fleet.read_only.freezable import check_freezable
-from cutline.fleet.read_only.frozen import freeze, is_on, read_frozen, read_record, thaw
+from cutline.fleet.read_only.frozen import check_freezable, freeze, is_on, read_frozen, read_record, thaw
 from tests.integration.read_only.frozen_nodes import (
     FLEET_ID,
     WRITE,

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.label import own_label
 from cutline.fleet.nodes.connections import connect
 from cutline.fleet.nodes.lock import FleetBusyError, lock_fleet
 from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Silent
 from cutline.fleet.read_only.frozen import FreezeRecordError, freeze
 from cutline.fleet.read_only.resume import ReadOnlyLeftError, check_terminal, resume_fleet, undo_freeze

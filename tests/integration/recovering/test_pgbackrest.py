@@ -17,8 +17,8 @@ from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.server import EmbeddedNode, delete_server, start_server
 from cutline.fleet.programs.wheel import run_as
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.listing.listing import show_snapshot
 from cutline.snapshots.listing.recovery_plan import NodeRecovery, plan_recovery
 from cutline.snapshots.restore_point.restore_point import create_restore_point

@@ -10,7 +10,7 @@ from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet, resume_restore
-from cutline.restore.undoing.abandoning import AbandonReport, abandon_restore, preview_abandon
+from cutline.restore.undoing.undoing import AbandonReport, abandon_restore, preview_abandon
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.restoring.target_place import (

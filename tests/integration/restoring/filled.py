@@ -16,7 +16,7 @@ from cutline.restore.parts.scope import RestoreScope
 from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
-from cutline.restore.rows.ledger import TablesInUseError
+from cutline.restore.rows.load import TablesInUseError
 from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute

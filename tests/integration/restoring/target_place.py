@@ -23,7 +23,7 @@ from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
 from cutline.restore.unfinished import UnfinishedRestoreError
-from cutline.snapshots.operations.recorded import read_open_intents
+from cutline.snapshots.operations.open_operations import read_open_intents
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.refusing import execute
 

@@ -13,7 +13,7 @@ from cutline.fleet.progress import Silent
 from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.plan import plan_restore
 from cutline.restore.restore import restore_fleet
-from cutline.restore.undoing.old_databases import discard_old
+from cutline.restore.undoing.undoing import discard_old
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready

@@ -10,14 +10,14 @@ import pytest
 
 from cutline.fleet.nodes.lock import FleetBusyError, lock_fleet
 from cutline.fleet.nodes.sessions import open_sessions
-from cutline.fleet.tables.event_triggers import EventTriggerError
+from cutline.fleet.tables.publications import EventTriggerError
 from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.restore.data_only.checks import find_used
 from cutline.restore.data_only.references import ForeignKeyViolatedError
-from cutline.restore.data_only.sequences import find_used
 from cutline.restore.parts.scope import RestoreScope
 from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
-from cutline.restore.rows.ledger import LoadError
+from cutline.restore.rows.load import LoadError
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.records.chains import read_chain
 from tests.commands.in_process import run_and_capture, run_here

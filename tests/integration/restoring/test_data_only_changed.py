@@ -8,7 +8,7 @@ import pytest
 from cutline.fleet.config import Node
 from cutline.fleet.nodes.connections import with_database
 from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.data_only.checker import TablesUnfitError
+from cutline.restore.data_only.filled_tables import TablesUnfitError
 from cutline.restore.data_only.filling import TablesChangedError
 from cutline.restore.data_only.references import KeyUntrustedError
 from tests.integration.refusing import execute

@@ -12,12 +12,12 @@ import pytest
 from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.progress import Silent
 from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.data_only.checker import TablesUnfitError
+from cutline.restore.data_only.filled_tables import TablesUnfitError
 from cutline.restore.data_only.filling import Filling
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import resume_restore
-from cutline.restore.rows.ledger import LoadError
-from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.rows.load import LoadError
+from cutline.restore.undoing.undoing import abandon_restore
 from cutline.restore.unfinished import UnfinishedRestoreError
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready

@@ -15,10 +15,10 @@ from cutline.restore.data_only.filling import find_fillings
 from cutline.restore.data_only.held_tables import BLOCKING, SECONDS_MAX
 from cutline.restore.plan import plan_restore
 from cutline.restore.preview import preview_restore
-from cutline.restore.rows.ledger import TablesInUseError
-from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.rows.load import TablesInUseError
+from cutline.restore.undoing.undoing import abandon_restore
 from cutline.restore.unfinished import UnfinishedRestoreError
-from cutline.snapshots.operations.restore_decisions import PUBLISH, decide_restore
+from cutline.snapshots.operations.operation import PUBLISH, decide_restore
 from cutline.snapshots.records.operation_records import read_intent
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import StoreUnreachableError
@@ -153,7 +153,7 @@ def test_who_keeps_rows_from_being_loaded_is_named(place: Place, filled: Node, m
 def test_a_locked_sequence_is_not_waited_for_without_end(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.restore.existing_tables.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.loading.LOCK_SECONDS_MAX", 1)
     error = in_use_by(place, filled.dsn, lock_sequence, RestoreCrashPoint.DECIDED)
     assert re.match(r"node s2: .*or sequences, locked for 1 s", error.message)
     assert "--abandon" not in error.hint
@@ -164,7 +164,7 @@ def test_a_locked_sequence_is_not_waited_for_without_end(
 def test_a_dry_run_waits_for_a_locked_table_for_a_bounded_time(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.restore.existing_tables.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.loading.LOCK_SECONDS_MAX", 1)
     with psycopg.connect(filled.dsn) as other:
         other.execute("LOCK TABLE account")
         with pytest.raises(TablesInUseError, match=r"node s2: .*locked for 1 s"):
@@ -173,7 +173,7 @@ def test_a_dry_run_waits_for_a_locked_table_for_a_bounded_time(
 
 def test_resume_does_not_set_a_sequence_again(place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """An application may have taken values since: they must not come twice."""
-    monkeypatch.setattr("cutline.restore.existing_tables.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.loading.LOCK_SECONDS_MAX", 1)
     in_use_by(place, filled.dsn, lock_sequence, RestoreCrashPoint.DECIDED)
     first = place.dsns()[0]
     # The snapshot has 99.
@@ -237,7 +237,7 @@ def test_tables_of_others_are_not_read_to_warn_of_their_emptiness(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their owner could exchange the table for a view while we wait."""
-    monkeypatch.setattr("cutline.restore.existing_tables.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.loading.LOCK_SECONDS_MAX", 1)
     execute(filled.dsn, "CREATE ROLE guest", "ALTER TABLE kind OWNER TO guest")
     try:
         with psycopg.connect(filled.dsn) as other:

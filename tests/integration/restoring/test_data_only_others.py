@@ -18,7 +18,7 @@ from msgspec import structs
 from cutline.fleet.config import Node
 from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.data_only.checker import TablesUnfitError
+from cutline.restore.data_only.filled_tables import TablesUnfitError
 from cutline.restore.data_only.held_tables import (
     ALTERING,
     LOOK_SECONDS,
@@ -27,7 +27,7 @@ from cutline.restore.data_only.held_tables import (
     refusing_waiting,
 )
 from cutline.restore.data_only.references import ForeignKeyViolatedError
-from cutline.restore.rows.ledger import LoadError, TablesInUseError
+from cutline.restore.rows.load import LoadError, TablesInUseError
 from tests.commands.watching import Watching
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume

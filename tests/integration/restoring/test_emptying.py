@@ -15,7 +15,7 @@ from cutline.fleet.tables.groups import read_tables
 from cutline.restore.data_only.checks import WantedRows, check_tables
 from cutline.restore.data_only.filling import Filling
 from cutline.restore.obstacles.obstacles import Obstacles
-from cutline.restore.rows.ledger import TablesInUseError
+from cutline.restore.rows.load import TablesInUseError
 from cutline.storage.errors import SnapshotError
 from tests.integration.refusing import execute
 

@@ -11,11 +11,11 @@ from cutline.fleet.progress import Noting, Silent
 from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import resume_restore
-from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.undoing.undoing import abandon_restore
 from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.create.request import CreateRequest
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
 from tests.integration.restoring.ending import abandon, restore_left, resume

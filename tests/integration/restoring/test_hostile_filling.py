@@ -15,8 +15,8 @@ from cutline.restore.plan import plan_restore
 from cutline.restore.preview import preview_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import resume_restore
-from cutline.restore.targets.database_records import list_databases
-from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.targets.databases import list_databases
+from cutline.restore.undoing.undoing import abandon_restore
 from cutline.restore.unfinished import UnfinishedRestoreError
 from tests.integration.refusing import NoSpark, execute
 from tests.integration.restoring.filled import REQUEST, tables_to_fill

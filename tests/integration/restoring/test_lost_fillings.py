@@ -7,7 +7,7 @@ import pytest
 
 from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.data_only.checker import TablesUnfitError
+from cutline.restore.data_only.filled_tables import TablesUnfitError
 from cutline.restore.request import RestoreRequest
 from cutline.restore.unfinished import UnfinishedRestoreError
 from tests.integration.refusing import execute

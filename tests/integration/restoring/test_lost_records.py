@@ -20,9 +20,8 @@ from cutline.restore.publishing import RestoredMissingError, publish_database
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet, resume_restore
 from cutline.restore.targets.target import Target, TargetExistsError
-from cutline.restore.undoing.abandoning import abandon_restore
-from cutline.restore.unfinished import UnfinishedRestoreError
-from cutline.restore.unfinished_checks import NothingUnfinishedError
+from cutline.restore.undoing.undoing import abandon_restore
+from cutline.restore.unfinished import NothingUnfinishedError, UnfinishedRestoreError
 from cutline.snapshots.records.operation_records import read_outcome
 from cutline.storage.store import StoreUnreachableError
 from tests.commands.snapshot_runs import Ready
@@ -60,7 +59,7 @@ def drop_in(hint: str) -> str:
 def leave_marked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin to undo the restore, and end before anything is renamed."""
     with monkeypatch.context() as patch:
-        patch.setattr("cutline.restore.undoing.abandoning.put_back", lose)
+        patch.setattr("cutline.restore.undoing.undoing.put_back", lose)
         with pytest.raises(NodeUnreachableError):
             abandon_restore(place.fleet, place.target, NAME, print, Silent())
 
@@ -224,7 +223,7 @@ def test_an_undo_that_is_cut_off_at_the_end_is_no_restore_that_has_published(
         restore_left(place, RestoreCrashPoint.RENAMED, 2)
         (operation,) = open_restores(place)
         with monkeypatch.context() as patch:
-            patch.setattr("cutline.restore.undoing.abandoning.drop_database", lose)
+            patch.setattr("cutline.restore.undoing.undoing.drop_database", lose)
             with pytest.raises(NodeUnreachableError):
                 abandon_restore(place.fleet, place.target, NAME, print, Silent())
         outcome = read_outcome(place.fleet.store.open(), operation)

@@ -13,12 +13,11 @@ import pytest
 from msgspec import UnsetType, structs
 from psycopg.conninfo import make_conninfo
 
-from cutline.cli.output.format import size_text
-from cutline.cli.output.restore_plan import plan_document, plan_lines
-from cutline.cli.output.restore_report import document_of, lines_of
+from cutline.cli.output.restore_report import document_of, lines_of, plan_document, plan_lines
+from cutline.cli.output.tables import size_text
 from cutline.fleet.nodes.connections import connect, with_database
 from cutline.fleet.progress import Silent
-from cutline.restore.estimates.measured import read_measured
+from cutline.restore.estimates.model import read_measured
 from cutline.restore.obstacles.disk_space import DatabaseSpace, SpaceLackingError, check_space, find_data_directory
 from cutline.restore.obstacles.obstacles import Obstacles
 from cutline.restore.plan import RestorePlan, plan_restore
@@ -26,7 +25,7 @@ from cutline.restore.preview import RestorePreview, _space_of, check_restore, pr
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
 from cutline.restore.targets.target import lock_targets
-from cutline.snapshots.records.database_facts import DatabaseFacts
+from cutline.snapshots.records.commit import DatabaseFacts
 from cutline.snapshots.records.operation_records import read_outcome
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready

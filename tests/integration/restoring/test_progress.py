@@ -16,15 +16,13 @@ from cutline.fleet.config import GroupRules
 from cutline.fleet.nodes.connections import connect, with_database
 from cutline.fleet.progress import Reading, Silent
 from cutline.fleet.tables.groups import read_tables
-from cutline.restore.estimates import tally
+from cutline.restore.estimates import pace
 from cutline.restore.estimates.model import RestoreStep
-from cutline.restore.estimates.tally import rows_tally
+from cutline.restore.estimates.pace import rows_tally
 from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
-from cutline.restore.rows.ledger import create_ledger
-from cutline.restore.rows.load_target import LoadTarget
-from cutline.restore.rows.loaders import Loader
+from cutline.restore.rows.load import Loader, LoadTarget, create_ledger
 from tests.commands.snapshot_runs import Ready, command_line
 from tests.integration.refusing import execute
 from tests.integration.restoring.target_place import NAME, Place
@@ -84,7 +82,7 @@ def batch(number: int, *lines: bytes) -> pa.RecordBatch:
 def test_a_restore_tells_rows_indexes_and_time_left_of_every_node(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tally, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(pace, "TICK_SECONDS", 0.05)
     recorded = Recorded()
     plan = plan_restore(place.fleet, place.target, RestoreRequest(NAME))
     try:

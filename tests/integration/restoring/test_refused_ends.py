@@ -18,9 +18,7 @@ from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import resume_restore
 from cutline.restore.targets.target import TargetUnfitError
-from cutline.restore.undoing.abandoning import abandon_restore
-from cutline.restore.undoing.old_databases import discard_old
-from cutline.restore.undoing.undoable import OldDatabaseMissingError
+from cutline.restore.undoing.undoing import OldDatabaseMissingError, abandon_restore, discard_old
 from cutline.restore.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.initialise import initialise
 from cutline.storage.location import StoreLocation
@@ -166,7 +164,7 @@ def test_an_old_database_that_is_lost_while_it_is_put_back_can_be_replaced(
         shard = place.states().index("new")
         if is_begun:
             with monkeypatch.context() as patch:
-                patch.setattr("cutline.restore.undoing.abandoning.put_back", lose)
+                patch.setattr("cutline.restore.undoing.undoing.put_back", lose)
                 with pytest.raises(NodeUnreachableError):
                     abandon_restore(place.fleet, place.target, NAME, print, Silent())
         execute(maintenance_of(place, shard), f'DROP DATABASE "{beside(place, shard, "_before_")}"')

@@ -23,7 +23,7 @@ from cutline.restore.crash_points import PER_NODE, RestoreCrashPoint
 from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet, resume_restore
-from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.undoing.undoing import abandon_restore
 from cutline.restore.unfinished import UnfinishedRestoreError
 from cutline.storage.errors import SnapshotError
 from tests.commands.snapshot_runs import Ready, configure_fleet, dropping_slots

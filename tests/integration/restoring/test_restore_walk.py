@@ -18,7 +18,7 @@ from cutline.fleet.progress import Silent
 from cutline.restore.crash_points import PER_NODE, RestoreCrashPoint
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import resume_restore
-from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.undoing.undoing import abandon_restore
 from cutline.restore.unfinished import UnfinishedRestoreError
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Watching

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cutline.cli.output.restore_plan import plan_document, plan_lines
+from cutline.cli.output.restore_report import plan_document, plan_lines
 from cutline.fleet.nodes.connections import with_database
 from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.estimates.model import RestoreStep

@@ -20,8 +20,7 @@ from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.plan import plan_restore
 from cutline.restore.restore import restore_fleet
 from cutline.restore.targets.target import TargetUnfitError
-from cutline.restore.undoing.abandoning import abandon_restore
-from cutline.restore.undoing.old_databases import discard_old
+from cutline.restore.undoing.undoing import abandon_restore, discard_old
 from cutline.storage.errors import StoppedError
 from tests.commands.snapshot_runs import Ready
 from tests.integration.restoring.ending import REQUEST, restore_left, resume

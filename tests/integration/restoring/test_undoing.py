@@ -19,17 +19,16 @@ from cutline.fleet.nodes.connections import NodeUnreachableError, database_name,
 from cutline.fleet.nodes.lock import FleetBusyError
 from cutline.fleet.progress import Silent
 from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.left_open import RestoreAbandonedError
+from cutline.restore.ending import RestoreAbandonedError
 from cutline.restore.plan import plan_restore
 from cutline.restore.preview import preview_resumed
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet, resume_restore
 from cutline.restore.targets.databases import REHEARSAL
-from cutline.restore.undoing.abandoning import abandon_restore, preview_abandon
-from cutline.restore.undoing.undoable import OldDatabaseMissingError
+from cutline.restore.undoing.undoing import OldDatabaseMissingError, abandon_restore, preview_abandon
 from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
-from cutline.snapshots.create.request import CreateRequest
 from cutline.snapshots.records.lost_chains import is_lost
 from cutline.snapshots.records.operation_records import read_decision
 from cutline.storage.store import StoreUnreachableError
@@ -101,7 +100,7 @@ def test_a_suspended_restore_that_was_undone_renames_nothing(place: Place) -> No
 
 def test_the_decision_that_was_stored_first_counts(place: Place) -> None:
     """A restore that is undone while it closes the databases publishes none."""
-    from cutline.snapshots.operations.restore_decisions import ABANDON, decide_restore
+    from cutline.snapshots.operations.operation import ABANDON, decide_restore
 
     plan = plan_restore(place.fleet, place.target, REQUEST)
 

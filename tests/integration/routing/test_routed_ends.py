@@ -16,7 +16,7 @@ from cutline.restore.plan import plan_restore
 from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
 from cutline.restore.targets.target import TargetUnfitError
-from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.undoing.undoing import abandon_restore
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
 from tests.integration.routing.routed_place import SINGLE, RoutedPlace

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cutline.cli.output.restore_plan import plan_document, plan_lines
+from cutline.cli.output.restore_report import plan_document, plan_lines
 from cutline.fleet.progress import Silent
 from cutline.restore.preview import preview_restore
 from tests.commands.in_process import run_and_capture, run_as_text

@@ -13,8 +13,8 @@ from cutline.restore.request import RestoreRequest
 from cutline.restore.restore import restore_fleet
 from cutline.restore.routing.placing import RowWithoutTargetError
 from cutline.restore.topology.conflicts import KeyConflictError
-from cutline.restore.topology.same_sources import LargeObjectsUnroutedError, SourcesDifferError
-from cutline.restore.undoing.abandoning import abandon_restore
+from cutline.restore.topology.topology import LargeObjectsUnroutedError, SourcesDifferError
+from cutline.restore.undoing.undoing import abandon_restore
 from cutline.storage.errors import UsageError
 from tests.integration.refusing import execute
 from tests.integration.routing.routed_place import (

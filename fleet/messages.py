@@ -1,4 +1,4 @@
-"""Hints that several errors share. A hint names commands as they can be typed."""
+"""What several messages share: hints that name commands as they can be typed, and long lists shortened."""
 
 from __future__ import annotations
 
@@ -17,3 +17,17 @@ SAME_TARGET = "with the same --to FILE, if it had one"
 def restore_command(snapshot: str, nodes: Iterable[str] = ()) -> str:
     """The command that ends an unfinished restore, of `nodes` alone if given, without the word that says how."""
     return " ".join([f"snapshot restore {snapshot}", *(f"--node {node}" for node in nodes)])
+
+
+def list_some(names: Iterable[str], most: int) -> str:
+    """The first `most` names: `a, b and 3 more`."""
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
+
+
+def join_some(texts: Iterable[str], most: int) -> str:
+    """The first `most` texts, which may have commas: `a; b; and 3 more`."""
+    listed = list(texts)
+    more = [f"and {len(listed) - most} more"] if len(listed) > most else []
+    return "; ".join([*listed[:most], *more])

@@ -1,4 +1,4 @@
-"""Undo a restore that ended unfinished."""
+"""Undo a restore that ended unfinished, and drop the databases that restores have put aside."""
 
 from __future__ import annotations
 
@@ -9,30 +9,155 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.hints import SAME_TARGET, restore_command
+from cutline.fleet.messages import SAME_TARGET, restore_command
+from cutline.fleet.nodes.beside import OldDatabase, read_old
+from cutline.fleet.nodes.problems import quote
 from cutline.fleet.nodes.sessions import in_parallel
+from cutline.fleet.nodes.watch import Watch, watch_nodes
 from cutline.fleet.progress import Progress
 from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.data_only.filling import Filling
-from cutline.restore.publishing import open_databases, put_back
-from cutline.restore.targets.database_records import Phase, list_databases, record_text, write_record
-from cutline.restore.targets.databases import drop_database, find_closed, find_slots
-from cutline.restore.targets.target import Target, suffix_of
-from cutline.restore.undoing.undoable import Undoable, find_entered, hold_undoable
+from cutline.restore.plan import provisional_targets
+from cutline.restore.publishing import check_nothing_prepared, is_restored, open_databases, put_back
+from cutline.restore.run import lock_target_fleet
+from cutline.restore.targets.databases import (
+    Phase,
+    drop_database,
+    find_closed,
+    find_slots,
+    list_databases,
+    record_text,
+    write_record,
+)
+from cutline.restore.targets.target import Connections, Target, ending_on_silence, lock_targets, suffix_of
 from cutline.restore.unfinished import (
+    NothingUnfinishedError,
     UnfinishedRestore,
     UnfinishedRestoreError,
+    check_no_unfinished,
+    check_readable,
+    check_recorded,
+    check_whole,
     find_recorded,
+    find_remains,
+    find_taken_for_old,
+    find_unfinished,
     settle_recorded,
 )
-from cutline.restore.unfinished_checks import NothingUnfinishedError
-from cutline.snapshots.operations.operation import record_outcome
-from cutline.snapshots.operations.recorded import is_open
-from cutline.snapshots.operations.restore_decisions import ABANDON, PUBLISH, decide_restore
+from cutline.snapshots.operations.open_operations import is_open
+from cutline.snapshots.operations.operation import ABANDON, PUBLISH, decide_restore, record_outcome
 from cutline.snapshots.operations.slot_guard import mark_ended
 from cutline.snapshots.records.operation_records import read_intent
-from cutline.storage.errors import IndeterminateError, StoppedError, UnreachableError
+from cutline.storage.errors import IndeterminateError, RefusedError, StoppedError, UnreachableError
 from cutline.storage.store import ObjectStore
+
+
+class OldDatabaseMissingError(RefusedError):
+    """A database that a restore put aside is gone, so it can't be put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undoable:
+    """The unfinished restores of the targets' databases, each with its own targets, by suffix, and what holds them.
+
+    `inside` are sessions in the databases, if there are tables to empty. `watch` ends all of them if a node is silent.
+    """
+
+    store: ObjectStore
+    targets: tuple[Target, ...]
+    connections: Connections
+    watch: Watch
+    inside: Connections
+    found: list[UnfinishedRestore]
+    own: Mapping[str, list[Target]]
+
+
+@contextmanager
+def hold_undoable(
+    source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]
+) -> Iterator[Undoable]:
+    """Hold the targets and find what can be undone there; raises what abandon_restore raises."""
+    progress.step("find unfinished restores")
+    targets, store = provisional_targets(target, nodes), source.store.open()
+    with (
+        watch_nodes(one.maintenance for one in targets) as watch,
+        lock_targets(targets) as connections,
+        lock_target_fleet(target, targets, connections) as inside,
+        ending_on_silence(watch, (*connections.values(), *inside.values())),
+    ):
+        found = find_unfinished(store, targets, connections, progress)
+        own = {
+            one.suffix: [
+                place
+                for place in (place.named(one.suffix) for place in targets)
+                if place.shard in one.databases or place.aside in list_databases(connections[place.shard])
+            ]
+            for one in found
+        }
+        for one in found:
+            check_readable(one, targets)
+            check_recorded(one, store)
+            _check_undoable(store, one, name)
+            check_whole(one, targets, connections, store, undoes=True)
+            for line in find_taken_for_old(one, targets, connections):
+                progress.note(line)
+            _check_old_are_there(one, own[one.suffix], connections)
+        yield Undoable(store, targets, connections, watch, inside, found, own)
+
+
+def find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[str]:
+    """The restored databases that have their real names already, or the databases with tables to empty, a line each."""
+    if found.is_filling:
+        return [
+            f"{one.node.id}: the tables of database {one.database} that the restore found empty are emptied, whoever"
+            " wrote their rows"
+            for one in targets
+        ]
+    return [
+        f"{one.node.id}: database {one.database}, which the restore has published, is dropped"
+        for one in targets
+        if found.databases.get(one.shard) == one.database
+    ]
+
+
+def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> None:
+    if found.record is not None and found.record.snapshot != name:
+        raise UnfinishedRestoreError(
+            f"{found.label()} is not of snapshot {name}",
+            hint=f"run: {found.record.command} --abandon",
+        )
+    if not found.may_be_undone(store):
+        what = "has decided that its rows stay" if found.is_filling else "has published all databases"
+        raise UnfinishedRestoreError(
+            f"{found.label()} {what}, and can't be undone",
+            hint=f"to end it: {restore_command(name, found.scope.nodes)} --resume",
+        )
+
+
+def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:
+    """Raise what keeps an old database from getting its name back, before anything is marked as undone."""
+    for target in targets:
+        connection, record = connections[target.shard], found.records.get(target.shard)
+        databases = list_databases(connection)
+        if not record or not is_restored(databases, target, record.operation):
+            continue
+        check_nothing_prepared(target, connection)
+        if not record.aside or (target.aside in databases and databases[target.aside].is_valid):
+            continue
+        is_gone = target.aside not in databases
+        finish = f"to finish the restore instead: {record.command} --resume"
+        if found.is_abandoned:
+            # Nobody can finish it any more.
+            finish = f"if it is lost for good, make an empty one: CREATE DATABASE {quote(target.aside)};"
+        why = "is gone" if is_gone else "is invalid, as an interrupted DROP DATABASE leaves it"
+        drop = [] if is_gone else [f"DROP DATABASE {quote(target.aside)};"]
+        raise OldDatabaseMissingError(
+            f"node {target.node.id}: database {target.aside}, which the restore put aside, {why}: the old databases"
+            " can't be put back on all nodes",
+            hint=[*drop, finish],
+            details={"node": target.node.id, "database": target.aside},
+        )
+
 
 # Before the suffix of an id of which no more is known.
 CUT = "…"
@@ -268,3 +393,78 @@ def _open_left(undoable: Undoable, progress: Progress) -> None:
         if left and not one.is_filling and one.was_closing:
             for line in open_databases(left, undoable.connections):
                 progress.note(line)
+
+
+def discard_old(
+    source: Fleet,
+    target: Fleet,
+    name: str,
+    confirm: Callable[[list[OldDatabase]], None],
+    progress: Progress,
+    nodes: tuple[str, ...] = (),
+) -> list[OldDatabase]:
+    """Drop the databases that restores have put aside on the target's primaries; return them.
+
+    `confirm` is given them before, and may raise. Raises UnfinishedRestoreError: an unfinished restore may need them.
+    """
+    with _old_databases(source, target, name, progress, nodes) as aside:
+        listed = aside.listed
+        confirm(listed)
+        progress.step("drop databases")
+
+        def drop(one: Target) -> None:
+            for old in aside.found[one]:
+                drop_database(one, aside.connections[one.shard], old.database)
+
+        try:
+            in_parallel(drop, list(aside.found), aside.watch.end_all)
+        except KeyboardInterrupt as error:
+            again = f"to drop what is left of them: {restore_command(name, nodes)} --discard-old"
+            raise StoppedError("some of the old databases may be dropped", hint=[again, SAME_TARGET]) from error
+    return listed
+
+
+def find_old(
+    source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...] = ()
+) -> list[OldDatabase]:
+    """The databases that `discard_old` would drop; raises what that raises."""
+    with _old_databases(source, target, name, progress, nodes) as aside:
+        return aside.listed
+
+
+@dataclass(frozen=True, slots=True)
+class _OldDatabases:
+    """The databases that were put aside, by target; the sessions that hold the targets, and what ends these."""
+
+    found: Mapping[Target, list[OldDatabase]]
+    connections: Connections
+    watch: Watch
+
+    @property
+    def listed(self) -> list[OldDatabase]:
+        return [old for databases in self.found.values() for old in databases]
+
+
+@contextmanager
+def _old_databases(
+    source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]
+) -> Iterator[_OldDatabases]:
+    progress.step("find databases put aside")
+    targets = provisional_targets(target, nodes)
+    with (
+        watch_nodes(one.maintenance for one in targets) as watch,
+        lock_targets(targets) as connections,
+        ending_on_silence(watch, connections.values()),
+    ):
+        check_no_unfinished(source.store.open(), name, targets, connections, progress)
+        aside = _OldDatabases({one: read_old(one.node, connections[one.shard]) for one in targets}, connections, watch)
+        remains = find_remains(targets, connections)
+        for old in aside.listed:
+            if (left := remains.get(old.database.rsplit("_", 1)[-1])) is not None:
+                raise UnfinishedRestoreError(
+                    f"{old.node}: database {old.database} was put aside by a restore that ended unfinished: it left"
+                    f" {left}",
+                    hint="let the role that began it end it",
+                    details={"node": old.node, "database": old.database},
+                )
+        yield aside

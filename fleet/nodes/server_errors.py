@@ -1,4 +1,6 @@
-"""What a server or libpq says about an error, as messages quote it: a function of a table's owner may say any amount.
+"""Errors of servers: what they say, which ones a row causes, and which say nothing about the statement.
+
+The same statement succeeds later. So it was not refused, and nothing must be done without it.
 
 The line with the error comes first, whatever follows it: DETAIL and CONTEXT alone say nothing.
 """
@@ -8,6 +10,48 @@ from __future__ import annotations
 import re
 
 import psycopg
+
+# What to do, by what an SQLSTATE begins with (PostgreSQL manual, "PostgreSQL Error Codes"). Of class 58 only I/O
+# errors: others name a file that is not there, such as a function's library. A shutdown (57P) loses the session.
+REMEDIES = {
+    "53100": "make room on the server's disk, or in /dev/shm if it names a shared memory segment",
+    "53200": "give the server more memory, or raise the setting that it names",
+    "53": "give the server more of what it names",
+    "57014": "somebody cancelled the statement on the server: see who",
+    "58030": "see the server's log: its disk or file system has a fault",
+    "40001": "see who else uses the database",
+    "40P01": "see who else uses the database",
+    "55P03": "see who else uses the database",
+}
+
+
+def remedy_of(error: psycopg.Error) -> str:
+    """What to do before the statement is repeated; "" if the error is about the statement itself."""
+    state = error.diag.sqlstate or ""
+    return next((remedy for begin, remedy in REMEDIES.items() if state.startswith(begin)), "")
+
+
+# Data exception, program limit exceeded, internal error or damaged data; and out of memory. Of a row that is too large
+# the error may be any of the last three.
+_ROW_ERRORS = re.compile("22...|54...|XX...|53200")
+_DAMAGED = re.compile("22...|XX00[12]")
+KEY_CHARACTERS_MAX = 200
+
+
+def is_row_error(sqlstate: str) -> bool:
+    """Whether a row may be the cause, if the server had begun to print rows."""
+    return bool(_ROW_ERRORS.fullmatch(sqlstate))
+
+
+def row_hint(sqlstate: str) -> str:
+    """What makes the row printable, or does without it."""
+    if _DAMAGED.fullmatch(sqlstate):
+        return "the row is damaged on this server: repair it, from a standby say"
+    return (
+        "as COPY prints it a row has less than 1 GB, and each byte of a bytea and each escaped character has two: make"
+        " it smaller, or exclude the table in fleet.toml under groups.exclude"
+    )
+
 
 MESSAGE_SHOWN_MAX = 1000
 # Lines that libpq adds after the reason, guessing at a cause.

@@ -1,0 +1,100 @@
+"""Lengths of time and sizes in bytes as people write them: parsed and printed."""
+
+from __future__ import annotations
+
+import re
+
+WORD_SECONDS = {"never": 0, "hourly": 3600, "daily": 86400, "weekly": 7 * 86400, "monthly": 30 * 86400}
+UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+# Longer ones would lead out of the calendar.
+DAYS_MAX = 36_500
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+class Duration(float):
+    """A length of time in seconds, written as `24h`, `90 min`, `1.5d` or `0`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Duration:
+        """Parse a number with its unit; raise ValueError for anything else."""
+        if text.strip() == "0":
+            return cls(0)
+        match = DURATION.fullmatch(text.strip())
+        if match is None or match[2] not in UNIT_SECONDS:
+            raise ValueError(f"{text!r} is not a length of time such as 24h, 30min or 7d")
+        if (seconds := float(match[1]) * UNIT_SECONDS[match[2]]) > DAYS_MAX * UNIT_SECONDS["d"]:
+            raise ValueError(f"{text!r} is more than {DAYS_MAX:,} days")
+        return cls(seconds)
+
+    @classmethod
+    def from_document(cls, value: object) -> Duration:
+        """Parse a string; raise ValueError for a number, which has no unit."""
+        if not isinstance(value, str):
+            raise ValueError('a length of time is a string such as "24h"')
+        return cls.parse(value)
+
+
+class Interval(Duration):
+    """How often something is done, in seconds: a length of time, or `hourly`, `daily`, `weekly`, `monthly` (30 days).
+
+    0, written as `never`: not at all.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Interval:
+        """Parse a word or a length of time that is not 0; raise ValueError for anything else."""
+        if text in WORD_SECONDS:
+            return cls(WORD_SECONDS[text])
+        if not (seconds := Duration.parse(text)):
+            raise ValueError(f'{text!r} is no interval; if it is not to be done at all, write "never"')
+        return cls(seconds)
+
+
+SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+BYTES_PER_UNIT = 1024
+# The units of a given size: KiB and so on are powers of 1024, KB and so on powers of 1000.
+UNIT_BYTES = {
+    "B": 1,
+    **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", start=1)},
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", start=1)},
+}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+def size_text(size_bytes: int) -> str:
+    """Print a size: `0 B`, `1023 B`, `1.5 KiB`, `12.0 GiB`; one decimal, none for bytes."""
+    size = float(size_bytes)
+    for unit in SIZE_UNITS:
+        # 1023.95 and above would print as 1024.0.
+        if abs(size) < BYTES_PER_UNIT - 0.05 or unit == SIZE_UNITS[-1]:
+            return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= BYTES_PER_UNIT
+    raise AssertionError("the last unit always returns")
+
+
+class Size(int):
+    """A number of bytes, written as 1024, or as `16GiB`, `1.5 TB`, `500MB`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """Parse a number with its unit; raise ValueError for anything else."""
+        match = SIZE.fullmatch(text.strip())
+        if match is None or match[2].upper() not in UNIT_BYTES:
+            raise ValueError(f"{text!r} is not a size such as 16GiB or 500MB")
+        return cls(float(match[1]) * UNIT_BYTES[match[2].upper()])
+
+    @classmethod
+    def from_document(cls, value: object) -> Size:
+        """Read a number of bytes, or parse a size with its unit; raise ValueError unless it is positive."""
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError('a size is a number of bytes, or a string such as "16GiB"')
+        size = cls.parse(value) if isinstance(value, str) else cls(value)
+        if size <= 0:
+            raise ValueError("a size must be positive")
+        return size

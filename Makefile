@@ -25,7 +25,7 @@ SAMPLED := tests/integration $(addprefix tests/spark/,test_changed_definitions.p
   test_killed_executors.py test_kubernetes_executors.py test_long_lines.py test_protection.py test_session.py test_session_files.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test all rest quick oldest newest servers stores soak watching fuzz lint format bench writers scale hot growth wheel schemas lock clean
+.PHONY: help install demo test all rest quick oldest newest servers stores soak watching fuzz lint format bench writers scale hot growth wheel release kept schemas lock clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,19 @@ wheel: $(INSTALLED)  ## build the wheel, install it into an empty environment, a
 	@CUTLINE_PROGRAM=$(CURDIR)/.wheel-venv/bin/snapshot $(BIN)/python -m pytest -k 'story or wheel' \
 	  tests/integration/test_demo.py tests/test_packaging.py
 	@rm -rf build .wheel-venv
+
+# The wheel that pip would build from the sdist has to be the wheel of the tree.
+release: wheel  ## build wheel and sdist, check them and CHANGELOG.md, and print how to publish them; nothing is uploaded
+	@rm -rf .release-venv && $(PYTHON) -m venv .release-venv
+	@.release-venv/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	@.release-venv/bin/python -m build --sdist --outdir dist . > dist/sdist.log 2>&1 || { tail -n 40 dist/sdist.log; exit 1; }
+	@.release-venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist/from-sdist dist/*.tar.gz
+	@.release-venv/bin/python -m twine check --strict dist/*.whl dist/*.tar.gz
+	@rm -rf build .release-venv
+	@$(BIN)/python -m tests.run.release dist
+
+kept: $(INSTALLED)  ## write the stores in tests/kept anew, which is allowed before version 1.0.0 only; needs `make servers`
+	@$(BIN)/python -m tests.kept
 
 schemas: $(INSTALLED)  ## write the JSON Schemas of all documents to docs/format
 	@$(BIN)/python -m cutline.snapshots.records.kinds docs/format

@@ -2,7 +2,8 @@
 
 These are all objects except commits and voids: those decide something, and their callers resolve lost answers
 themselves. Here an object whose answer was lost is read back. If that is inconclusive the command fails, but nothing is
-indeterminate: an object that arrives late changes nothing that anything depends on (docs/storage.md, "Lost answers").
+indeterminate: an object that arrives late changes nothing that anything depends on (docs/store-format.md, "Lost
+answers").
 """
 
 from __future__ import annotations

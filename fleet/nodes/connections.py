@@ -840,7 +840,7 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     elif CUT_OFF in str(error):
         hint = (
             "see the server's log; if it says nothing of this, something between has ended the connection, as HAProxy"
-            ' does after its `timeout client`: docs/fleet-file.md, "What is between"'
+            ' does after its `timeout client`: docs/fleet-file.md, "Poolers, proxies and several hosts"'
         )
     elif refuses_database(node, error) and database_name(node.dsn) == MAINTENANCE_DATABASE:
         hint = f"a restore begins in its server's database {MAINTENANCE_DATABASE}; as a superuser: {MAKE_IT}"

@@ -8,7 +8,7 @@ next command decides it before it does anything else (snapshots/operations/commi
 
 A put whose answer was lost may arrive late, and a suspended process may continue. So reading alone is not enough: if
 there is no commit, a *void* is put in its place, by the same conditional put. Exactly one of the two is stored, and the
-second put fails: an operation that was voided can no longer commit (docs/storage.md, "Deciding").
+second put fails: an operation that was voided can no longer commit (docs/store-format.md, "Deciding").
 """
 
 from __future__ import annotations

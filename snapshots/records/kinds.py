@@ -35,7 +35,7 @@ from cutline.wal.segments.segments import SegmentMetadata
 DIGEST_SCHEMA = {
     "type": "string",
     "pattern": "^[0-9a-f]{64}$",
-    "description": "SHA-256 of the document's bytes without this field (docs/storage.md)",
+    "description": "SHA-256 of the document's bytes without this field (docs/store-format.md)",
 }
 
 

@@ -76,7 +76,7 @@ class ShownCommand:
 
 def pages() -> list[Path]:
     """README.md and the pages of docs/."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks_of(text: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The promises of docs/storage.md, asserted on every listing and restore of a history, and at its end.
+"""The promises of docs/store-format.md, asserted on every listing and restore of a history, and at its end.
 
 They are checked against what the commands reported. Every message begins with the name of the promise.
 """

@@ -1,4 +1,4 @@
-"""The repository keeps the promises of docs/storage.md despite lost answers, crashes, suspensions and stale listings.
+"""The repository keeps the promises of docs/store-format.md despite lost answers, crashes and stale listings.
 
 The short form runs a thousand random histories, and injects every fault at every call of some commands
 (tests/run/drawn.py draws them); the long form (`make soak`) runs random histories for CUTLINE_SOAK=SECONDS, and injects

@@ -1,4 +1,4 @@
-"""What the commit of an increment says of those before it, made from their documents alone (docs/storage.md)."""
+"""What the commit of an increment says of those before it, made from their documents alone (docs/store-format.md)."""
 
 from __future__ import annotations
 

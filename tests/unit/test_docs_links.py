@@ -1,14 +1,21 @@
-"""Every link of the pages leads to a page and a heading, and every path that they name exists."""
+"""Links of the pages lead to pages and headings, the paths that they name exist, and prose has 120 columns."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from cutline.fleet.config import FleetFile, load_fleet
+
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+COLUMNS_MAX = 120
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FOLDERS = [path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "cutline"))]
 # `snapshots/fold/fold.py`, `wal/segments/`; not the keys of a store, which have names in <> after `snapshots/`.
@@ -40,3 +47,24 @@ def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
 def test_every_path_exists(page: Path) -> None:
     for path in PATHS.findall(page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists() or STORE_KEYS.match(path), path
+
+
+@PAGE
+def test_no_line_of_prose_is_longer_than_120_columns(page: Path) -> None:
+    """Code and tables may be longer."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+    long = [
+        line
+        for line in text.splitlines()
+        if len(line) > COLUMNS_MAX and not line.lstrip(" ").startswith("|") and not line.startswith("    ")
+    ]
+    assert not long
+
+
+def test_the_complete_fleet_file_of_the_page_is_one(tmp_path: Path) -> None:
+    """It has every table that a fleet.toml may have, but the folder of another PostgreSQL's programs."""
+    (text,) = re.findall(r"(?ms)^```toml\n(.*?)^```$", (ROOT / "docs" / "fleet-file.md").read_text(encoding="utf-8"))
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    assert [node.id for node in load_fleet(path).nodes] == ["s1", "s1-b1", "s2", "s2-b1"]
+    assert set(FleetFile.__struct_fields__) - set(tomllib.loads(text)) == {"tools"}

@@ -238,7 +238,7 @@ def test_an_unreadable_intent_is_named_and_blocks_nobody() -> None:
     check_name_is_free(store)
 
 
-# These modules create without create_or_find, so they decide what a lost answer means (docs/storage.md).
+# These modules create without create_or_find, so they decide what a lost answer means (docs/store-format.md).
 DECIDING = {"snapshots/operations/committing.py"}
 
 

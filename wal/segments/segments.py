@@ -60,7 +60,7 @@ READ_WHOLE_BYTES_MAX = 4 << 20
 
 
 class SegmentMetadata(Record, frozen=True, tag_field="format", tag=FORMAT, kw_only=True):
-    """The metadata in a segment (docs/storage.md). `seal` is the digest of the file with zeros in its place."""
+    """The metadata in a segment (docs/store-format.md). `seal` is the digest of the file with zeros in its place."""
 
     key: str
     node: str

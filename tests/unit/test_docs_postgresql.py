@@ -13,6 +13,8 @@ ROWS = [
     for line in re.sub(r"`[^`\n]*`", lambda quoted: quoted[0].replace("|", "/"), TEXT).splitlines()
     if line.startswith("| ")
 ]
+# A footnote is the name of a test.
+NOTES = dict(re.findall(r"(?m)^(\[\^\d+\]): `(test_\w+)`$", TEXT))
 # The second column of a row that no test shows begins with this.
 UNSHOWN = "not yet"
 
@@ -36,4 +38,6 @@ def test_every_promise_names_a_test() -> None:
     promises = [row for row in ROWS if row[0] != "what"]
     assert len(promises) > 40
     for what, how, shown in promises:
-        assert "`test_" in shown or shown == "every test" or how.startswith(UNSHOWN), what
+        notes = re.findall(r"\[\^\d+\]", shown)
+        assert notes or shown.startswith("every test") or how.startswith(UNSHOWN), what
+        assert set(notes) <= NOTES.keys(), what

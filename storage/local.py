@@ -71,11 +71,9 @@ class LocalStore:
 
     @property
     def url(self) -> str:
-        """See ObjectStore."""
         return f"file://{self.root}"
 
     def create(self, key: str, body: bytes) -> None:
-        """See ObjectStore."""
         check_key(key)
         incoming = uuid.uuid4().hex
         with ExitStack() as stack:
@@ -99,12 +97,10 @@ class LocalStore:
                 raise AnswerLostError(url=self.url, key=key, reason=reason_of(error)) from error
 
     def read(self, key: str) -> bytes:
-        """See ObjectStore."""
         with self._opened(key) as file:
             return file.read()
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """See ObjectStore."""
         check_range(start, length)
         with self._opened(key) as file:
             file.seek(start)
@@ -112,17 +108,14 @@ class LocalStore:
             return file.read(min(length, max(os.fstat(file.fileno()).st_size - start, 0)))
 
     def size(self, key: str) -> int:
-        """See ObjectStore."""
         check_key(key)
         with self._translate_errors(key):
             return status_of(self.root, key).st_size
 
     def digest(self, key: str) -> str:
-        """See ObjectStore."""
         return digest_of(read_pieces(self, key))
 
     def exists(self, key: str) -> bool:
-        """See ObjectStore."""
         try:
             self.size(key)
         except ObjectMissingError:
@@ -130,12 +123,10 @@ class LocalStore:
         return True
 
     def list(self, prefix: str) -> Keys:
-        """See ObjectStore."""
         with self._translate_errors():
             return sorted(walk(self.root, check_prefix(prefix)))
 
     def list_children(self, prefix: str) -> Keys:
-        """See ObjectStore."""
         folder = check_prefix(prefix)
         with self._translate_errors():
             # A folder may be empty: until its creator links the object, or for good if the creator died.
@@ -146,7 +137,6 @@ class LocalStore:
             )
 
     def inventory(self, prefix: str) -> Inventory:
-        """See ObjectStore."""
         listed: Inventory = []
         with self._translate_errors():
             for key in self.list(prefix):
@@ -156,7 +146,6 @@ class LocalStore:
         return listed
 
     def delete(self, key: str) -> None:
-        """See ObjectStore."""
         check_key(key)
         with self._translate_errors():
             try:
@@ -195,7 +184,6 @@ class LocalStore:
         return sorted(leftovers)
 
     def abandon(self, leftover: Unfinished) -> None:
-        """See ObjectStore."""
         with (
             self._translate_errors(),
             suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
@@ -205,7 +193,6 @@ class LocalStore:
             os.unlink(leftover.id, dir_fd=descriptors[-1])
 
     def expect_answers(self) -> None:
-        """See ObjectStore."""
         self._was_there.set()
 
     @contextmanager

@@ -36,7 +36,6 @@ class InMemoryStore:
         """See ObjectStore. It always answers."""
 
     def create(self, key: str, body: bytes) -> None:
-        """See ObjectStore."""
         with self._lock:
             if check_key(key) in self._objects:
                 raise ObjectExistsError(url=self.url, key=key)
@@ -44,7 +43,6 @@ class InMemoryStore:
             self._created_at[key] = utc_now()
 
     def read(self, key: str) -> bytes:
-        """See ObjectStore."""
         with self._lock:
             body = self._objects.get(check_key(key))
         if body is None:
@@ -52,44 +50,36 @@ class InMemoryStore:
         return body
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """See ObjectStore."""
         check_range(start, length)
         return self.read(key)[start : start + length]
 
     def size(self, key: str) -> int:
-        """See ObjectStore."""
         return len(self.read(key))
 
     def digest(self, key: str) -> str:
-        """See ObjectStore."""
         return digest(self.read(key))
 
     def exists(self, key: str) -> bool:
-        """See ObjectStore."""
         with self._lock:
             return check_key(key) in self._objects
 
     def list(self, prefix: str) -> Keys:
-        """See ObjectStore."""
         folder = check_prefix(prefix)
         start = f"{folder}/" if folder else ""
         with self._lock:
             return sorted([key for key in self._objects if key.startswith(start) and is_key(key)])
 
     def list_children(self, prefix: str) -> Keys:
-        """See ObjectStore."""
         folder = check_prefix(prefix)
         skip = len(folder) + 1 if folder else 0
         return sorted({key[skip:].partition("/")[0] for key in self.list(folder)})
 
     def inventory(self, prefix: str) -> Inventory:
-        """See ObjectStore."""
         keys = self.list(prefix)
         with self._lock:
             return [Listed(key, len(self._objects[key]), self._created_at[key]) for key in keys if key in self._objects]
 
     def delete(self, key: str) -> None:
-        """See ObjectStore."""
         with self._lock:
             self._objects.pop(check_key(key), None)
 

@@ -107,20 +107,20 @@ def _open_memory(name: str) -> InMemoryStore:
 
 
 def _open_fsspec(url: str, protocol: str, options: dict[str, object]) -> ObjectStore:
-    from cutline.storage.fsspec_store import FsspecStore, PlainDialect
-
     if protocol in ("s3", "s3a"):
-        from cutline.storage.s3 import S3Dialect
-        from cutline.storage.s3_session import s3_filesystem
+        from cutline.storage.s3 import S3Store
+        from cutline.storage.s3_client import s3_client
 
         root = _s3_root(url)
-        return FsspecStore(redact_url(url), root, s3_filesystem(options, redact_url(url)), S3Dialect())
+        return S3Store(redact_url(url), root, s3_client(options, redact_url(url)))
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+    from cutline.storage.fsspec_store import FsspecStore
 
     if protocol in GCS_PROTOCOLS:
         options = _prepare_gcs(protocol, options)
     filesystem, path = url_to_fs(url, **options, use_listings_cache=False, skip_instance_cache=True)
-    return FsspecStore(redact_url(url), str(path).rstrip("/"), filesystem, PlainDialect())
+    return FsspecStore(redact_url(url), str(path).rstrip("/"), filesystem)
 
 
 def _prepare_gcs(protocol: str, options: dict[str, object]) -> dict[str, object]:

@@ -1,69 +1,172 @@
-"""The Dialect of FsspecStore for Amazon S3 and compatible servers, through s3fs.
+"""An object store on Amazon S3 and compatible servers.
 
-A create is one PutObject with `If-None-Match: *` (storage/s3_put.py); of a large object, an upload in parts that ends
-with the same condition (storage/s3_multipart.py). One policy governs all retries (storage/s3_retries.py).
+A create is conditional (storage/s3_create.py), a deletion removes all versions (storage/s3_versions.py), and one policy
+governs the retries of all requests (storage/s3_retries.py).
 """
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC
+from typing import Any
 
-from cutline.storage.fsspec_store import Fault, FsspecStore
+from cutline.storage.digest import digest_of, read_pieces
+from cutline.storage.errors import SnapshotError
+from cutline.storage.s3_client import S3Client, wait_for
+from cutline.storage.s3_create import (
+    MULTIPART_BYTES_MIN,
+    Creation,
+    Upload,
+    abort_upload,
+    create_in_parts,
+    unfinished,
+)
 from cutline.storage.s3_failures import fault_of
-from cutline.storage.s3_multipart import MULTIPART_BYTES_MIN, Upload, abort_upload, create_in_parts, unfinished
-from cutline.storage.s3_put import Creation
-from cutline.storage.s3_session import wait_for
-from cutline.storage.s3_versions import delete_versions
-from cutline.storage.store import DeletionRefusedError, Leftovers, Unfinished
+from cutline.storage.s3_versions import VersionedDeletion
+from cutline.storage.store import (
+    DeletionRefusedError,
+    Inventory,
+    Keys,
+    Leftovers,
+    Listed,
+    ObjectMissingError,
+    Unfinished,
+    check_key,
+    check_prefix,
+    check_range,
+    is_key,
+    store_errors,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class S3Dialect:
-    """How S3 creates objects exactly once, and what its failures mean."""
+class S3Store:
+    """An ObjectStore in `root`, which is a bucket, or a bucket and a folder: `bucket/folder`."""
 
-    def create(self, store: FsspecStore, key: str, body: bytes) -> None:
-        """See ObjectStore."""
-        creation = creation_of(store, key)
-        large = len(body) >= MULTIPART_BYTES_MIN
-        wait_for(store.filesystem, create_in_parts(creation, body) if large else creation.put(body))
+    url: str
+    root: str
+    client: S3Client
 
-    def create_in_parts(self, store: FsspecStore, key: str, body: bytes) -> None:
-        """See Dialect."""
-        wait_for(store.filesystem, create_in_parts(creation_of(store, key), body))
+    def expect_answers(self) -> None:
+        self.client.pace.has_answered = True
 
-    def expect_answers(self, store: FsspecStore) -> None:
-        """See Dialect."""
-        store.filesystem.pace.has_answered = True
+    def create(self, key: str, body: bytes) -> None:
+        creation = self._creation(key)
+        is_large = len(body) >= MULTIPART_BYTES_MIN
+        wait_for(self.client, create_in_parts(creation, body) if is_large else creation.put(body))
 
-    def explain(self, error: Exception) -> Fault:
-        """See Dialect."""
-        return fault_of(error)
+    def create_in_parts(self, key: str, body: bytes) -> None:
+        wait_for(self.client, create_in_parts(self._creation(key), body))
 
-    def delete(self, store: FsspecStore, key: str) -> None:
-        """See Dialect."""
-        delete_versions(store, key)
+    def read(self, key: str) -> bytes:
+        address = self._address(check_key(key))
+        with store_errors(self.url, key, fault_of):
+            return wait_for(self.client, self.client.read(**address))
 
-    def unfinished(self, store: FsspecStore) -> Leftovers:
-        """See Dialect."""
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        check_range(start, length)
+        address = self._address(check_key(key))
+        with store_errors(self.url, key, fault_of):
+            try:
+                return wait_for(self.client, self.client.read(**address, Range=f"bytes={start}-{start + length - 1}"))
+            except Exception as error:
+                if fault_of(error).is_beyond_end:
+                    return b""
+                raise
+
+    def size(self, key: str) -> int:
+        address = self._address(check_key(key))
+        with store_errors(self.url, key, fault_of):
+            return int(self.client.ask("head_object", **address)["ContentLength"])
+
+    def digest(self, key: str) -> str:
+        return digest_of(read_pieces(self, key))
+
+    def exists(self, key: str) -> bool:
         try:
-            return wait_for(store.filesystem, unfinished(store.filesystem, store.root))
+            self.size(key)
+        except ObjectMissingError:
+            return False
+        return True
+
+    def list(self, prefix: str) -> Keys:
+        return [listed.key for listed in self.inventory(prefix)]
+
+    def inventory(self, prefix: str) -> Inventory:
+        skip = len(self._prefix(""))
+        objects = [found for page in self._pages(check_prefix(prefix)) for found in page.get("Contents", [])]
+        # A name that ends in a slash, no key, is the placeholder with which consoles show an empty folder.
+        return sorted(
+            Listed(found["Key"][skip:], int(found["Size"]), found["LastModified"].astimezone(UTC))
+            for found in objects
+            if is_key(found["Key"][skip:])
+        )
+
+    def list_children(self, prefix: str) -> Keys:
+        folder = check_prefix(prefix)
+        skip = len(self._prefix(folder))
+        pages = list(self._pages(folder, Delimiter="/"))
+        paths = [found["Key"] for page in pages for found in page.get("Contents", [])]
+        paths += [found["Prefix"] for page in pages for found in page.get("CommonPrefixes", [])]
+        names = {path[skip:].rstrip("/") for path in paths}
+        return sorted(name for name in names if is_key(name))
+
+    def delete(self, key: str) -> None:
+        deletion = VersionedDeletion(self.client, self.url, key, self._address(check_key(key)))
+        with suppress(ObjectMissingError), store_errors(self.url, key, fault_of), self._refusing_deletion(key):
+            deletion.run()
+
+    def unfinished(self) -> Leftovers:
+        bucket, prefix = self._address("")["Bucket"], self._prefix("")
+        try:
+            return wait_for(self.client, unfinished(self.client, bucket, prefix))
         except Exception as error:
-            raise fault_of(error).unreachable(store.url) from error
+            raise fault_of(error).unreachable(self.url) from error
 
-    def abandon(self, store: FsspecStore, leftover: Unfinished) -> None:
-        """See Dialect."""
-        bucket, name, _ = store.filesystem.split_path(store.path(leftover.key))
+    def abandon(self, leftover: Unfinished) -> None:
+        address = self._address(leftover.key)
+        upload = Upload(address["Bucket"], address["Key"], leftover.id)
+        with store_errors(self.url, leftover.key, fault_of), self._refusing_deletion(leftover.key):
+            wait_for(self.client, abort_upload(self.client, upload))
+
+    def _address(self, key: str) -> dict[str, str]:
+        """The address of an object, or of the root for "", as parameters of an S3 request."""
+        bucket, name, _ = self.client.s3fs.split_path(f"{self.root}/{key}" if key else self.root)
+        return {"Bucket": bucket, "Key": name}
+
+    def _prefix(self, folder: str) -> str:
+        """What the names in the bucket of all objects in a folder begin with."""
+        name = self._address(folder)["Key"]
+        return f"{name}/" if name else ""
+
+    def _creation(self, key: str) -> Creation:
+        return Creation(self.client, self.url, key, self._address(check_key(key)))
+
+    def _pages(self, folder: str, **parameters: str) -> Iterator[Mapping[str, Any]]:
+        """The pages of a listing; none of what does not exist."""
+        asked = {"Bucket": self._address(folder)["Bucket"], "Prefix": self._prefix(folder), **parameters}
+        while True:
+            try:
+                with store_errors(self.url, folder, fault_of):
+                    page = self.client.ask("list_objects_v2", **asked)
+            except ObjectMissingError:
+                return
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            asked["ContinuationToken"] = page["NextContinuationToken"]
+
+    @contextmanager
+    def _refusing_deletion(self, key: str) -> Iterator[None]:
+        """Raise DeletionRefusedError if the block is not allowed."""
         try:
-            wait_for(store.filesystem, abort_upload(store.filesystem, Upload(bucket, name, leftover.id)))
+            yield
+        except SnapshotError:
+            raise
         except Exception as error:
             fault = fault_of(error)
             if fault.is_forbidden:
-                raise DeletionRefusedError(url=store.url, key=leftover.key, reason=fault.reason) from error
-            raise fault.unreachable(store.url) from error
-
-
-def creation_of(store: FsspecStore, key: str) -> Creation:
-    """Return a Creation of `key`, which sends nothing yet."""
-    bucket, name, _ = store.filesystem.split_path(store.path(key))
-    return Creation(store.filesystem, store.url, key, bucket, name, uuid.uuid4().hex)
+                raise DeletionRefusedError(url=self.url, key=key, reason=fault.reason) from error
+            raise

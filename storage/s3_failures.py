@@ -7,12 +7,14 @@ responses".
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 
+from aiohttp import ClientConnectorError
 from aiohttp import ClientError as BrokenBodyError
 from botocore.exceptions import (  # type: ignore[import-untyped]
     ClientError,
@@ -31,12 +33,11 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     TokenRetrievalError,
 )
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
-from s3fs.errors import translate_boto_error  # type: ignore[import-untyped]
 
 from cutline.storage.clock import machine_now, utc_now
-from cutline.storage.fsspec_store import Fault, hint_of_status
+from cutline.storage.store import Fault, hint_of_status
 
-NO_CONNECTION = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
+NO_CONNECTION = (ConnectTimeoutError, ProxyConnectionError)
 NO_CREDENTIALS = (
     NoCredentialsError,
     PartialCredentialsError,
@@ -48,6 +49,7 @@ NOTHING_SENT = (SSLError, ParamValidationError, *NO_CREDENTIALS)
 ENDED_EARLY = (IncompleteReadError, BrokenBodyError)
 NO_ANSWER = (
     *NO_CONNECTION,
+    EndpointConnectionError,
     HTTPClientError,
     *ENDED_EARLY,
     ResponseParserError,
@@ -119,14 +121,14 @@ class CredentialsExpired(Exception):  # noqa: N818  # a situation within the pac
 class UntrustedServerError(SSLError):  # type: ignore[misc]  # botocore has no types
     """There is no TLS connection to the server; `why` is in OpenSSL's words, `authorities` are those it may have."""
 
-    def __init__(self, url: str, error: BaseException, verify: object) -> None:
-        super().__init__(endpoint_url=url, error=type(error).__name__)
+    def __init__(self, error: SSLError, authorities: str) -> None:
+        super().__init__(endpoint_url=error.kwargs["endpoint_url"], error=type(error).__name__)
         # aiohttp's own errors are of OpenSSL's classes, too, but say nothing.
         found = [one for one in _causes(error) if isinstance(one, ssl.SSLError)]
         said = (getattr(one, "verify_message", "") or getattr(one, "reason", "") for one in found)
         self.is_certificate = any(isinstance(one, ssl.SSLCertVerificationError) for one in found)
         self.why = next(filter(None, said), "unknown reason")
-        self.authorities = str(verify) if isinstance(verify, str) else "those that botocore brings"
+        self.authorities = authorities or "those that botocore brings"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -166,7 +168,7 @@ def failure_of(error: BaseException) -> S3Failure:
         return S3Failure.UNKNOWN
     if code in NOT_NOW or status == STATUS_CONFLICT:
         return S3Failure.NOT_NOW
-    if isinstance(error, NO_CONNECTION):
+    if is_not_connected(error):
         return S3Failure.NOT_SENT
     if 300 <= status < STATUS_SERVER or isinstance(error, (CredentialsExpired, *NOTHING_SENT)):
         return S3Failure.REFUSED
@@ -179,6 +181,17 @@ def is_passing(error: BaseException) -> bool:
     if status:
         return code in NOT_NOW or code == WRONG_CLOCK or status == STATUS_CONFLICT or status in PASSING_STATUSES
     return isinstance(error, NO_ANSWER)
+
+
+def is_not_connected(error: BaseException) -> bool:
+    """Tell whether there was no connection to send the request by.
+
+    aiobotocore raises one error for a connection that was never made and one that was reset, although only the former
+    means that nothing was stored; it names the error behind it.
+    """
+    if isinstance(error, EndpointConnectionError):
+        return isinstance(error.kwargs.get("error"), (ClientConnectorError, socket.gaierror))
+    return isinstance(error, NO_CONNECTION)
 
 
 def is_answer(error: BaseException) -> bool:
@@ -209,16 +222,11 @@ def is_wordless(error: BaseException) -> bool:
 
 
 def code_and_status(error: BaseException) -> tuple[str, int]:
-    """Return S3's error code and HTTP status, or ("", 0) if the server did not answer.
-
-    s3fs raises OSErrors with the answer as their cause. It turns a 412 into FileExistsError only if the server names
-    the condition, which not all do; so the status is used.
-    """
-    answer = _answer(error)
-    if answer is None:
+    """Return S3's error code and HTTP status, or ("", 0) if the server did not answer."""
+    if not isinstance(error, ClientError):
         return "", 0
-    status = answer.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return str(answer.response.get("Error", {}).get("Code", "")), int(status)
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return str(error.response.get("Error", {}).get("Code", "")), int(status)
 
 
 def retry_after_seconds(error: BaseException) -> float:
@@ -228,9 +236,8 @@ def retry_after_seconds(error: BaseException) -> float:
 
 
 def _header(error: BaseException, name: str) -> str:
-    answer = _answer(error)
-    headers = answer.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}) if answer else {}
-    return str(headers.get(name, ""))
+    metadata = error.response.get("ResponseMetadata", {}) if isinstance(error, ClientError) else {}
+    return str(metadata.get("HTTPHeaders", {}).get(name, ""))
 
 
 def _seconds_ahead(text: str, now: datetime) -> float:
@@ -272,16 +279,12 @@ def fault_of(error: BaseException) -> Fault:
         hint = "check the network, and endpoint_url in [store_options]; repeat the command once the store answers"
     return Fault(
         reason_of(error),
-        is_missing=code != "NoSuchBucket" and (status == STATUS_MISSING or _is_no_file(error, status)),
+        is_missing=status == STATUS_MISSING and code != "NoSuchBucket",
         is_beyond_end=status == STATUS_BEYOND_END,
         is_forbidden=code == "AccessDenied",
         is_expired=isinstance(error, CredentialsExpired),
         hint=hint,
     )
-
-
-def _is_no_file(error: BaseException, status: int) -> bool:
-    return not status and isinstance(error, FileNotFoundError)
 
 
 def reason_of(error: BaseException) -> str:
@@ -307,7 +310,8 @@ def reason_of(error: BaseException) -> str:
             return f"certificate verification failed: {error.why} (authorities: {error.authorities})"
         return f"no TLS connection: {error.why}"
     if isinstance(error, EndpointConnectionError):
-        return "can't connect"
+        broken = error.kwargs.get("error")
+        return "can't connect" if is_not_connected(error) else f"the connection broke: {type(broken).__name__}"
     if isinstance(error, ENDED_EARLY):
         return "its answer ended early"
     if isinstance(error, (ReadTimeoutError, ConnectTimeoutError, TimeoutError)):
@@ -318,21 +322,13 @@ def reason_of(error: BaseException) -> str:
 
 
 def remove_text(error: Exception) -> Exception:
-    """Return the same error without the server's text, so that not even a traceback shows it.
-
-    The result has the type that s3fs gives it, and the server's answer as its cause.
-    """
-    answer = _answer(error)
-    if answer is None:
-        unread: Exception = ResponseParserError("an answer that is not S3's")
-        return unread if type(error) is ResponseParserError else error
-    code, status = code_and_status(answer)
-    reason = {"Code": code, "Message": f"{status} {code}", "Condition": answer.response["Error"].get("Condition", "")}
-    response = {"Error": reason, "ResponseMetadata": answer.response.get("ResponseMetadata", {})}
-    translated: Exception = translate_boto_error(ClientError(response, answer.operation_name))
-    return translated
-
-
-def _answer(error: BaseException) -> ClientError | None:
-    cause = error if isinstance(error, ClientError) else error.__cause__
-    return cause if isinstance(cause, ClientError) else None
+    """Return the same error without the server's text, so that not even a traceback shows it."""
+    if type(error) is ResponseParserError:
+        return ResponseParserError("an answer that is not S3's")
+    if not isinstance(error, ClientError):
+        return error
+    code, status = code_and_status(error)
+    reason = {"Code": code, "Message": f"{status} {code}"}
+    response = {"Error": reason, "ResponseMetadata": error.response.get("ResponseMetadata", {})}
+    without: Exception = ClientError(response, error.operation_name)
+    return without

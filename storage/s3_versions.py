@@ -9,15 +9,15 @@ anything newer is touched. Source: Amazon S3 User Guide, "Deleting object versio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from cutline.storage.clock import utc_now
-from cutline.storage.fsspec_store import FsspecStore
-from cutline.storage.s3_failures import code_and_status
+from cutline.storage.s3_client import S3Client
+from cutline.storage.s3_failures import code_and_status, fault_of
 from cutline.storage.store import DeletionRefusedError
 
 # The version id of an object that was stored without versioning.
@@ -38,15 +38,15 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class VersionedDeletion:
-    """The deletion of one object."""
+    """The deletion of one object; `address` is the object's, as parameters of an S3 request."""
 
-    store: FsspecStore
+    client: S3Client
+    url: str
     key: str
-    bucket: str
-    name: str
+    address: Mapping[str, str]
 
     def run(self) -> None:
-        """Remove all versions of the key; raise DeletionRefusedError, or an error of s3fs."""
+        """Remove all versions of the key; raise DeletionRefusedError, or an error of botocore."""
         try:
             versions = list(self._versions())
         except Exception as error:
@@ -84,8 +84,8 @@ class VersionedDeletion:
             if marker is not None:
                 self._call("delete_object", VersionId=marker)
             if current.id != NULL or marker is not None:
-                reason = f"its bucket keeps versions, which can't be listed: {self.store.dialect.explain(why).reason}"
-                raise DeletionRefusedError(url=self.store.url, key=self.key, reason=reason) from why
+                reason = f"its bucket keeps versions, which can't be listed: {fault_of(why).reason}"
+                raise DeletionRefusedError(url=self.url, key=self.key, reason=reason) from why
 
     def _delete_key(self) -> str | None:
         """Delete without a version id; return the id of the delete marker if that added one."""
@@ -101,43 +101,42 @@ class VersionedDeletion:
         try:
             return [Version(self._call("head_object").get("VersionId") or NULL, is_marker=False)]
         except Exception as error:
-            if self.store.dialect.explain(error).is_missing:
+            if fault_of(error).is_missing:
                 return []
             raise
 
     def _versions(self) -> Iterator[Version]:
         """All versions and delete markers of the key, oldest versions first."""
+        name = self.address["Key"]
         versions: list[Version] = []
         page: dict[str, Any] = {}
         while True:
             # Keys that only begin with this one are listed after it.
-            address = {"Bucket": self.bucket, "Prefix": self.name}
-            answer = self.store.filesystem.call_s3("list_object_versions", **address, **page)
+            address = {"Bucket": self.address["Bucket"], "Prefix": name}
+            answer = self.client.ask("list_object_versions", **address, **page)
             for kind, is_marker in (("Versions", False), ("DeleteMarkers", True)):
-                versions += [
-                    Version(one["VersionId"], is_marker) for one in answer.get(kind, []) if one["Key"] == self.name
-                ]
-            if not answer.get("IsTruncated") or answer.get("NextKeyMarker") != self.name:
+                versions += [Version(one["VersionId"], is_marker) for one in answer.get(kind, []) if one["Key"] == name]
+            if not answer.get("IsTruncated") or answer.get("NextKeyMarker") != name:
                 break
-            page = {"KeyMarker": self.name, "VersionIdMarker": answer.get("NextVersionIdMarker", "")}
+            page = {"KeyMarker": name, "VersionIdMarker": answer.get("NextVersionIdMarker", "")}
         return reversed(versions)
 
     def _raise_refused(self, error: Exception, version: str = "") -> None:
         """Raise DeletionRefusedError if the error is a refusal, with the lock of the version if it can be read."""
         if not self._is_refusal(error):
             return
-        reason, until = self.store.dialect.explain(error).reason, None
+        reason, until = fault_of(error).reason, None
         if version:
             # Credentials that may delete need not be allowed to read.
             with suppress(Exception):
                 reason, until = find_lock(self._call("head_object", VersionId=version), reason)
-        raise DeletionRefusedError(url=self.store.url, key=self.key, reason=reason, until=until) from error
+        raise DeletionRefusedError(url=self.url, key=self.key, reason=reason, until=until) from error
 
     def _is_refusal(self, error: Exception) -> bool:
         return code_and_status(error)[0] in REFUSALS
 
     def _call(self, method: str, **parameters: str) -> Any:
-        return self.store.filesystem.call_s3(method, Bucket=self.bucket, Key=self.name, **parameters)
+        return self.client.ask(method, **self.address, **parameters)
 
 
 class Lock(NamedTuple):
@@ -156,9 +155,3 @@ def find_lock(head: dict[str, Any], reason: str) -> Lock:
         mode = head.get("ObjectLockMode", "Object Lock")
         return Lock(f"it is locked ({mode}) until {until:%Y-%m-%d %H:%M:%S} UTC", until)
     return Lock(reason, None)
-
-
-def delete_versions(store: FsspecStore, key: str) -> None:
-    """Do what ObjectStore.delete promises."""
-    bucket, name, _ = store.filesystem.split_path(store.path(key))
-    VersionedDeletion(store, key, bucket, name).run()

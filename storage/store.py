@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPStatus
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from cutline.storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError
@@ -236,6 +237,48 @@ class DeletionRefusedError(RefusedError):
             details=details | ({"until": until.isoformat()} if until else {}),
         )
         self.until = until
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A failure in terms of the store: the reason, and what it means for the request."""
+
+    reason: str
+    is_missing: bool = False
+    is_beyond_end: bool = False
+    is_forbidden: bool = False
+    is_expired: bool = False
+    hint: str = ""
+
+    def unreachable(self, url: str) -> StoreUnreachableError:
+        """Return this as the error of the store at `url`."""
+        kind = CredentialsExpiredError if self.is_expired else StoreUnreachableError
+        return kind(url=url, reason=self.reason, hint=self.hint)
+
+
+@contextmanager
+def store_errors(url: str, key: str, explain: Callable[[Exception], Fault]) -> Iterator[None]:
+    """Turn errors of a library in this block into those of a store; the libraries' have no common base class."""
+    try:
+        yield
+    except SnapshotError:
+        raise
+    except Exception as error:
+        fault = explain(error)
+        if fault.is_missing:
+            raise ObjectMissingError(url=url, key=key) from error
+        raise fault.unreachable(url) from error
+
+
+def hint_of_status(status: int) -> str:
+    """Return what to do about an HTTP status of a store that refused a request or failed; "" if that is not known."""
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return "check the credentials, and what they may do: docs/storage.md, Policies"
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        return "let commands make fewer requests at a time, or repeat the command in some minutes"
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
+        return "look at the store's log, or its provider's status page; repeat the command once it works"
+    return ""
 
 
 class StoreUnfitError(RefusedError):

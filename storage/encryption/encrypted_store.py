@@ -27,7 +27,6 @@ class EncryptedStore:
 
     @property
     def url(self) -> str:
-        """See ObjectStore."""
         return self.raw.url
 
     @cached_property
@@ -67,11 +66,9 @@ class EncryptedStore:
         return stored_size(written_size)
 
     def expect_answers(self) -> None:
-        """See ObjectStore."""
         self.raw.expect_answers()
 
     def create(self, key: str, body: bytes) -> None:
-        """See ObjectStore."""
         self.raw.create(key, self.encode(key, body))
 
     def read(self, key: str) -> bytes:
@@ -87,7 +84,6 @@ class EncryptedStore:
         return self.decode(key, stored, first)[start - first : start - first + length]
 
     def size(self, key: str) -> int:
-        """See ObjectStore."""
         from cutline.storage.encryption.cipher import plain_size
 
         return plain_size(self.raw.size(key))
@@ -97,31 +93,24 @@ class EncryptedStore:
         return digest(self.read(key))
 
     def exists(self, key: str) -> bool:
-        """See ObjectStore."""
         return self.raw.exists(key)
 
     def list(self, prefix: str) -> Keys:
-        """See ObjectStore."""
         return self.raw.list(prefix)
 
     def list_children(self, prefix: str) -> Keys:
-        """See ObjectStore."""
         return self.raw.list_children(prefix)
 
     def inventory(self, prefix: str) -> Inventory:
-        """See ObjectStore."""
         from cutline.storage.encryption.cipher import plain_size
 
         return [replace(one, size=plain_size(one.size)) for one in self.raw.inventory(prefix)]
 
     def delete(self, key: str) -> None:
-        """See ObjectStore."""
         self.raw.delete(key)
 
     def unfinished(self) -> Leftovers:
-        """See ObjectStore."""
         return self.raw.unfinished()
 
     def abandon(self, leftover: Unfinished) -> None:
-        """See ObjectStore."""
         self.raw.abandon(leftover)

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from botocore.exceptions import ClientError
 
 import cutline.cli.main
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.s3 import S3Store
 from tests.commands.in_process import shared_session
 from tests.commands.snapshot_runs import configure_fleet
 from tests.integration.conftest import FleetFactory
@@ -50,11 +51,11 @@ OPTIONS = {"key": "${STORE_KEY}", "secret": "${STORE_SECRET}", "token": "${STORE
 MAIN = "from cutline.cli.main import main; main()"
 
 
-def raise_bug(store: FsspecStore, *_: object) -> None:
+def raise_bug(store: S3Store, *_: object) -> None:
     """Raise a bug that follows from a server's error, deep in the store, where the options are in scope."""
     try:
-        store.filesystem.cat_file("no-such-bucket/object")
-    except OSError:
+        store.client.ask("get_object", Bucket="no-such-bucket", Key="object")
+    except ClientError:
         raise ZeroDivisionError("a bug")  # noqa: B904  # as in a real bug, the server's error is its context
 
 
@@ -135,7 +136,7 @@ def test_no_secret_is_printed_or_stored(runner: CommandRunner, monkeypatch: pyte
     fail_in_every_way(runner)
     with monkeypatch.context() as patched:
         for name in ("list", "list_children"):
-            patched.setattr(FsspecStore, name, raise_bug)
+            patched.setattr(S3Store, name, raise_bug)
         assert runner.run_here("list") == 70, runner.last_output()
     assert list((runner.folder / "tmp").glob("snapshot-bug-*.txt"))
     assert {"pg_dump", "SparkSubmit"} <= seen_programs(runner.lines)

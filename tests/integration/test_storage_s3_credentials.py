@@ -13,8 +13,8 @@ from typing import Protocol
 
 import pytest
 
-from cutline.storage.fsspec_store import FsspecStore
 from cutline.storage.open import open_store
+from cutline.storage.s3 import S3Store
 from cutline.storage.store import AnswerLostError, CredentialsExpiredError, ObjectStore, StoreUnreachableError
 from tests.s3.kinds import DRAWN_KINDS, S3Place
 from tests.s3.proxy import ANSWER_LOST, Fault, S3Proxy, s3_proxy
@@ -71,7 +71,7 @@ def store(server: S3Place, proxy: S3Proxy, url: str) -> ObjectStore:
     """A store with one object and with the credentials in its options, as on the first day."""
     proxy.reset()
     opened = open_store(url, server.options | {"endpoint_url": proxy.endpoint_url})
-    opened.filesystem.has_worked = False  # type: ignore[attr-defined]
+    opened.client.has_worked = False  # type: ignore[attr-defined]
     inside = in_folder(opened, uuid.uuid4().hex)
     inside.create("object", b"body")
     return inside
@@ -120,8 +120,8 @@ def test_renewable_credentials_are_renewed_and_the_request_is_repeated(
 ) -> None:
     proxy.expired.add(OLD_KEY)
     renewing = open_store(store.url, profile(renewed=True) | {"endpoint_url": proxy.endpoint_url})
-    assert isinstance(store, FsspecStore)
-    assert isinstance(renewing, FsspecStore)
+    assert isinstance(store, S3Store)
+    assert isinstance(renewing, S3Store)
     renewing = replace(renewing, root=store.root)
     ask(renewing)
     assert len((tmp_path / "counted").read_text()) == 2
@@ -158,7 +158,7 @@ def test_revoked_credentials_count_as_expired(proxy: S3Proxy, store: ObjectStore
 
 
 def test_credentials_that_never_worked_have_not_expired(proxy: S3Proxy, store: ObjectStore) -> None:
-    store.filesystem.has_worked = False  # type: ignore[attr-defined]
+    store.client.has_worked = False  # type: ignore[attr-defined]
     proxy.faults.append(Fault(arrives=False, status=403, code="InvalidAccessKeyId"))
     with pytest.raises(StoreUnreachableError, match="InvalidAccessKeyId") as raised:
         store.create("another", b"x")

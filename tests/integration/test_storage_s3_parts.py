@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-import cutline.storage.s3_multipart
-from cutline.storage.fsspec_store import FsspecStore
+import cutline.storage.s3_create
 from cutline.storage.open import open_store
-from cutline.storage.s3_multipart import PART_BYTES
+from cutline.storage.s3 import S3Store
+from cutline.storage.s3_create import PART_BYTES
 from cutline.storage.store import (
     AnswerLostError,
     DeletionRefusedError,
@@ -49,8 +49,8 @@ class Link:
     """A store, reached through a bad network and directly."""
 
     proxy: S3Proxy
-    through: FsspecStore
-    direct: FsspecStore
+    through: S3Store
+    direct: S3Store
 
 
 @pytest.fixture(scope="module", params=DRAWN_KINDS)
@@ -67,15 +67,15 @@ def opened(server: S3Place) -> Iterator[Link]:
     with s3_proxy(server.endpoint_url) as proxy:
         through = open_store(url, server.options | FEW | {"endpoint_url": proxy.endpoint_url})
         direct = open_store(url, server.options)
-        assert isinstance(through, FsspecStore)
-        assert isinstance(direct, FsspecStore)
+        assert isinstance(through, S3Store)
+        assert isinstance(direct, S3Store)
         yield Link(proxy, through, direct)
 
 
 @pytest.fixture
 def link(opened: Link, monkeypatch: pytest.MonkeyPatch) -> Link:
     opened.proxy.reset()
-    monkeypatch.setattr(cutline.storage.s3_multipart, "PART_BYTES", SMALL_PART_BYTES)
+    monkeypatch.setattr(cutline.storage.s3_create, "PART_BYTES", SMALL_PART_BYTES)
     folder = uuid.uuid4().hex
     through, direct = (replace(one, root=f"{one.root}/{folder}") for one in (opened.through, opened.direct))
     return Link(opened.proxy, through, direct)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import traceback
 import uuid
@@ -13,9 +14,16 @@ from dataclasses import dataclass
 import pytest
 
 from cutline.storage.errors import SnapshotError
-from cutline.storage.fsspec_store import FsspecStore
 from cutline.storage.open import open_store
-from cutline.storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError
+from cutline.storage.s3 import S3Store
+from cutline.storage.s3_client import ANSWER_SECONDS_MAX
+from cutline.storage.store import (
+    DeletionRefusedError,
+    ObjectStore,
+    RequestStoppedError,
+    StoreUnreachableError,
+    stoppable_requests,
+)
 from tests.s3.kinds import DRAWN_KINDS, S3Place
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 from tests.s3.server import ACCESS_KEY, in_folder
@@ -98,6 +106,21 @@ def test_an_answer_that_is_always_truncated_is_an_error(link: Link, name: str) -
     assert link.proxy.requests[operation] == ATTEMPTS_MAX
 
 
+@pytest.mark.parametrize("name", ["read", "range", "size", "list"])
+def test_a_request_that_nobody_waits_for_any_more_ends(link: Link, name: str) -> None:
+    operation, ask, _ = ASKS[name]
+    silence, began = threading.Event(), time.monotonic()
+    link.proxy.faults.append(Fault(arrives=True, of=operation, held=silence))
+    try:
+        with stoppable_requests() as stop:
+            threading.Timer(0.1, stop).start()
+            with pytest.raises(RequestStoppedError):
+                ask(link.store)
+    finally:
+        silence.set()
+    assert time.monotonic() - began < ANSWER_SECONDS_MAX / 2
+
+
 @pytest.mark.parametrize("name", ["read", "list", "delete"])
 def test_a_refusal_is_final(link: Link, name: str) -> None:
     operation, ask, _ = ASKS[name]
@@ -124,8 +147,8 @@ def test_one_throttled_request_delays_all_requests(link: Link) -> None:
         assert link.store.read("a/object") == BODY
         return time.monotonic() - began
 
-    assert isinstance(link.store, FsspecStore)
-    pace = link.store.filesystem.pace
+    assert isinstance(link.store, S3Store)
+    pace = link.store.client.pace
 
     def list_timed() -> float:
         while pace.free_at < began:  # until the refusal has arrived

@@ -21,8 +21,8 @@ from cutline.fleet.config import Fleet, load_fleet
 from cutline.storage.location import AUTHORITY_VARIABLES
 from cutline.storage.open import open_store
 from cutline.storage.probe import probe_store
-from cutline.storage.s3_multipart import MULTIPART_BYTES_MIN
-from cutline.storage.s3_session import CertificateFileError
+from cutline.storage.s3_client import CertificateFileError
+from cutline.storage.s3_create import MULTIPART_BYTES_MIN
 from cutline.storage.store import EncryptionIgnoredError, StoreUnreachableError
 from tests.certificates.authority import Authority, make_authority
 from tests.commands.in_process import run_here

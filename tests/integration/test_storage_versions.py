@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from cutline.storage.fsspec_store import FsspecStore
 from cutline.storage.open import open_store
 from cutline.storage.probe import probe_store
+from cutline.storage.s3 import S3Store
 from cutline.storage.store import DeletionRefusedError, ObjectExistsError, ObjectStore, is_key
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.s3.proxy import s3_proxy
@@ -109,21 +109,21 @@ def test_an_object_hidden_by_a_delete_marker_is_not_listed_and_a_delete_frees_it
 
 @dataclass(frozen=True, slots=True)
 class Interceptor:
-    """Wraps a file system, so that a test sees and changes requests and answers."""
+    """Wraps a client, so that a test sees and changes requests and answers."""
 
-    filesystem: Any
-    ask: Callable[[Callable[..., Any], str, dict[str, Any]], Any]
+    client: Any
+    change: Callable[[Callable[..., Any], str, dict[str, Any]], Any]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.filesystem, name)
+        return getattr(self.client, name)
 
-    def call_s3(self, method: str, **parameters: Any) -> Any:
-        return self.ask(self.filesystem.call_s3, method, parameters)
+    def ask(self, method: str, **parameters: Any) -> Any:
+        return self.change(self.client.ask, method, parameters)
 
 
 def intercepted(store: ObjectStore, ask: Callable[[Callable[..., Any], str, dict[str, Any]], Any]) -> ObjectStore:
-    assert isinstance(store, FsspecStore)
-    return replace(store, filesystem=Interceptor(store.filesystem, ask))
+    assert isinstance(store, S3Store)
+    return replace(store, client=Interceptor(store.client, ask))  # type: ignore[arg-type]  # it has what is used
 
 
 def test_no_earlier_version_reappears(versioned: Bucket) -> None:

@@ -26,7 +26,7 @@ import pytest
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import load_fleet
 from cutline.storage import waits
-from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.s3 import S3Store
 from cutline.storage.s3_retries import Pace
 from tests.commands.in_process import run_with_stderr
 from tests.commands.snapshot_runs import (
@@ -77,8 +77,8 @@ class Place:
         # What a process of its own begins with.
         waits._told.clear()
         store = self.runs.fleet.store.open()
-        assert isinstance(store, FsspecStore)
-        store.filesystem.pace = Pace(f"store {store.url}", has_answered=has_answered)
+        assert isinstance(store, S3Store)
+        store.client.pace = Pace(f"store {store.url}", has_answered=has_answered)
         err = io.StringIO()
         code, out = run_with_stderr(err, self.runs.fleet, *words, "--json", spark=self.runs.spark.running)
         lines = [json.loads(line) for line in err.getvalue().splitlines()]

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from cutline.storage.fsspec_store import FsspecStore
+from cutline.storage.s3 import S3Store
 from cutline.storage.store import ObjectStore
 from tests.certificates.authority import Certificate
 
@@ -113,7 +114,7 @@ def overwriting_s3_server(directory: Path) -> Iterator[S3Server]:
 
 def in_folder(store: ObjectStore, folder: str) -> ObjectStore:
     """Return `store` with `folder` as its root. Opening a store for each test would take longer than the tests."""
-    assert isinstance(store, FsspecStore)
+    assert isinstance(store, (FsspecStore, S3Store))
     return replace(store, root=f"{store.root}/{folder}")
 
 

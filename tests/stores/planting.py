@@ -8,6 +8,7 @@ from cutline.storage.encryption.encrypted_store import EncryptedStore
 from cutline.storage.fsspec_store import FsspecStore
 from cutline.storage.local import LocalStore
 from cutline.storage.memory import InMemoryStore
+from cutline.storage.s3 import S3Store
 from cutline.storage.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore
 
@@ -24,6 +25,9 @@ def plant(store: ObjectStore, name: str) -> None:
         if "\\" in name and "abfs" in store.filesystem.protocol:
             pytest.skip("Azure stores a backslash as a slash, so that no object has such a name")
         store.filesystem.pipe_file(store.path(name), b"planted")
+    elif isinstance(store, S3Store):
+        bucket, _, folder = store.root.partition("/")
+        store.client.ask("put_object", Bucket=bucket, Key=f"{folder}/{name}".lstrip("/"), Body=b"planted")
     elif isinstance(store, InMemoryStore):
         store._objects[name] = b"planted"
     elif isinstance(store, FaultyStore):

@@ -12,7 +12,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from cutline.storage.fsspec_store import FsspecStore, PlainDialect
+from cutline.storage.fsspec_store import FsspecStore, explain
 from cutline.storage.open import open_store
 from cutline.storage.probe import probe_store
 from cutline.storage.store import (
@@ -29,7 +29,7 @@ from tests.stores.contract import ObjectStoreContract
 
 def plain_store(filesystem: Any) -> FsspecStore:
     root = f"/{uuid.uuid4().hex}"
-    return FsspecStore(f"other:/{root}", root, filesystem, PlainDialect())
+    return FsspecStore(f"other:/{root}", root, filesystem)
 
 
 class TestFsspecStoreInMemory(ObjectStoreContract):
@@ -186,6 +186,6 @@ def test_a_file_system_that_creates_exclusively_passes_the_probe_and_is_left_emp
     ],
 )
 def test_the_hint_fits_what_the_server_answered(status: int, words: str) -> None:
-    hint = PlainDialect().explain(AzureRefusal(status)).unreachable("gs://bucket").hint
+    hint = explain(AzureRefusal(status)).unreachable("gs://bucket").hint
     assert words in hint
     assert ("credentials" in hint) == (status == 403)

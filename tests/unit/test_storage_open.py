@@ -14,10 +14,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutline.storage.fsspec_store import FsspecStore
 from cutline.storage.local import LocalStore
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.open import StoreUrlError, from_hashable, open_store, redact_url, to_hashable
+from cutline.storage.s3 import S3Store
 from cutline.storage.store import StoreUnreachableError
 
 SECRET = "s3cr3t"
@@ -65,7 +65,7 @@ def test_a_tilde_is_the_home_folder() -> None:
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3a://bucket", "s3://arn:aws:s3:x:1:accesspoint"])
 def test_a_bucket_is_a_store(url: str) -> None:
     store = open_store(url, {"endpoint_url": "http://127.0.0.1:9"})
-    assert isinstance(store, FsspecStore)
+    assert isinstance(store, S3Store)
     assert store.root == url.partition("://")[2].rstrip("/")
     assert store.url == url.rstrip("/")
 

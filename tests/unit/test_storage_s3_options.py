@@ -10,8 +10,8 @@ import pytest
 
 import cutline.cli.main
 from cutline.storage.location import AUTHORITY_VARIABLES, ENDPOINT_VARIABLES, warnings_of, with_environment
-from cutline.storage.s3_put import check_encryption, is_same_key
-from cutline.storage.s3_session import to_s3fs
+from cutline.storage.s3_client import to_s3fs
+from cutline.storage.s3_create import check_encryption, is_same_key
 from cutline.storage.store import EncryptionIgnoredError
 
 PLAIN, UNVERIFIED = "without TLS", "not verified"

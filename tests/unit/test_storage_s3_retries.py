@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -30,7 +33,6 @@ from cutline.storage.s3_failures import (
     failure_of,
     fault_of,
     is_passing,
-    is_too_fast,
     reason_of,
     retry_after_seconds,
 )
@@ -47,6 +49,7 @@ from cutline.storage.s3_retries import (
 from cutline.storage.waits import HURRY_SECONDS, hurry, listening, stop_hurrying
 
 URL = "http://127.0.0.1:9"
+HOST: Any = SimpleNamespace(host="127.0.0.1", port=9, ssl=None)
 DRAWS = 300
 
 
@@ -58,13 +61,20 @@ def client_error(status: int, code: str = "", **headers: str) -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": "SECRET"}, "ResponseMetadata": metadata}, "PutObject")
 
 
+# aiobotocore raises this too if a connection was reset that had been made.
+RESET = EndpointConnectionError(endpoint_url=URL, error=aiohttp.ClientOSError(104, "SECRET"))
 BROKEN = [
+    RESET,
     ConnectionClosedError(endpoint_url=URL),
     ReadTimeoutError(endpoint_url=URL),
     IncompleteReadError(actual_bytes=1, expected_bytes=2),
     aiohttp.ClientPayloadError("SECRET"),
 ]
-NOT_MADE = [ConnectTimeoutError(endpoint_url=URL), EndpointConnectionError(endpoint_url=URL)]
+NOT_MADE = [
+    ConnectTimeoutError(endpoint_url=URL),
+    EndpointConnectionError(endpoint_url=URL, error=socket.gaierror("SECRET")),
+    EndpointConnectionError(endpoint_url=URL, error=aiohttp.ClientConnectorDNSError(HOST, OSError("SECRET"))),
+]
 SERVER = [
     client_error(500, "InternalError"),
     client_error(502),
@@ -133,12 +143,9 @@ def test_only_a_definite_answer_says_whether_a_put_was_stored() -> None:
     assert failure_of(client_error(501)) is S3Failure.NOT_IMPLEMENTED
 
 
-def test_the_servers_answer_behind_an_error_of_s3fs_is_found() -> None:
-    wrapped = OSError(5, "SECRET")
-    wrapped.__cause__ = client_error(503, "SlowDown")
-    assert is_passing(wrapped)
-    assert is_too_fast(wrapped)
-    assert failure_of(wrapped) is S3Failure.UNKNOWN
+def test_a_connection_that_was_reset_is_not_one_that_was_never_made() -> None:
+    assert [reason_of(error) for error in NOT_MADE] == ["it did not answer in time", "can't connect", "can't connect"]
+    assert reason_of(RESET) == "the connection broke: ClientOSError"
 
 
 def test_no_text_of_server_or_library_is_shown() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import cutline.cli.spark.start as spark
 import cutline.fleet.nodes.connections as daemon_threads
-import cutline.storage.s3_session as s3_session
+import cutline.storage.s3_client as s3_client
 import cutline.storage.thread_starts as module
 import cutline.wal.drain.overlap as overlap
 from cutline.cli.output.failure import failure_of
@@ -142,12 +142,12 @@ def test_what_is_read_ahead_is_used_and_the_death_of_its_thread_raised(monkeypat
 
 
 def test_a_request_to_a_store_whose_thread_has_died_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_session, "SIGNAL_SECONDS_MAX", 0.01)
-    monkeypatch.setattr(s3_session, "CLEAN_UP_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(s3_client, "SIGNAL_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(s3_client, "CLEAN_UP_SECONDS_MAX", 0.01)
     loop = asyncio.new_event_loop()
-    filesystem: Any = SimpleNamespace(loop=loop)
+    client: Any = SimpleNamespace(loop=loop)
     with pytest.raises(TooLittleMemoryError):
-        s3_session.wait_for(filesystem, asyncio.sleep(0))
+        s3_client.wait_for(client, asyncio.sleep(0))
     # What was asked of it is forgotten without a warning.
     loop.run_until_complete(asyncio.sleep(0.01))
     loop.close()

@@ -1,15 +1,14 @@
-"""The s3fs file system for all S3 requests: one retry policy, bounded waits, renewed credentials.
+"""Send requests to S3: one retry policy, bounded waits, renewed credentials.
 
-The retries of s3fs, botocore and aiohttp are switched off: each has its own policy, and none knows that a conditional
-put must not be retried silently. storage/s3_retries.py decides what is retried, and how often.
-
-Only this module uses private members of these libraries. pyproject.toml bounds their versions, and
-tests/unit/test_storage_s3_private.py fails if one of the members changes.
+s3fs makes the connection out of [store_options], which are its own options; the requests are botocore's. The retries of
+s3fs, botocore and aiohttp are switched off: each has its own policy, and none knows that a conditional put must not be
+retried silently. storage/s3_retries.py decides what is retried, and how often.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import threading
@@ -18,17 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
-from aiohttp import ClientConnectorError
-from botocore.exceptions import (  # type: ignore[import-untyped]
-    BotoCoreError,
-    ConnectionClosedError,
-    EndpointConnectionError,
-    IncompleteReadError,
-    ReadTimeoutError,
-    SSLError,
-)
-from fsspec.asyn import sync_wrapper  # type: ignore[import-untyped]
+from botocore.exceptions import BotoCoreError, IncompleteReadError, SSLError  # type: ignore[import-untyped]
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
 from cutline.storage.errors import UsageError
@@ -42,6 +31,7 @@ from cutline.storage.s3_failures import (
     is_wordless,
     remove_text,
 )
+from cutline.storage.s3_private import OneSendSession
 from cutline.storage.s3_retries import BYTES_PER_SECOND_MIN, Pace, Retries, Tries, retries_of
 from cutline.storage.store import check_not_stopped
 from cutline.storage.thread_starts import BEGIN_SECONDS_MAX
@@ -51,7 +41,7 @@ ANSWER_SECONDS_MAX = 30
 CLEAN_UP_SECONDS_MAX = 10
 SIGNAL_SECONDS_MAX = 1
 
-# Options of Cutline's own that are parameters of puts: see storage/s3_put.py.
+# Options of Cutline's own that are parameters of puts: see storage/s3_create.py.
 PARAMETERS = {"server_side_encryption": "ServerSideEncryption", "kms_key_id": "SSEKMSKeyId"}
 
 T = TypeVar("T")
@@ -70,45 +60,14 @@ class CertificateFileError(UsageError):
         )
 
 
-class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-    """An HTTP session that sends a request once, in bounded time, and distinguishes lost from failed connections.
+class S3Client:
+    """Sends S3's requests: once by `send`, repeated as `policy` says by `request` and `ask`.
 
-    aiohttp silently retries a PUT whose connection broke; a retried conditional put would find the key taken by the
-    first one. There is no public switch for that. aiohttp's read timeout begins only when the body is sent, so a server
-    that does not read the body would block a put forever. And aiobotocore has one error for a connection that was reset
-    and one that was never made, although only the latter means that nothing was stored.
+    Requests have the names and parameters of botocore's methods. `options` are those of s3fs.
     """
 
-    async def send(self, request: Any) -> Any:
-        """Send the request; see aiobotocore."""
-        size = request.headers.get("Content-Length") or request.headers.get("X-Amz-Decoded-Content-Length")
-        seconds_max = int(size or 0) / BYTES_PER_SECOND_MIN
-        seconds_max += self._timeout.sock_connect or CONNECT_SECONDS_MAX
-        seconds_max += self._timeout.sock_read or ANSWER_SECONDS_MAX
-        try:
-            return await asyncio.wait_for(super().send(request), seconds_max)
-        except TimeoutError as error:
-            raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
-        except SSLError as error:
-            raise UntrustedServerError(request.url, error, self._verify) from error
-        except EndpointConnectionError as error:
-            if isinstance(error.__context__, (ClientConnectorError, socket.gaierror)):
-                raise
-            url = request.url
-            raise ConnectionClosedError(error=error, request=request, endpoint_url=url) from error
-
-    async def _get_session(self, proxy_url: str | None) -> Any:
-        session = await super()._get_session(proxy_url)
-        session._retry_connection = False
-        return session
-
-
-class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
-    """An s3fs file system that retries every request by `policy`, except those sent by `send`."""
-
     def __init__(self, *, policy: Retries, store: str, **options: Any) -> None:
-        super().__init__(**options)
-        self.retries = 1  # s3fs's own retries have no time limit and don't cover 5xx
+        self.s3fs = S3FileSystem(**options)
         self.policy = policy
         self.pace = Pace(store)
         self.has_worked = False
@@ -116,33 +75,29 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         self.encrypts: set[str] = set()
         self._renewing = asyncio.Lock()
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop in which all requests are sent."""
+        loop: asyncio.AbstractEventLoop = self.s3fs.loop
+        return loop
+
     def tries(self, size_bytes: int = 0) -> Tries:
         """Return the Tries for a request that begins now."""
         return Tries(self.policy, self.pace, size_bytes)
 
-    async def send(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
-        """Send a request once; if the credentials have expired, so that it had no effect, once more with new ones."""
-        await self.pace.turn()
-        await self.set_session()
-        used = await self._credentials()
-        try:
-            return await self._answer(method, *more, **parameters)
-        except CredentialsExpired:
-            if not await self._renew(used):
-                raise
-        return await self._answer(method, *more, **parameters)
+    def ask(self, method: str, **parameters: Any) -> Any:
+        """Send a request from any thread, retried by the policy, and return the answer; raise the last error."""
+        return wait_for(self, self.request(method, **parameters))
 
-    async def _answer(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
-        try:
-            answer = await super()._call_s3(method, *more, **parameters)
-        except Exception as refusal:  # noqa: BLE001  # raised again, without the server's text
-            wordless = method == "head_object" and is_wordless(refusal)
-            error = remove_text(await self._ask_reason(refusal, parameters) if wordless else refusal)
-            if self._is_expired(error):
-                raise CredentialsExpired(self._source()) from error
-            raise error from error.__cause__
-        self.has_worked = self.pace.has_answered = True
-        return answer
+    async def request(self, method: str, **parameters: Any) -> Any:
+        """Send a request, retried by the policy; raise the last error."""
+        body = parameters.get("Body", b"")
+        return await self.retry(partial(self.send, method, **parameters), self.tries(len(body)))
+
+    async def read(self, **parameters: str) -> bytes:
+        """Read an object, or its `Range`, retried by the policy; raise the last error."""
+        tries = self.tries()
+        return await self.retry(partial(self._read_body, parameters, tries), tries)
 
     async def retry(self, ask: Callable[[], Awaitable[T]], tries: Tries) -> T:
         """Return what `ask` returns, retried as `tries` allows."""
@@ -156,28 +111,52 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
                 tries.worked()
                 return answer
 
-    async def request(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
-        """Send a request of botocore's `method`, retried by the policy; raise the last error."""
-        body = parameters.get("Body", b"")
-        return await self.retry(partial(self.send, method, *more, **parameters), self.tries(len(body)))
+    async def send(self, method: str, **parameters: Any) -> Any:
+        """Send a request once; if the credentials have expired, so that it had no effect, once more with new ones."""
+        await self.pace.turn()
+        await self.s3fs.set_session()
+        used = await self._credentials()
+        try:
+            return await self._answer(method, parameters)
+        except CredentialsExpired:
+            if not await self._renew(used):
+                raise
+        return await self._answer(method, parameters)
 
-    # s3fs's own requests are sent the same way.
-    _call_s3 = request
-    call_s3 = sync_wrapper(request)
+    async def _answer(self, method: str, parameters: Mapping[str, Any]) -> Any:
+        try:
+            answer = await self._call(method, parameters)
+        except Exception as refusal:  # noqa: BLE001  # raised again, without the server's text
+            wordless = method == "head_object" and is_wordless(refusal)
+            error = await self._ask_reason(refusal, parameters) if wordless else refusal
+            if isinstance(error, SSLError):
+                raise UntrustedServerError(error, self._authorities()) from error
+            error = remove_text(error)
+            if self._is_expired(error):
+                raise CredentialsExpired(await self._source()) from error
+            raise error from error.__cause__
+        self.has_worked = self.pace.has_answered = True
+        return answer
 
-    async def _cat_file(
-        self, path: str, version_id: str | None = None, start: int | None = None, end: int | None = None, **_: Any
-    ) -> bytes:
-        bucket, key, _version = self.split_path(path)
-        address = {"Bucket": bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
-        if start is not None or end is not None:
-            address["Range"] = await self._process_limits(path, start, end)
-        tries = self.tries()
-        return await self.retry(lambda: self._read_body(address, tries), tries)
+    async def _call(self, method: str, parameters: Mapping[str, Any]) -> Any:
+        """Call botocore's method, with those of the user's parameters that it takes, for a bounded time.
 
-    async def _read_body(self, address: Mapping[str, str], tries: Tries) -> bytes:
+        aiohttp's read timeout begins only when the body is sent, so a server that does not read the body would block a
+        put forever.
+        """
+        client = await self.s3fs.get_s3(parameters.get("Bucket"))
+        operation = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
+        chosen = self.s3fs.s3_additional_kwargs | self.s3fs.req_kw
+        given = {name: chosen[name] for name in chosen if name in operation.input_shape.members} | dict(parameters)
+        waits = self.s3fs.config_kwargs
+        seconds_max = len(parameters.get("Body", b"")) / BYTES_PER_SECOND_MIN
+        seconds_max += waits["connect_timeout"] or CONNECT_SECONDS_MAX
+        seconds_max += waits["read_timeout"] or ANSWER_SECONDS_MAX
+        return await asyncio.wait_for(getattr(client, method)(**given), seconds_max)
+
+    async def _read_body(self, parameters: Mapping[str, str], tries: Tries) -> bytes:
         """Read an object or a range of it; raise IncompleteReadError if the answer ends early."""
-        answer = await self.send("get_object", **address)
+        answer = await self.send("get_object", **parameters)
         size = int(answer.get("ContentLength") or 0)
         tries.size_bytes = size
         async with answer["Body"] as stream:
@@ -193,7 +172,7 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     async def _ask_reason(self, refusal: Exception, parameters: Mapping[str, Any]) -> Exception:
         """Return why a HEAD was refused, by a GET of one byte: it is refused for the same reason, and has a body."""
         try:
-            answer = await super()._call_s3("get_object", **parameters, Range="bytes=0-0")
+            answer = await self._call("get_object", {**parameters, "Range": "bytes=0-0"})
         except Exception as error:  # noqa: BLE001  # of two errors, this one has the reason
             return error
         answer["Body"].close()
@@ -204,18 +183,30 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         async with self._renewing:
             if await self._credentials() == used:
                 try:
-                    await self.set_session(refresh=True)
+                    await self.s3fs.set_session(refresh=True)
                 except (BotoCoreError, OSError):
                     return False
             return bool(await self._credentials() != used)
 
     async def _credentials(self) -> object:
-        credentials = self._s3._request_signer._credentials
-        return None if credentials is None else await credentials.get_frozen_credentials()
+        """The credentials that botocore found; None if there are none, or if they are in the options."""
+        found = None if self._are_in_options() else await self.s3fs.session.get_credentials()
+        return found and await found.get_frozen_credentials()
 
-    def _source(self) -> str:
+    async def _source(self) -> str:
         """Return botocore's name for the source of the credentials."""
-        return str(getattr(self._s3._request_signer._credentials, "method", "") or "")
+        if self._are_in_options():
+            return "explicit"
+        return str(getattr(await self.s3fs.session.get_credentials(), "method", "") or "")
+
+    def _are_in_options(self) -> bool:
+        """Whether the options have the credentials, or say that there are none."""
+        return bool(self.s3fs.anon or self.s3fs.key or self.s3fs.client_kwargs.get("aws_access_key_id"))
+
+    def _authorities(self) -> str:
+        """The file with the authorities that may sign the server's certificate; "" if botocore's are used."""
+        verify = self.s3fs.client_kwargs.get("verify") or self.s3fs.session.get_config_variable("ca_bundle")
+        return str(verify) if isinstance(verify, str) else os.environ.get("REQUESTS_CA_BUNDLE", "")
 
 
 def to_s3fs(options: Mapping[str, object]) -> dict[str, object]:
@@ -244,8 +235,8 @@ def _check_authorities(path: str) -> None:
         raise CertificateFileError(path, error.strerror or type(error).__name__) from None
 
 
-def s3_filesystem(options: Mapping[str, object], url: str) -> PatientS3:
-    """Return the file system with bounded waits and the user's `options`: s3fs's, and Cutline's own.
+def s3_client(options: Mapping[str, object], url: str) -> S3Client:
+    """Return the client with bounded waits and the user's `options`: s3fs's, and Cutline's own.
 
     `url` names the store in what is told.
 
@@ -261,11 +252,11 @@ def s3_filesystem(options: Mapping[str, object], url: str) -> PatientS3:
     checksums = {"response_checksum_validation": "when_required"}
     once = {"retries": {"total_max_attempts": 1}, "http_session_cls": OneSendSession}
     given = given | {"use_listings_cache": False, "skip_instance_cache": True}
-    return PatientS3(policy=policy, store=f"store {url}", config_kwargs=waits | checksums | config | once, **given)
+    return S3Client(policy=policy, store=f"store {url}", config_kwargs=waits | checksums | config | once, **given)
 
 
-def wait_for(filesystem: PatientS3, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` in the file system's event loop and return its result.
+def wait_for(client: S3Client, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` in the client's event loop and return its result.
 
     Ctrl-C, or whoever stops this thread's requests (stoppable_requests), cancels it there and waits up to
     CLEAN_UP_SECONDS_MAX for it to clean up. fsspec's own wait would leave it running, and perhaps storing an object,
@@ -279,14 +270,14 @@ def wait_for(filesystem: PatientS3, work: Coroutine[Any, Any, T]) -> T:
         finally:
             ended.set()
 
-    future = asyncio.run_coroutine_threadsafe(run(), filesystem.loop)
+    future = asyncio.run_coroutine_threadsafe(run(), client.loop)
     try:
         # A signal that another thread received is noticed only between two waits.
         waits = 0
         while not ended.wait(SIGNAL_SECONDS_MAX):
             check_not_stopped()
             waits += 1
-            if waits > BEGIN_SECONDS_MAX and not filesystem.loop.is_running():
+            if waits > BEGIN_SECONDS_MAX and not client.loop.is_running():
                 raise TooLittleMemoryError("the thread of the store's requests has ended")
         return future.result()
     except BaseException:

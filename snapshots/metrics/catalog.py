@@ -52,11 +52,13 @@ BUILD_INFO = Metric("cutline_build_info", "1; the version of Cutline that has ga
 GATHERED = Metric("cutline_gathered_timestamp_seconds", "When all of this was gathered.")
 GATHERING = Metric("cutline_gathering_seconds", "How long gathering it took.")
 STORE_UP = Metric(
-    "cutline_store_up", "Whether the store answered in time, and could be read: 1 or 0. If 0, what it knows is absent."
+    "cutline_store_up", "Whether the store answered in time, and could be read: 1 or 0. If 0, its metrics are absent."
 )
 
 NODE_UP = Metric(
-    "cutline_node_up", "Whether the node answered in time: 1 or 0. If 0, the rest of it is absent.", ("node", "role")
+    "cutline_node_up",
+    "Whether the node answered in time: 1 or 0. If 0, its other metrics are absent.",
+    ("node", "role"),
 )
 NODE_IN_RECOVERY = Metric("cutline_node_in_recovery", "Whether the node is a standby now: 1 or 0.", ("node",))
 SLOT_LAG = Metric(
@@ -93,7 +95,7 @@ MISSING_POINTS = Metric(
 )
 STANDING_CONFLICTS = Metric(
     "cutline_snapshots_with_conflicts",
-    "Snapshots in which a check has found conflicts, and no later full one has found the same restore points valid.",
+    "Snapshots with conflicts that a check has found, and no later full check has found the same points valid.",
 )
 RESTORE_POINTS = Metric("cutline_restore_points", "Full snapshots and increments in the store, cuts without rows too.")
 COMMITTED_BYTES = Metric("cutline_committed_bytes", "Size of all that the commits in the store list.")
@@ -105,15 +107,14 @@ SNAPSHOT_INCREMENTS = Metric(
 )
 NEWEST_CUT = Metric(
     "cutline_newest_cut_timestamp_seconds",
-    "When the newest cut was made, of those with rows and in no broken snapshot; to lose what came later is the least"
-    " RPO.",
+    "When the newest cut with rows, in no broken snapshot, was made. A restore loses later commits: the least RPO.",
 )
 CUT_SECONDS = Metric(
     "cutline_newest_cut_seconds", "How long the newest cut took: from the first start marker to the last finish marker."
 )
 CUT_RETRIES = Metric("cutline_newest_cut_retries", "How often the newest cut was tried again, as it was inconsistent.")
 SAFE_TIME = Metric(
-    "cutline_safe_timestamp_seconds", "The safe time of the newest cut: it has whatever any node committed before."
+    "cutline_safe_timestamp_seconds", "The safe time of the newest cut: it has every earlier commit of every node."
 )
 NODE_LAST_COMMIT = Metric(
     "cutline_node_last_commit_timestamp_seconds",
@@ -157,7 +158,7 @@ SUCCESS_CHANGES = Metric(
 )
 SUCCESS_TRANSACTIONS = Metric(
     "cutline_last_success_transactions",
-    "Transactions that the last success added; of a restore, those of the increments; of a check, global ones.",
+    "Transactions of the last success: added; of the increments, for a restore; global, for a check.",
     ("kind",),
 )
 SUCCESS_RETRIES = Metric(

@@ -23,7 +23,7 @@ from cutline.restore.parts.scope import TableMove, choose_nodes, warn_of_nodes
 from cutline.restore.report import BorrowedRows, NodeReport, RestoreReport
 from cutline.restore.request import RestoreRequest, check_routable
 from cutline.restore.targets.databases import DatabaseRecord
-from cutline.restore.targets.target import Superusers, Target, target_of
+from cutline.restore.targets.target import Superusers, Target, find_targets
 from cutline.restore.topology.topology import Topology, check_large_objects_routed, compare_sources, plan_topology
 from cutline.restore.unfinished import UnfinishedRestoreError
 from cutline.snapshots.ddl.dump import find_ddl
@@ -210,16 +210,6 @@ def plan_resumed(
     return plan
 
 
-def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Target, ...]:
-    """The targets of all primaries, or of `nodes` alone, before it is known which restore they are of.
-
-    Raises UsageError naming a node that is no primary.
-    """
-    operation = new_operation("restore", "", 0, ()).operation
-    chosen = choose_nodes(nodes, [node.id for node in fleet.primaries], str(fleet.path))
-    return _find_targets(fleet, chosen, operation)
-
-
 def plan_restore(
     source: Fleet, target: Fleet, request: RestoreRequest, resumed: DatabaseRecord | None = None
 ) -> RestorePlan:
@@ -252,10 +242,10 @@ def plan_restore(
         intent = structs.replace(intent, only_nodes=True)
     if resumed is not None:
         intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
-    targets, topology = _find_targets(target, shards, intent.id), None
+    targets, topology = find_targets(target, shards, intent.id), None
     if request.routes or len(targets) < len(shards):
         check_routable(request, target)
-        targets = _find_targets(target, [node.id for node in target.primaries], intent.id)
+        targets = find_targets(target, [node.id for node in target.primaries], intent.id)
         targets = tuple(replace(one, sources=tuple(shards)) for one in targets)
         chosen = tuple(filter(request.chooses, chain.groups(shards[0])))
         topology = plan_topology(shards, [one.shard for one in targets], chosen, request.routes)
@@ -314,10 +304,3 @@ def _check_tables(plan: RestorePlan) -> None:
             hint=f"see: snapshot show {request.name}",
             details={"groups": unmatched},
         )
-
-
-def _find_targets(fleet: Fleet, ids: list[str], operation: str) -> tuple[Target, ...]:
-    """The targets with these ids that the fleet has."""
-    primaries = {node.id: node for node in fleet.primaries}
-    backups = {one: tuple(node for node in fleet.nodes if node.backup_of == one) for one in ids}
-    return tuple(target_of(one, primaries[one], backups[one], operation) for one in ids if one in primaries)

@@ -43,7 +43,7 @@ from cutline.restore.obstacles.disk_space import (
 )
 from cutline.restore.obstacles.obstacles import Obstacles
 from cutline.restore.obstacles.server import check_locales
-from cutline.restore.plan import RestorePlan, plan_resumed, provisional_targets
+from cutline.restore.plan import RestorePlan, plan_resumed
 from cutline.restore.publishing import check_swappable, is_restored
 from cutline.restore.rehearsal import refuse, rehearse
 from cutline.restore.report import RefusedStatement, describe_refusals
@@ -51,7 +51,15 @@ from cutline.restore.request import RestoreRequest
 from cutline.restore.roles import missing_roles
 from cutline.restore.run import RestoreRun, running
 from cutline.restore.targets.databases import Phase, find_closed, find_slots, list_databases, rehearsal_database
-from cutline.restore.targets.target import Target, check_target, check_xml, find_xml_columns, lock_targets, server_of
+from cutline.restore.targets.target import (
+    Target,
+    check_target,
+    check_xml,
+    find_xml_columns,
+    lock_targets,
+    provisional_targets,
+    server_of,
+)
 from cutline.restore.unfinished import (
     UnfinishedRestore,
     UnfinishedRestoreError,

@@ -23,7 +23,7 @@ from cutline.restore.ending import RestoreAbandonedError, end_published, say_ope
 from cutline.restore.estimates.model import RestoreStep
 from cutline.restore.estimates.pace import RestorePace
 from cutline.restore.loading import choose_verified_copies, load_all, naming_lost_rows, naming_steps, publish_rows
-from cutline.restore.plan import RestorePlan, plan_resumed, provisional_targets
+from cutline.restore.plan import RestorePlan, plan_resumed
 from cutline.restore.preview import (
     RestorePreview,
     check_all_swappable,
@@ -38,7 +38,13 @@ from cutline.restore.report import RestoreReport, WalPhase
 from cutline.restore.request import RestoreRequest
 from cutline.restore.run import RestoreRun, running
 from cutline.restore.targets.databases import Phase, clear_records, end_chains, find_owner_changes
-from cutline.restore.targets.target import Target, ending_on_silence, lock_targets, naming_lost_nodes
+from cutline.restore.targets.target import (
+    Target,
+    ending_on_silence,
+    lock_targets,
+    naming_lost_nodes,
+    provisional_targets,
+)
 from cutline.restore.unfinished import check_no_unfinished, check_whole, find_resumable, settle_recorded
 from cutline.snapshots.operations.leases import HeldLease, hold_lease
 from cutline.snapshots.operations.operation import PUBLISH, decide_restore

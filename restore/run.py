@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -13,10 +13,9 @@ from typing import Any
 import psycopg
 from msgspec import structs
 
-from cutline.fleet.config import Fleet, Node
+from cutline.fleet.config import Node
 from cutline.fleet.nodes.clocks import ClockReading, note_clocks, read_clock
-from cutline.fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
-from cutline.fleet.nodes.lock import take_lock
+from cutline.fleet.nodes.connections import connect, raising_unreachable
 from cutline.fleet.nodes.sessions import in_parallel, let_end
 from cutline.fleet.nodes.watch import Watch, watch_nodes
 from cutline.fleet.own_process import own_label
@@ -31,10 +30,11 @@ from cutline.restore.publishing import end_sessions, is_restored
 from cutline.restore.report import RestoreReport
 from cutline.restore.targets.databases import (
     DatabaseRecord,
-    FoundDatabase,
     Phase,
+    close_quietly,
     drop_database,
     list_databases,
+    lock_target_fleet,
     record_text,
     write_record,
 )
@@ -123,7 +123,7 @@ class RestoreRun:
     def release_tables(self) -> None:
         """Let others alter the tables that are filled: before they are emptied, and at the end."""
         for connection in self.held.values():
-            _close(connection)
+            close_quietly(connection)
         self.held.clear()
 
     def filling(self, target: Target) -> Filling:
@@ -269,39 +269,3 @@ def _read_clocks(targets: Iterable[Target], connections: Mapping[str, psycopg.Co
             return read_clock(target.node.id, connections[target.shard])
 
     return in_parallel(read, targets)
-
-
-@contextmanager
-def lock_target_fleet(
-    fleet: Fleet, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
-) -> Iterator[dict[str, psycopg.Connection[Any]]]:
-    """Hold the lock of the fleet that is restored into, in those of its databases that exist.
-
-    So no other operation changes it meanwhile. A lock ends when its database gets another name: its sessions end then.
-    Yields the sessions that hold it, by shard.
-    Raises FleetBusyError naming the holder, NodeUnreachableError.
-    """
-    sessions: dict[str, psycopg.Connection[Any]] = {}
-    with ExitStack() as stack:
-        for target in sorted(targets, key=lambda one: one.node.id):
-            found: FoundDatabase | None = list_databases(connections[target.shard]).get(target.database)
-            # Nobody can enter a closed one.
-            if found is None or not found.is_open:
-                continue
-            try:
-                connection = connect(target.node)
-            except NodeUnreachableError as error:
-                if refuses_database(target.node, error.__cause__):
-                    # Who may not enter it may not put it aside, either: the checks that follow say what is lacking.
-                    continue
-                raise
-            else:
-                stack.callback(_close, connection)
-                take_lock(target.node, connection, fleet.name, own_label("restore", target.database))
-                sessions[target.shard] = connection
-        yield sessions
-
-
-def _close(connection: psycopg.Connection[Any]) -> None:
-    with suppress(psycopg.Error):
-        connection.close()

@@ -16,40 +16,37 @@ import ctypes
 import os
 import signal
 import sys
+from importlib import import_module
 
 # Otherwise OpenBLAS, which nothing here uses, would start threads (columns/allocator.py).
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import adbc_driver_postgresql
-import pandas
-import pyspark.worker
 from pyspark.daemon import manager
 
-import cutline.check.partitions
-import cutline.check.streams
-import cutline.check.transactions
-import cutline.restore.rows.jobs
-import cutline.restore.rows.large_objects
-import cutline.snapshots.base_copy.copy_tables
-import cutline.wal.drain.drain_task
 from cutline.columns.python_workers import freeze_modules
 from cutline.storage.thread_starts import limit_thread_starts
 
-# What the forked workers find imported.
-IMPORTED = (
-    adbc_driver_postgresql,
-    pandas,
-    pyspark.worker,
-    cutline.check.partitions,
-    cutline.check.streams,
-    cutline.check.transactions,
-    cutline.restore.rows.large_objects,
-    cutline.restore.rows.jobs,
-    cutline.snapshots.base_copy.copy_tables,
-    cutline.wal.drain.drain_task,
+# What the forked workers find imported. By name: the tasks' modules are above this one.
+PRELOADED = (
+    "adbc_driver_postgresql",
+    "pandas",
+    "pyspark.worker",
+    "cutline.check.partitions",
+    "cutline.check.streams",
+    "cutline.check.transactions",
+    "cutline.restore.rows.large_objects",
+    "cutline.restore.rows.jobs",
+    "cutline.snapshots.base_copy.copy_tables",
+    "cutline.wal.drain.drain_task",
 )
 
 PR_SET_PDEATHSIG = 1
+
+
+def preload() -> None:
+    """Import what the workers use, once for all of them."""
+    for name in PRELOADED:
+        import_module(name)
 
 
 def end_workers_with_daemon() -> None:
@@ -67,6 +64,7 @@ def end_workers_with_daemon() -> None:
 
 
 if __name__ == "__main__":
+    preload()
     limit_thread_starts()
     freeze_modules()
     end_workers_with_daemon()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -38,8 +38,10 @@ from cutline.fleet.nodes.connections import (
     with_database,
 )
 from cutline.fleet.nodes.encodings import readable
+from cutline.fleet.nodes.lock import take_lock
 from cutline.fleet.nodes.problems import quote
 from cutline.fleet.nodes.server_errors import remedy_of, shorten_message
+from cutline.fleet.own_process import own_label
 from cutline.fleet.record import Count, Record, Time, from_json, to_builtins
 from cutline.restore.parts.scope import WHOLE, RestoreScope
 from cutline.restore.targets.target import Target, TargetUnfitError
@@ -522,3 +524,40 @@ def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Con
         for one in targets
         if (found := list_databases(connections[one.shard]).get(one.database)) and not found.is_open
     }
+
+
+@contextmanager
+def lock_target_fleet(
+    fleet: Fleet, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+) -> Iterator[dict[str, psycopg.Connection[Any]]]:
+    """Hold the lock of the fleet that is restored into, in those of its databases that exist.
+
+    So no other operation changes it meanwhile. A lock ends when its database gets another name: its sessions end then.
+    Yields the sessions that hold it, by shard.
+    Raises FleetBusyError naming the holder, NodeUnreachableError.
+    """
+    sessions: dict[str, psycopg.Connection[Any]] = {}
+    with ExitStack() as stack:
+        for target in sorted(targets, key=lambda one: one.node.id):
+            found: FoundDatabase | None = list_databases(connections[target.shard]).get(target.database)
+            # Nobody can enter a closed one.
+            if found is None or not found.is_open:
+                continue
+            try:
+                connection = connect(target.node)
+            except NodeUnreachableError as error:
+                if refuses_database(target.node, error.__cause__):
+                    # Who may not enter it may not put it aside, either: the checks that follow say what is lacking.
+                    continue
+                raise
+            else:
+                stack.callback(close_quietly, connection)
+                take_lock(target.node, connection, fleet.name, own_label("restore", target.database))
+                sessions[target.shard] = connection
+        yield sessions
+
+
+def close_quietly(connection: psycopg.Connection[Any]) -> None:
+    """Close a session that may be lost already."""
+    with suppress(psycopg.Error):
+        connection.close()

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cutline.fleet.config import Node
+from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import SAME_TARGET, list_some
 from cutline.fleet.nodes.baseline import NodeIdentity
 from cutline.fleet.nodes.beside import ASIDE, LOADING, name_beside
@@ -46,7 +46,9 @@ from cutline.restore.ddl.running import reset_settings
 from cutline.restore.ddl.unprivileged import CREATES
 from cutline.restore.obstacles.obstacles import Obstacles, TargetLacksError
 from cutline.restore.obstacles.server import WITHOUT
+from cutline.restore.parts.scope import choose_nodes
 from cutline.snapshots.ddl.database_facts import DEFAULT
+from cutline.snapshots.operations.operation import new_operation
 from cutline.storage.errors import RefusedError, UsageError
 
 LOCK_NAME = "restore"
@@ -117,6 +119,23 @@ def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str)
         )
     loading, aside = (name_beside(database, middle, suffix_of(operation)) for middle in (LOADING, ASIDE))
     return Target(shard, node, database, loading, aside, backups)
+
+
+def find_targets(fleet: Fleet, ids: list[str], operation: str) -> tuple[Target, ...]:
+    """The targets with these ids that the fleet has."""
+    primaries = {node.id: node for node in fleet.primaries}
+    backups = {one: tuple(node for node in fleet.nodes if node.backup_of == one) for one in ids}
+    return tuple(target_of(one, primaries[one], backups[one], operation) for one in ids if one in primaries)
+
+
+def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Target, ...]:
+    """The targets of all primaries, or of `nodes` alone, before it is known which restore they are of.
+
+    Raises UsageError naming a node that is no primary.
+    """
+    operation = new_operation("restore", "", 0, ()).operation
+    chosen = choose_nodes(nodes, [node.id for node in fleet.primaries], str(fleet.path))
+    return find_targets(fleet, chosen, operation)
 
 
 def suffix_of(operation: str) -> str:

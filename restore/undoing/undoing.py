@@ -17,19 +17,25 @@ from cutline.fleet.nodes.watch import Watch, watch_nodes
 from cutline.fleet.progress import Progress
 from cutline.restore.crash_points import RestoreCrashPoint
 from cutline.restore.data_only.filling import Filling
-from cutline.restore.plan import provisional_targets
 from cutline.restore.publishing import check_nothing_prepared, is_restored, open_databases, put_back
-from cutline.restore.run import lock_target_fleet
 from cutline.restore.targets.databases import (
     Phase,
     drop_database,
     find_closed,
     find_slots,
     list_databases,
+    lock_target_fleet,
     record_text,
     write_record,
 )
-from cutline.restore.targets.target import Connections, Target, ending_on_silence, lock_targets, suffix_of
+from cutline.restore.targets.target import (
+    Connections,
+    Target,
+    ending_on_silence,
+    lock_targets,
+    provisional_targets,
+    suffix_of,
+)
 from cutline.restore.unfinished import (
     NothingUnfinishedError,
     UnfinishedRestore,

@@ -32,13 +32,13 @@ from cutline.snapshots.executors.needs import (
     of_executor,
     raising_executor_errors,
 )
-from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError, UnreachableError, error_of
 from cutline.storage.ids import new_operation_id
 from cutline.storage.probe import PROBES
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
+from cutline.wal.segments.own_store import FLEET_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,8 @@ from cutline.cli.spark.settings import session_settings
 
 LIST_THREADS = """
 import os
-import cutline.cli.spark.python_daemon
+from cutline.cli.spark.python_daemon import preload
+preload()
 for thread in os.listdir("/proc/self/task"):
     if int(thread) != os.getpid():
         print(open(f"/proc/self/task/{thread}/comm").read().strip())

@@ -106,6 +106,7 @@ lint: $(INSTALLED)  ## check style, format and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@out_imports=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$out_imports"; exit 1; }
 	@out=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$out" | tail -n 40; exit 1; }
 
 format: $(INSTALLED)  ## put the code into its format
@@ -175,5 +176,5 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@echo 'installing into $(VENV) …'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	@-$(BIN)/python -m cutline.cli.spark.record_archive
+	@-$(BIN)/python -m cutline.spark.record_archive
 	@touch $@

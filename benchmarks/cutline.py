@@ -23,9 +23,9 @@ from cutline.wal.slots.slots import drop_slot, slot_name
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cutline.cli.spark.start import SparkStart
     from cutline.embedded.fleet import EmbeddedFleet
     from cutline.snapshots.records.commit import Commit
+    from cutline.spark.start import SparkStart
 
 COMMAND = "from cutline.cli.main import main; main()"
 COLD_SECONDS_MAX = 600
@@ -80,9 +80,9 @@ class Cutline:
 
     def restore(self, name: str, increment: int, target: Path) -> Any:
         """`restore NAME --increment N --to FILE`."""
-        from cutline.restore.plan import plan_restore
-        from cutline.restore.request import RestoreRequest
-        from cutline.restore.restore import restore_fleet
+        from cutline.restore.plan.plan import plan_restore
+        from cutline.restore.plan.request import RestoreRequest
+        from cutline.restore.run.restore import restore_fleet
 
         planned = plan_restore(self.fleet, load_fleet(target), RestoreRequest(name, increment))
         return restore_fleet(planned, self.spark, Silent())
@@ -96,8 +96,8 @@ class Cutline:
 @contextmanager
 def warm_session(fleet_toml: Path) -> Iterator[Cutline]:
     """Start Spark, run `init`, and yield the commands; stop Spark at the end."""
-    from cutline.cli.spark.start import start_spark
     from cutline.snapshots.create.initialise import initialise
+    from cutline.spark.start import start_spark
 
     fleet = load_fleet(fleet_toml)
     with start_spark(fleet, "benchmark") as spark:

@@ -23,18 +23,15 @@ from cutline.columns.bytes_column import from_arrow
 from cutline.embedded.fleet import start_fleet, stop_fleet
 from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.tables.groups import number_groups, read_tables
-from cutline.fleet.tables.publications import ensure_publications, publication_names
+from cutline.nodes.connections import connect
+from cutline.nodes.groups import number_groups, read_tables
+from cutline.nodes.publications import ensure_publications, publication_names
 from cutline.storage.location import StoreLocation
 from cutline.wal.decoding.decoder import Decoder
 from cutline.wal.drain.drain import SEGMENT_BYTES_MAX, drain
 from cutline.wal.drain.drain_task import DrainTask
 from cutline.wal.drain.peek import peek, peek_query
-from cutline.wal.segments.archive import SegmentRange
-from cutline.wal.segments.definitions import Definition
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
-from cutline.wal.segments.segments import create_segment
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, Definition, SegmentRange, create_segment
 from cutline.wal.slots.slots import create_exported_slot
 
 CHANGES, TEXT_BYTES, REPEATS = 1_000_000, 12, 3

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cutline.fleet.programs.wheel import run_tool
+from cutline.nodes.programs import run_tool
 
 PACKAGES = ("cutline", "pyspark", "pyarrow", "psycopg", "adbc-driver-postgresql")
 
@@ -32,7 +32,7 @@ def environment() -> dict[str, object]:
 
 def java_version() -> str:
     """The version of the Java that Spark uses, "none" if there is none."""
-    from cutline.cli.spark.java import find_java
+    from cutline.spark.java import find_java
     from cutline.storage.errors import SnapshotError
 
     try:

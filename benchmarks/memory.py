@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cutline.cli.spark.settings import DAEMON_MODULE
+from cutline.spark.settings import DAEMON_MODULE
 
 PROCESSES = Path("/proc")
 SAMPLE_SECONDS = 0.5

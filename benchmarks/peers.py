@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.shard import EXCLUDED, Shard
-from cutline.fleet.programs.wheel import run_tool
+from cutline.nodes.programs import run_tool
 
 SLOT = PUBLICATION = "bench_peer"
 PUBLISHED = "public.pgbench_accounts, public.pgbench_branches, public.pgbench_tellers"

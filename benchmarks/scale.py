@@ -26,7 +26,7 @@ from benchmarks.peers import size_bytes
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from cutline.embedded.folder import DATABASE
 from cutline.embedded.server import running_pid
-from cutline.fleet.programs.wheel import run_tool
+from cutline.nodes.programs import run_tool
 
 COMMAND = "from cutline.cli.main import main; main()"
 TABLES, CHANGES, BYTES, ROWS = PARTS = ("tables", "changes", "bytes", "rows")

@@ -9,7 +9,7 @@ from cutline.columns.arrow_numbers import to_arrow
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.lsn import Lsn
 from cutline.wal.cut.cut_events import NodeWindow
-from cutline.wal.segments.segment_schema import COMMIT_PREPARED, PREPARE, SEGMENT_SCHEMA
+from cutline.wal.segments.segments import COMMIT_PREPARED, PREPARE, SEGMENT_SCHEMA
 
 START, FINISH = 1 << 40, 1 << 41
 RECORD_BYTES = 64

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import psycopg
 
-from cutline.fleet.tables.names import quote_identifier
+from cutline.fleet.table_names import quote_identifier
 
 TABLES_PER_SCHEMA = 1000
 TABLES_AT_ONCE = 200

@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from cutline.embedded.folder import DATABASE
 from cutline.embedded.server import EmbeddedNode
-from cutline.fleet.programs.wheel import run_tool
+from cutline.nodes.programs import run_tool
 
 ROWS_PER_SCALE = 100_000
 CLIENTS = 4

@@ -25,12 +25,12 @@ from typing import Any
 
 import psycopg
 
-import cutline.snapshots.activity.activity as activities
+import cutline.snapshots.operations.activity as activities
 from benchmarks.cutline import Cutline, warm_session
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from cutline.fleet.config import load_fleet
 from cutline.fleet.progress import Progress, Silent
-from cutline.snapshots.activity.activity import Activity, Command
+from cutline.snapshots.operations.activity import Activity, Command
 from cutline.snapshots.records.operation_records import CancelRequest
 from cutline.snapshots.records.store_identity import open_own_store
 
@@ -182,9 +182,9 @@ def frequency(times: float) -> Iterator[None]:
 
 def measure_store(cutline: Cutline, target: Path, rounds: int) -> Sides:
     """Create and restore in rounds; each begins with another side, after one that is not counted."""
-    from cutline.restore.plan import plan_restore
-    from cutline.restore.request import RestoreRequest
-    from cutline.restore.restore import restore_fleet
+    from cutline.restore.plan.plan import plan_restore
+    from cutline.restore.plan.request import RestoreRequest
+    from cutline.restore.run.restore import restore_fleet
     from cutline.snapshots.create.context import CreateRequest
     from cutline.snapshots.create.full import create_full
 

@@ -17,8 +17,7 @@ import pyarrow as pa
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.columns.bytes_column import from_arrow, runs, xxhash64
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.fold.base_rows import find_valid_rows
-from cutline.snapshots.fold.changed_keys import Keys
+from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
 from cutline.snapshots.fold.sources import BaseSource, converted_to_cut, read_tables
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation

@@ -9,25 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from cutline.check.findings import Findings
-from cutline.check.report import Conflict
+from cutline.check.report import Conflict, Findings
+from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import report_of
+from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
-from cutline.wal.cut.last_commits import with_last_commits
+from cutline.wal.cut.markers import marker_from_bytes
 from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
-from cutline.wal.segments.archive import Segment
-from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.cut.safe_time import with_last_commits
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, Segment, read_events
 
 EventReader = Callable[[Segment], pa.Table]
 # Reading a small segment is mostly waiting for the store.
@@ -143,3 +146,47 @@ def _comparable(cut: NodeCut, name: str) -> object:
 
 def _shown(value: object) -> str:
     return f"of {len(value)} transactions" if isinstance(value, frozenset) else str(value)
+
+
+def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:
+    """Check that every undamaged archive has both markers of every cut at the positions that the commit has."""
+    for node, contents in markers.items():
+        if node in findings.damaged:
+            continue
+        positions: dict[tuple[str, str], Lsn] = {}
+        for content, position in contents.items():
+            with suppress(ValueError):
+                marker = marker_from_bytes(content)
+                positions[marker.cut, marker.kind] = position
+        for commit in chain.commits:
+            cut = commit.cut.of(chain.shard_of(node))
+            for kind, position in (("start", cut.start), ("finish", cut.finish)):
+                if positions.get((commit.cut.id, kind)) != position:
+                    detail = f"the archive has no {kind} marker of cut {commit.cut.id} at {position}"
+                    findings.conflict(Conflict("marker", detail, node=node))
+
+
+def check_restore_point(chain: Chain, store: ObjectStore, findings: Findings, progress: Progress) -> None:
+    """Read every object and resolve the cut again; note a conflict for whatever is damaged or differs."""
+    segments = [one for node in chain.nodes for one in chain.segments(node.node)]
+    progress.step("read WAL archive", total=len(segments), unit="objects")
+    markers: dict[str, dict[bytes, Lsn]] = {node.node: {} for node in chain.nodes}
+    for one in segments:
+        try:
+            markers[one.node] |= _read_markers(store, one)
+        except ObjectDamagedError as error:
+            findings.damage(report_of(error))
+        else:
+            findings.count(objects=1, size_bytes=one.size)
+        progress.advance(1)
+    check_markers(chain, markers, findings)
+    check_cuts(chain, partial(read_events, store), findings, progress)
+    findings.report.compared.transactions += chain.last.cut.global_transactions
+
+
+def _read_markers(store: ObjectStore, segment: Segment) -> dict[bytes, Lsn]:
+    """The segment's markers with their positions; all of its bytes are verified."""
+    read_listed(store, segment.node, segment.key, (segment.size, segment.digest))
+    events = read_events(store, segment)
+    found = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
+    return dict(zip(found["row"].to_pylist(), map(Lsn, found["lsn"].to_pylist()), strict=True))

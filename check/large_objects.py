@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cutline.check.findings import NOT_OF_THE_OBJECT, Findings, conflict_of
+from cutline.check.report import NOT_OF_THE_OBJECT, Findings, conflict_of
 from cutline.fleet.progress import Progress
 from cutline.snapshots.base_copy.large_objects import PartOrder, read_parts
 from cutline.snapshots.records.commit import (
@@ -18,7 +18,7 @@ from cutline.snapshots.records.commit import (
     group_by_copy_task,
     list_large_objects,
 )
-from cutline.snapshots.tasks.spark_jobs import Dealing, NodeShares, run_tasks
+from cutline.spark.spark_jobs import Dealing, NodeShares, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore

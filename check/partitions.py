@@ -10,31 +10,24 @@ import numpy as np
 import pyarrow as pa
 
 from cutline.check.base_hashes import BaseHashTask, hash_base
-from cutline.check.copies import Copies
-from cutline.check.findings import Findings
 from cutline.check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
-from cutline.check.last_changes import last_by_node
-from cutline.check.report import Conflict
-from cutline.check.streams import StreamHashes
+from cutline.check.report import Conflict, Copies, Findings
+from cutline.check.streams import StreamHashes, last_by_node
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
 from cutline.columns.python_workers import broadcast, map_batches
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold import limits
-from cutline.snapshots.fold.base_sources import BaseSources
-from cutline.snapshots.fold.by_segment import in_base_tables, keys_size
 from cutline.snapshots.fold.changed_keys import Keys, exact_keys
-from cutline.snapshots.fold.changes import ENTRY
-from cutline.snapshots.fold.find_sources import Sources, node_bases, sources_of
+from cutline.snapshots.fold.changes import ENTRY, in_base_tables, keys_size
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
-from cutline.snapshots.fold.long_images import LongImageReader, order_by_place
-from cutline.snapshots.fold.sources import PROBLEM, BaseSource
-from cutline.snapshots.tasks.spark_jobs import Dealing, NodeShares, cores_of, run_many, stage_progress
+from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
+from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, Sources, node_bases, sources_of
+from cutline.spark.spark_jobs import Dealing, NodeShares, cores_of, run_many, stage_progress
 from cutline.storage.errors import report_of
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.held_objects import OpensStore
-from cutline.wal.segments.segment_schema import DELETE
+from cutline.wal.segments.damage import ObjectDamagedError, OpensStore
+from cutline.wal.segments.segments import DELETE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

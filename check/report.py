@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import to_builtins
-from cutline.fleet.tables.left_out import LeftOut
+from cutline.nodes.left_out import LeftOut
+from cutline.snapshots.fold.schema_at_cut import mapping_to_cut
 from cutline.snapshots.operations.open_operations import OpenOperation
+from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.operation_records import (
     CONFLICTS,
@@ -22,6 +25,7 @@ from cutline.snapshots.records.operation_records import (
     CheckResult,
     SkippedPart,
 )
+from cutline.storage.errors import ErrorReport, UnreachableError, UsageError, error_of
 
 SCHEMA = "cutline/check/1"
 EXIT_CODES: Mapping[CheckResult, int] = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
@@ -144,3 +148,93 @@ class CheckReport:
             "snapshots": [one.to_json() for one in self.snapshots],
             "open_operations": [one.to_json() for one in self.open_operations],
         }
+
+
+# The store did not answer; an executor lacks a file that fleet.toml names.
+NOT_OF_THE_OBJECT = (UnreachableError.exit_code, UsageError.exit_code)
+
+
+@dataclass(slots=True)
+class Findings:
+    """The report that is being filled in, and the nodes whose copies are damaged."""
+
+    report: SnapshotReport
+    damaged: set[str] = field(default_factory=set)
+
+    def count(self, *, objects: int = 0, size_bytes: int = 0, rows: int = 0, changes: int = 0) -> None:
+        """Add to the numbers of what was compared."""
+        compared = self.report.compared
+        compared.objects += objects
+        compared.bytes += size_bytes
+        compared.rows += rows
+        compared.changes += changes
+
+    def conflict(self, conflict: Conflict) -> None:
+        """Add a conflict to the report."""
+        self.report.conflicts.append(conflict)
+
+    def damage(self, problem: ErrorReport) -> None:
+        """Add a damaged object to the report, once; the copy of its node is no longer compared.
+
+        Raises the problem if the store did not answer, or can't be asked: that says nothing about the object.
+        """
+        if problem["exit_code"] in NOT_OF_THE_OBJECT:
+            raise error_of(problem)
+        conflict = conflict_of(problem)
+        if conflict.object not in {one.object for one in self.report.conflicts if one.object}:
+            self.conflict(conflict)
+        if conflict.node:
+            self.damaged.add(conflict.node)
+
+
+def conflict_of(problem: ErrorReport) -> Conflict:
+    """The conflict for an error that a task raised for an object."""
+    details = problem["details"]
+
+    def text(name: str) -> str | None:
+        value = details.get(name)
+        return None if value is None else str(value)
+
+    kind = text("kind") or problem["slug"]
+    return Conflict(kind, problem["message"], node=text("node"), object=text("object"))
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A chain's copies: their nodes, and the shard that each is a copy of."""
+
+    nodes: tuple[str, ...]
+    shard: Mapping[str, str]
+    chain: Chain
+
+    @classmethod
+    def of(cls, chain: Chain) -> Copies:
+        """The copies of `chain`."""
+        nodes = tuple(chain.baseline)
+        return cls(nodes, {node: chain.shard_of(node) for node in nodes}, chain)
+
+    def since(self, node: str) -> Lsn:
+        """The latest base position of the shard's copies: from there on, all copies have the same WAL."""
+        return max(self.chain.full.base[other] for other in self.same_shard(node))
+
+    def recopied_since(self, node: str) -> dict[int, Lsn]:
+        """For each group that was copied again: the position from which all copies have the same changes."""
+        mapping = mapping_to_cut(self.chain, node, self.same_shard(node))
+        return {number: position for number, position in mapping.since.items() if number in mapping.unchanged}
+
+    def same_shard(self, node: str) -> list[str]:
+        """All nodes that are copies of the node's shard, itself included."""
+        return [other for other in self.nodes if self.shard[other] == self.shard[node]]
+
+    def partitions(self, node: str) -> dict[int, int]:
+        """The number of partitions of each of the node's groups, by the numbers of all its definitions."""
+        return {number: group.partitions for number, group in self.chain.definitions(node).items()}
+
+    def group_name(self, node: str, number: int) -> str | None:
+        """The name of the group with this number; None if there is none, as for events."""
+        return {group.number: group.name for group in self.chain.groups(node)}.get(number)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every primary with each of its standbys that has a copy, as (primary, backup)."""
+        return [(self.shard[node], node) for node in self.nodes if self.shard[node] != node]

@@ -8,13 +8,15 @@ from functools import partial
 from itertools import islice
 
 from cutline.check.report import Conflict, Skipped, SnapshotReport
-from cutline.fleet.tables.left_out import select_warnings
 from cutline.fleet.units import size_text
+from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.operations.committing import sizes_of
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import (
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import read_marks
+from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     commit_key,
     increment_numbers,
@@ -22,8 +24,6 @@ from cutline.snapshots.records.chains import (
     read_chain,
     snapshot_names,
 )
-from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import read_marks
 from cutline.snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from cutline.storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError

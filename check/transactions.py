@@ -26,8 +26,7 @@ from cutline.snapshots.fold.changes import TASKS_PER_CORE, balance_by_size
 from cutline.snapshots.fold.sources import SegmentSource
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.segment_schema import COMMIT, PREPARE
-from cutline.wal.segments.segments import read_events
+from cutline.wal.segments.segments import COMMIT, PREPARE, read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

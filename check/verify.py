@@ -6,17 +6,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from cutline.check.findings import Findings
-from cutline.check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
+from cutline.check.compare import compare_copies, compare_streams
+from cutline.check.cuts import EventReader, check_cuts, check_markers
+from cutline.check.large_objects import check_large_objects
+from cutline.check.partitions import hash_partitions
+from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
+from cutline.check.streams import hash_streams
 from cutline.check.structure import check_listing, check_structure, names_to_check
+from cutline.check.transactions import compare_pairs
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.clocks import note_late_clock
 from cutline.fleet.progress import Progress
+from cutline.nodes.clocks import note_late_clock
 from cutline.snapshots.ddl.dump import read_ddl
-from cutline.snapshots.executors.needs import ExecutorNeeds
-from cutline.snapshots.globals.extension_rows import read_extension_rows_object
-from cutline.snapshots.globals.server_globals_object import read_globals_object
+from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
+from cutline.snapshots.ddl.server_globals_object import read_globals_object
+from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
+from cutline.snapshots.fold.sources import SegmentSource, Sources, segment_sources, sources_of
 from cutline.snapshots.operations.object_lists import lost_list_error
 from cutline.snapshots.operations.open_operations import (
     naming_open_operations,
@@ -24,16 +31,20 @@ from cutline.snapshots.operations.open_operations import (
     read_recorded_commits,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import cut_time
 from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList
 from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.proven_chains import cut_time
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
-from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.spark.needs import ExecutorNeeds
+from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, read_listed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +103,14 @@ def _check_chain(
         return
     if chain.full.only_cut:
         # Imported here, as contents are: only when there is something to read.
-        from cutline.check.restore_points import check_restore_point
+        from cutline.check.cuts import check_restore_point
 
         check_restore_point(chain, store, findings, progress)
         return
     spark.begin(ExecutorNeeds(location), progress)
     _note_lost_lists(chain, findings)
     _check_ddl(store, chain, findings)
-    from cutline.check.contents import check_contents
+    from cutline.check.verify import check_contents
 
     check_contents(spark, chain, location, findings, progress)
 
@@ -155,3 +166,60 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
     for one in [one for commit in chain.commits for one in commit.object_lists]:
         if not isinstance(one, LostList):
             findings.count(objects=1, size_bytes=one.size)
+
+
+def check_contents(
+    spark: SparkSource, chain: Chain, store: StoreLocation, findings: Findings, progress: Progress
+) -> None:
+    """Read every object and compare the contents. The chain must have passed `check_structure`."""
+    session, copies = spark.session(), Copies.of(chain)
+    held = hold_archive(chain, store)
+    sources = None if held else _sources_for_reports(copies, store)
+    streams = hash_streams(session, copies, held or store, findings, progress, sources)
+    check_markers(chain, streams.markers, findings)
+    check_cuts(chain, streams.read_events, findings, progress)
+    hashes = hash_partitions(session, copies, store, findings, progress, streams)
+    check_large_objects(session, chain.full, store, findings, progress)
+    compare_streams(copies, streams.sums, findings)
+    compare_copies(copies, hashes, findings)
+    progress.step("compare transactions")
+    _compare_transactions(session, copies, store, findings, streams.read_events if streams.has_events else None)
+
+
+def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
+    """The objects of the chain's archives, to be read once by the driver, if that is less work than jobs are."""
+    segments = [segment for node in chain.baseline for segment in chain.segments(node)]
+    if sum(one.size for one in segments) > STORED_BYTES_MAX or sum(one.changes for one in segments) > CHANGES_MAX:
+        return None
+    return HeldObjects(store)
+
+
+def _sources_for_reports(copies: Copies, store: StoreLocation) -> Sources | None:
+    """What the copies are folded from; None if a segment with a TRUNCATE can't be read."""
+    try:
+        return sources_of(copies.chain, tuple(copies.nodes), store.open())
+    except ObjectDamagedError:
+        # Whoever reads all segments will name it.
+        return None
+
+
+def _compare_transactions(
+    session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, events: EventReader | None
+) -> None:
+    primaries = tuple(node for node in copies.nodes if copies.shard[node] == node)
+    pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store, events)
+    findings.report.compared.transactions += pairs.transactions
+    findings.report.conflicts += pairs.conflicts
+    # These objects were intact when they were first read: earlier results hold, only this comparison is dropped.
+    for problem in pairs.problems:
+        findings.damage(problem)
+
+
+def _undamaged_segments(copies: Copies, nodes: tuple[str, ...], findings: Findings) -> tuple[SegmentSource, ...]:
+    """All segments of undamaged copies, including those that hold only events."""
+    return tuple(
+        one
+        for number, node in enumerate(nodes)
+        if node not in findings.damaged
+        for one in segment_sources(copies.chain, number, node)
+    )

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from cutline.cli.output.exit_codes import CANCELLED, INTERRUPTED
+from cutline.cli.output.failure import CANCELLED, INTERRUPTED
 
 # As `cli.output.failure.report` writes it.
 DOCUMENT = '{"schema": "cutline/error/1", "code": %d, "error": "%s", "message": "%s", "hint": "", "details": {}}\n'

@@ -1,7 +1,7 @@
 """The program `snapshot`: the table of commands, their shared options, and exit codes.
 
 A command's module is imported when the command runs, so that `--help` and a mistyped option answer at once. Every
-error ends in `run`, which reports it and returns its exit code (cli/output/exit_codes.py).
+error ends in `run`, which reports it and returns its exit code (cli/output/failure.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ import typer
 import typer.core
 import typer.main
 
-from cutline.cli.background.detaching import find_starter
-from cutline.cli.folders.session_folder import begin_session, end_session
 from cutline.cli.output.arguments import (
     FLEET_FILE_DEFAULT,
     FLEET_VARIABLE,
@@ -33,16 +31,16 @@ from cutline.cli.output.arguments import (
     CommandContext,
     default_fleet_path,
 )
-from cutline.cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, UNWRITTEN, USAGE
-from cutline.cli.output.failure import failure_of, naming_fleet, report
+from cutline.cli.output.failure import DONE, INTERRUPTED, MEANINGS, UNWRITTEN, USAGE, failure_of, naming_fleet, report
 from cutline.cli.output.results import write_document
-from cutline.cli.output.stopping import NUDGE, begin_stopping, nudge_until_handled
-from cutline.cli.output.streams import secure_streams, unwritten
 from cutline.cli.output.tables import printable
+from cutline.cli.process.detaching import find_starter
+from cutline.cli.process.stopping import NUDGE, begin_stopping, nudge_until_handled
+from cutline.cli.process.streams import secure_streams, unwritten
 from cutline.columns.allocator import choose_allocator
+from cutline.spark.session_folder import begin_session, end_session
 from cutline.storage.errors import SnapshotError, UsageError
-from cutline.storage.open_files import raise_limit
-from cutline.storage.thread_starts import limit_thread_starts
+from cutline.storage.process_limits import limit_thread_starts, raise_limit
 from cutline.storage.waits import listening
 
 PROGRAM = "snapshot"
@@ -90,7 +88,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "history": CommandEntry("cutline.cli.commands.history", "history", "List the operations that have ended."),
     "report": CommandEntry(
-        "cutline.cli.report.command", "report", "Make a page of cuts, sizes, phases, checks and gaps."
+        "cutline.cli.commands.report", "report", "Make a page of cuts, sizes, phases, checks and gaps."
     ),
     "delete": CommandEntry(
         "cutline.cli.commands.delete", "delete", "Delete a snapshot for good, after listing what is lost."

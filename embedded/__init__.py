@@ -2,6 +2,4 @@
 
 A *fleet folder* holds the servers' data, their fleet.toml and their store. However the process ends, the folder records
 which servers belong to it, so that they can be started again or deleted.
-
-Imports `fleet`, `fleet.nodes`, `fleet.programs` and `storage`.
 """

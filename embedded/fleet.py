@@ -42,9 +42,9 @@ from cutline.embedded.server import (
     start_server,
     stop_server,
 )
-from cutline.fleet.nodes.sessions import in_parallel
 from cutline.fleet.own_process import real_path
-from cutline.fleet.programs.wheel import Programs, server_programs
+from cutline.nodes.programs import Programs, server_programs
+from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import RefusedError
 from cutline.storage.folders import make_folder
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from cutline.embedded.server import FOLDER_BYTES_MAX, EmbeddedNode
 from cutline.fleet.own_process import is_own, is_own_alone, real_path
-from cutline.fleet.programs.wheel import can_enter, server_programs, shared_temporary_directory
+from cutline.nodes.programs import can_enter, server_programs, shared_temporary_directory
 from cutline.storage.errors import BusyError, RefusedError, UsageError
 
 STATE = "demo.json"

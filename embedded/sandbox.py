@@ -25,11 +25,10 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.embedded import confine
 from cutline.embedded.folder import State, check_directory, place_for_nodes, write_state
-from cutline.embedded.needed_files import needed_files
-from cutline.embedded.private_files import find_private
+from cutline.embedded.needed_files import find_private, needed_files
 from cutline.embedded.server import PORT, EmbeddedNode, ServerFailedError, create_primary, start_server
-from cutline.fleet.nodes.sessions import in_parallel
-from cutline.fleet.programs.wheel import Account, ProgramFailedError, Programs, run_as, server_programs
+from cutline.nodes.programs import Account, ProgramFailedError, Programs, run_as, server_programs
+from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import RefusedError
 
 # Users that no password file has: those that systemd draws for its services, too.

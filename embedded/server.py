@@ -24,7 +24,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from cutline.fleet.programs.wheel import ProgramFailedError, Programs
+from cutline.nodes.programs import ProgramFailedError, Programs
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 SUPERUSER = "postgres"

@@ -2,6 +2,4 @@
 
 A *fleet* is the shards that fleet.toml lists. A *shard* is one primary and any number of standbys (`backup_of` in
 fleet.toml); each server is a *node*. A *group* is one table on all shards.
-
-Imports `storage`, `storage.encryption`.
 """

@@ -1,7 +1,7 @@
 """The time, as this process has it: by its machine's clock, until the nodes' clocks show that it is wrong.
 
 What is stored with a time, and what is decided by one, uses `utc_now`. Durations use time.monotonic. Nodes' clocks are
-read in fleet/nodes/clocks.py.
+read in nodes/clocks.py.
 """
 
 from __future__ import annotations

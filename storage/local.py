@@ -33,7 +33,7 @@ from cutline.storage.folders import (
     walk,
     write_durably,
 )
-from cutline.storage.open_files import HINT, is_used_up
+from cutline.storage.process_limits import OPEN_FILES_HINT, is_used_up
 from cutline.storage.store import (
     AnswerLostError,
     DeletionRefusedError,
@@ -272,7 +272,11 @@ class LocalStore:
             missing = isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError))
             if key is not None and missing:
                 raise ObjectMissingError(url=self.url, key=key) from error
-            hint = HINT if is_used_up(error) else "check the folder's permissions, its disk and the space left on it"
+            hint = (
+                OPEN_FILES_HINT
+                if is_used_up(error)
+                else "check the folder's permissions, its disk and the space left on it"
+            )
             raise StoreUnreachableError(url=self.url, reason=reason_of(error), hint=hint) from error
 
 

@@ -21,7 +21,7 @@ from botocore.exceptions import BotoCoreError, IncompleteReadError, SSLError  # 
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
 from cutline.storage.errors import UsageError
-from cutline.storage.process_memory import TooLittleMemoryError
+from cutline.storage.process_limits import BEGIN_SECONDS_MAX, TooLittleMemoryError
 from cutline.storage.s3_failures import (
     EXPIRED,
     UNKNOWN_CREDENTIALS,
@@ -34,7 +34,6 @@ from cutline.storage.s3_failures import (
 from cutline.storage.s3_private import OneSendSession
 from cutline.storage.s3_retries import BYTES_PER_SECOND_MIN, Pace, Retries, Tries, retries_of
 from cutline.storage.store import check_not_stopped
-from cutline.storage.thread_starts import BEGIN_SECONDS_MAX
 
 CONNECT_SECONDS_MAX = 5
 ANSWER_SECONDS_MAX = 30

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cutline.cli.folders.session_folder import claimed_folder, delete_dead_sessions
-from cutline.cli.spark.start import start_spark_at
+from cutline.spark.session_folder import claimed_folder, delete_dead_sessions
+from cutline.spark.start import start_spark_at
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SEED
 from tests.servers import extensions, installed

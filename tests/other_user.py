@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-# Neither root nor an account that runs servers (fleet/programs/wheel.py); it needs no entry in the password file.
+# Neither root nor an account that runs servers (nodes/programs.py); it needs no entry in the password file.
 OTHER_UID = 64_999
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

@@ -21,12 +21,11 @@ from msgspec import structs
 from benchmarks.memory import peak_bytes
 from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.baseline import NodeIdentity
-from cutline.fleet.tables.groups import Column, Group
-from cutline.fleet.tables.table_state import TableState
+from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.groups import Column, Group
+from cutline.nodes.table_state import TableState
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain, first_summarized
-from cutline.snapshots.records.chains import VOID_BYTES_MAX, commit_key, read_commit, read_newest_part, read_summaries
 from cutline.snapshots.records.commit import (
     BASE,
     DDL,
@@ -39,12 +38,19 @@ from cutline.snapshots.records.commit import (
     Previous,
     StoredObject,
 )
-from cutline.snapshots.records.commit_rules import count_listed
 from cutline.snapshots.records.documents import base_prefix, ddl_prefix, list_prefix, seal
+from cutline.snapshots.records.proven_chains import (
+    VOID_BYTES_MAX,
+    commit_key,
+    count_listed,
+    read_commit,
+    read_newest_part,
+    read_summaries,
+)
 from cutline.storage.digest import digest
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.cut.cut_values import NodeCut
-from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
+from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
 
 SIZES = (10, 100, 1000)
 NAME, OPERATION, TABLES, COLUMNS = "daily", "20261123T000000Z-0123456789", 20, 10

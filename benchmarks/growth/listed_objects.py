@@ -33,16 +33,14 @@ from benchmarks.growth.fleet_size import (
     new_full,
 )
 from benchmarks.memory import peak_bytes
-from cutline.restore.copies.choice import find_listed_damage
-from cutline.snapshots.fold.find_sources import Sources, sources_of
-from cutline.snapshots.fold.sources import BaseSource
+from cutline.restore.plan.copies import find_listed_damage
+from cutline.snapshots.fold.sources import BaseSource, Sources, sources_of
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import commit_key, read_full
 from cutline.snapshots.records.commit import BASE, ObjectList, StoredObject
-from cutline.snapshots.records.commit_rules import count_listed
 from cutline.snapshots.records.documents import base_prefix, seal
-from cutline.snapshots.tasks.spark_jobs import TASKS_PER_JOB_MAX
+from cutline.snapshots.records.proven_chains import commit_key, count_listed, read_full
+from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX
 from cutline.storage.local import LocalStore
 from cutline.storage.store import Inventory, Listed
 

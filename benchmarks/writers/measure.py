@@ -20,7 +20,7 @@ from benchmarks.cutline import warm_session
 from benchmarks.writers.bank import Clients, Seconds, clients_at_work
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from cutline.fleet.config import load_fleet
-from cutline.fleet.nodes.connections import connect
+from cutline.nodes.connections import connect
 from cutline.wal.cut.markers import Marker, write_markers
 
 SHARDS = 3

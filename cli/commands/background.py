@@ -10,11 +10,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from cutline.cli.background.detaching import is_in_background
 from cutline.cli.output.arguments import command_context
-from cutline.cli.output.exit_codes import DONE
+from cutline.cli.output.failure import DONE
 from cutline.cli.output.results import emit
 from cutline.cli.output.tables import name_fleet
+from cutline.cli.process.detaching import is_in_background
 from cutline.storage.errors import UsageError
 
 SCHEMA = "cutline/background/1"
@@ -41,7 +41,7 @@ def or_in_background(command: Callable[..., None]) -> Callable[..., None]:
 
 def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
     """Run the command line of this process in the background, and exit when it has an operation, or as it does."""
-    from cutline.cli.background.detaching import EndedEarly, detach_command
+    from cutline.cli.process.detaching import EndedEarly, detach_command
 
     if is_dry:
         raise UsageError("--background and --dry-run exclude each other", hint="leave out one of them")

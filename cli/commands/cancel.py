@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from cutline.cli.output.arguments import SECONDS_MAX, command_context
-from cutline.cli.output.exit_codes import BUSY, DONE, REFUSED, UNREACHABLE
+from cutline.cli.output.failure import BUSY, DONE, REFUSED, UNREACHABLE
 from cutline.cli.output.operations import check_operation, check_snapshot, what_text
 from cutline.cli.output.results import emit, progress
-from cutline.snapshots.activity.cancelling import Cancelled, CancelResult, cancel_operations
-from cutline.snapshots.activity.ended_operations import read_ended
-from cutline.snapshots.activity.under_way import UnderWay, read_under_way
+from cutline.snapshots.operations.cancelling import Cancelled, CancelResult, cancel_operations
+from cutline.snapshots.operations.ended_operations import read_ended
+from cutline.snapshots.operations.under_way import UnderWay, read_under_way
 from cutline.snapshots.records.store_identity import open_own_store
 from cutline.storage.errors import RefusedError, UsageError
 from cutline.storage.store import ObjectStore

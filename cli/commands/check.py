@@ -12,18 +12,18 @@ import typer
 from cutline.check.report import CheckReport, Conflict, SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.commands.background import or_in_background
-from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import Increment, command_context
-from cutline.cli.output.exit_codes import DONE, UNWRITTEN
+from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import junit_of, reporting_errors, write_report
 from cutline.cli.output.left_out import warning_lines
+from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
-from cutline.cli.spark.on_demand import SparkOnDemand
 from cutline.fleet.config import Fleet
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.records.operation_records import CONFLICTS, CheckedPoint
+from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import UsageError
 
 CONFLICTS_SHOWN_MAX = 20

@@ -29,7 +29,7 @@ def pack(
 
     FILE is replaced if it is there.
     """
-    from cutline.snapshots.executors.packing import ENDS, pack_to
+    from cutline.spark.packing import ENDS, pack_to
     from cutline.storage.errors import UsageError
 
     if not file.name.endswith(ENDS):

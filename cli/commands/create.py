@@ -10,24 +10,24 @@ from typing import Annotated, Any
 import typer
 
 from cutline.cli.commands.background import or_in_background
-from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import SECONDS_MAX, DryRun, Groups, check_text, command_context
 from cutline.cli.output.left_out import left_out_lines, left_out_since
+from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import causes_lines, quantity_text, seconds_text, size_text, time_text
-from cutline.cli.spark.on_demand import SparkOnDemand
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting
 from cutline.fleet.record import to_builtins
-from cutline.fleet.tables.left_out import LeftOut
+from cutline.nodes.left_out import LeftOut
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import FullPlan, create_full, preview_full
 from cutline.snapshots.create.increment import create_increment, preview_increment
+from cutline.snapshots.create.restore_point import create_restore_point, preview_restore_point
 from cutline.snapshots.listing.name_templates import new_name, newest_name
-from cutline.snapshots.records.chains import cut_time, read_commit, safe_time
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
+from cutline.snapshots.records.proven_chains import cut_time, read_commit, safe_time
+from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import IndeterminateError, SnapshotError, UsageError
 
 NewName = Annotated[

@@ -10,15 +10,20 @@ import typer
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import DryRun, command_context
-from cutline.cli.output.exit_codes import DONE, REFUSED, UNREACHABLE
+from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
 from cutline.cli.output.results import emit, show_preview
 from cutline.cli.output.tables import quantity_text, size_text
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import to_builtins
-from cutline.snapshots.records.chains import check_name
+from cutline.snapshots.records.proven_chains import check_name
 from cutline.snapshots.records.tombstones import Mark
-from cutline.snapshots.removal.deletion import DeletionPlan, DeletionResult, delete_snapshot, preview_deletion
-from cutline.snapshots.removal.removal import RemovalResult
+from cutline.snapshots.removal.deletion import (
+    DeletionPlan,
+    DeletionResult,
+    RemovalResult,
+    delete_snapshot,
+    preview_deletion,
+)
 
 SCHEMA = "cutline/delete/1"
 NEXT_INIT = "the next full snapshot needs the publications again: snapshot init   then: snapshot create NAME"

@@ -11,16 +11,16 @@ import typer
 
 from cutline.cli.output.activity import activity
 from cutline.cli.output.drill import drill_document, drill_lines
-from cutline.cli.output.exit_codes import DONE, UNWRITTEN
+from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
 from cutline.cli.output.restore_report import announce_plan
 from cutline.cli.output.results import emit
-from cutline.cli.spark.on_demand import SparkOnDemand
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting
 from cutline.restore.drill.drill import EXIT_CODES, run_drill
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.request import RestoreRequest
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.scope.scope import RestoreScope
+from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import UsageError
 
 OPTIONS = "--increment, --at, --use-backup-copies, --allow-refused-ddl, --junit, --metrics, --background and --to"

@@ -8,16 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from cutline.cli.commands.background import or_in_background
-from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import command_context
-from cutline.cli.output.exit_codes import DONE, REFUSED
+from cutline.cli.output.failure import DONE, REFUSED
+from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.messages import list_some
 from cutline.fleet.units import Duration
-from cutline.snapshots.removal.garbage import GarbageReason
-from cutline.snapshots.removal.gc import Garbage, GcReport, collect_garbage, preview_garbage
+from cutline.snapshots.removal.gc import Garbage, GarbageReason, GcReport, collect_garbage, preview_garbage
 from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.errors import UsageError
 

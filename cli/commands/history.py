@@ -11,9 +11,9 @@ import typer
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.operations import check_snapshot, result_cell, volumes_text, what_text
 from cutline.cli.output.results import emit
-from cutline.cli.output.stopping import owner_text
 from cutline.cli.output.tables import Cell, FittingTable, Shorter, minute_text, moment_text, seconds_text
-from cutline.snapshots.activity.ended_operations import Ended, read_history
+from cutline.cli.process.stopping import owner_text
+from cutline.snapshots.operations.ended_operations import Ended, read_history
 from cutline.snapshots.records.store_identity import open_own_store
 
 if TYPE_CHECKING:

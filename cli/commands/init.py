@@ -9,10 +9,10 @@ import typer
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import quantity_is
-from cutline.cli.spark.settings import check_protection
-from cutline.fleet.nodes.problems import actions_of, grants_of, optional_lines
 from cutline.fleet.record import to_builtins
+from cutline.nodes.problems import actions_of, grants_of, optional_lines
 from cutline.snapshots.create.initialise import InitReport, initialise
+from cutline.spark.settings import check_protection
 
 SCHEMA = "cutline/init/1"
 OWN_SLOTS_DROP = (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
 from cutline.cli.output.left_out import warnings_of_several
 from cutline.cli.output.results import emit, emit_csv, emit_items
 from cutline.cli.output.tables import (
@@ -21,19 +22,19 @@ from cutline.cli.output.tables import (
     minute_text,
     moment_text,
     size_text,
+    sparkline,
+    stdout_levels,
     time_text,
 )
-from cutline.cli.views.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
-from cutline.cli.views.sparkline import sparkline, stdout_levels
 from cutline.fleet.record import to_builtins
-from cutline.fleet.tables.left_out import select_warnings
-from cutline.snapshots.activity.ended_operations import EndedCheck, NewestChecks
+from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.listing.listing import Entry, Listing, list_store
+from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChecks
 from cutline.snapshots.records.chain import Chain, summary_of
-from cutline.snapshots.records.chains import cut_time, safe_time
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.operation_records import VALID
+from cutline.snapshots.records.proven_chains import cut_time, safe_time
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 

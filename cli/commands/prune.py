@@ -19,17 +19,17 @@ from cutline.cli.commands.delete import (
     requester_text,
     slot_lines,
 )
-from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import DryRun, command_context
-from cutline.cli.output.exit_codes import DONE, UNREACHABLE
+from cutline.cli.output.failure import DONE, UNREACHABLE
+from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import emit, show_preview
 from cutline.cli.output.tables import quantity_text, size_text
 from cutline.fleet.config import Retention
 from cutline.fleet.messages import list_some
 from cutline.fleet.units import DAYS_MAX
+from cutline.snapshots.removal.deletion import DELETE, RemovalResult
 from cutline.snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
-from cutline.snapshots.removal.removal import DELETE, RemovalResult
 from cutline.snapshots.removal.retention import RetentionFate, RetentionVerdict
 
 SCHEMA = "cutline/prune/1"

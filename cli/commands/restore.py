@@ -9,7 +9,6 @@ from typing import Any
 
 import typer
 
-from cutline.cli.background.detaching import is_user_present
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.commands.drill import run_drill_command
 from cutline.cli.commands.restore_ends import (
@@ -25,7 +24,6 @@ from cutline.cli.commands.restore_ends import (
     show_undo,
     undo_restore,
 )
-from cutline.cli.monitoring.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import (
     Abandon,
@@ -56,24 +54,26 @@ from cutline.cli.output.arguments import (
     command_context,
     parse_at,
 )
-from cutline.cli.output.exit_codes import DDL_REFUSED
+from cutline.cli.output.failure import DDL_REFUSED
+from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
+from cutline.cli.output.recovery import WARNING, write_transactions
 from cutline.cli.output.refused_statements import write_refused
 from cutline.cli.output.restore_report import announce_plan, document_of, dry_run_lines, lines_of, preview_document
 from cutline.cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
 from cutline.cli.output.results import emit, progress
-from cutline.cli.spark.on_demand import SparkOnDemand
-from cutline.cli.spark.settings import check_protection
-from cutline.cli.views.recovery import WARNING, write_transactions
+from cutline.cli.process.detaching import is_user_present
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Noting, Progress
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import RestorePlan, plan_restore
-from cutline.restore.preview import preview_restore, preview_resumed
-from cutline.restore.refused import DdlRefusedError
-from cutline.restore.report import RestoreReport
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.restore.plan.plan import RestorePlan, plan_restore
+from cutline.restore.plan.report import RestoreReport
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_restore, preview_resumed
+from cutline.restore.run.refused import DdlRefusedError
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.scope.scope import RestoreScope
 from cutline.snapshots.listing.name_templates import newest_name
+from cutline.spark.on_demand import SparkOnDemand
+from cutline.spark.settings import check_protection
 
 NO_TARGET_HINT = "--to names the file that describes the target; docs/fleet-file.md lists every key"
 

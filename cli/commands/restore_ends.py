@@ -15,11 +15,17 @@ from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import SAME_TARGET
-from cutline.fleet.nodes.beside import OldDatabase
 from cutline.fleet.record import to_builtins
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.request import RestoreRequest
-from cutline.restore.undoing.undoing import AbandonReport, abandon_restore, discard_old, find_old, preview_abandon
+from cutline.nodes.other_databases import OldDatabase
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.scope.scope import RestoreScope
+from cutline.restore.unfinished.undoing import (
+    AbandonReport,
+    abandon_restore,
+    discard_old,
+    find_old,
+    preview_abandon,
+)
 from cutline.storage.errors import RefusedError, SnapshotError, UsageError
 
 RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")

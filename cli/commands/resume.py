@@ -8,9 +8,8 @@ import typer
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit, progress
-from cutline.fleet.nodes.other_sessions import sessions_text
-from cutline.fleet.read_only.frozen import ThawResult
-from cutline.fleet.read_only.resume import ResumeReport, resume_fleet
+from cutline.nodes.other_sessions import sessions_text
+from cutline.nodes.read_only import ResumeReport, ThawResult, resume_fleet
 
 SCHEMA = "cutline/resume/1"
 

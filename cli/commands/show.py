@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cutline.cli.commands.list import chain_bytes, entry_document
+from cutline.cli.commands.report import figures_document
 from cutline.cli.output.arguments import (
     Increment,
     RecoveryPlan,
@@ -20,6 +21,7 @@ from cutline.cli.output.arguments import (
     command_context,
 )
 from cutline.cli.output.left_out import left_out_lines
+from cutline.cli.output.recovery import plan_lines, transaction_lines
 from cutline.cli.output.results import emit
 from cutline.cli.output.tables import (
     FittingTable,
@@ -33,28 +35,26 @@ from cutline.cli.output.tables import (
     seconds_text,
     size_text,
 )
-from cutline.cli.report.command import figures_document
 from cutline.cli.report.terminal import timeline_levels, timeline_of
-from cutline.cli.views.recovery import plan_lines, transaction_lines
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.baseline import NodeIdentity
-from cutline.fleet.nodes.encodings import UTF8
 from cutline.fleet.record import to_builtins
-from cutline.fleet.tables.names import table_name
+from cutline.fleet.table_names import table_name
+from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.encodings import UTF8
 from cutline.restore.ddl.database_ddl import database_statements
-from cutline.restore.ddl.extension_rows import set_statement
+from cutline.restore.ddl.entries import set_statement
 from cutline.restore.ddl.server_roles import server_statements
 from cutline.restore.targets.databases import without_record
-from cutline.snapshots.globals.extension_rows import ConfigurationRows, read_extension_rows
-from cutline.snapshots.globals.server_globals_object import read_stored_globals
+from cutline.snapshots.ddl.extension_tables import ConfigurationRows, read_extension_rows
+from cutline.snapshots.ddl.server_globals_object import read_stored_globals
 from cutline.snapshots.listing.figures import read_figures_of
 from cutline.snapshots.listing.listing import Entry, show_snapshot
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions, plan_recovery
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import cut_time
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.proven_chains import cut_time
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore

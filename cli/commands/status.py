@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 import typer
 
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.node_status import NodeStatus, read_nodes
 from cutline.cli.output.operations import what_text
 from cutline.cli.output.results import drawn_live, emit
-from cutline.cli.output.stopping import owner_text
 from cutline.cli.output.tables import (
     FittingTable,
     age_text,
@@ -23,10 +23,10 @@ from cutline.cli.output.tables import (
     quantity_text,
     seconds_text,
 )
-from cutline.cli.views.node_status import NodeStatus, read_nodes
+from cutline.cli.process.stopping import owner_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Reading
-from cutline.snapshots.activity.under_way import ActivityState, UnderWay, read_under_way
+from cutline.snapshots.operations.under_way import ActivityState, UnderWay, read_under_way
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.store_identity import open_own_store
 from cutline.storage.clock import utc_now

@@ -10,14 +10,14 @@ import typer
 
 from cutline.cli.commands.history import SCHEMA
 from cutline.cli.output.arguments import SECONDS_MAX, command_context
-from cutline.cli.output.exit_codes import DONE, REFUSED
+from cutline.cli.output.failure import DONE, REFUSED
 from cutline.cli.output.operations import check_operation, result_text, volumes_text, what_text
 from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import seconds_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress, Reading
-from cutline.snapshots.activity.ended_operations import Ended, read_ended
-from cutline.snapshots.activity.under_way import ActivityState, UnderWay, read_one
+from cutline.snapshots.operations.ended_operations import Ended, read_ended
+from cutline.snapshots.operations.under_way import ActivityState, UnderWay, read_one
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import Failure, read_failure
 from cutline.snapshots.records.store_identity import open_own_store

@@ -12,7 +12,7 @@ import typer
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit
-from cutline.cli.output.stopping import cancel_request, stop_process
+from cutline.cli.process.stopping import cancel_request, stop_process
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices, log
 from cutline.cli.watch.running_command import stop_commands
@@ -21,9 +21,9 @@ from cutline.cli.watch.watch_metrics import metrics_of
 from cutline.cli.watch.watcher import Watcher
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Silent
-from cutline.snapshots.activity.activity import Activity, Command, Ending, record_without_intent
-from cutline.snapshots.activity.under_way import read_under_way, working_watch
+from cutline.snapshots.operations.activity import Activity, Command, Ending, record_without_intent
 from cutline.snapshots.operations.operation import code_of, reason_of
+from cutline.snapshots.operations.under_way import read_under_way, working_watch
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, SnapshotError, UnreachableError, find_behind
 from cutline.storage.ids import new_operation_id

@@ -6,14 +6,14 @@ import shlex
 
 import typer
 
+from cutline.cli.demo.figures import document_of, lines_of
 from cutline.cli.demo.fleet import PostgreSQL, down, load, up
 from cutline.cli.demo.story import Screen, tell_story
-from cutline.cli.demo.view import document_of, lines_of
-from cutline.cli.folders.session_folder import begin_session
 from cutline.cli.output.arguments import command_context
-from cutline.cli.output.exit_codes import DONE
+from cutline.cli.output.failure import DONE
 from cutline.cli.output.results import emit
-from cutline.fleet.programs.wheel import check_programs_folder
+from cutline.nodes.programs import check_programs_folder
+from cutline.spark.session_folder import begin_session
 from cutline.storage.errors import UsageError
 
 demo_app = typer.Typer(

@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 
 from cutline.cli.output.arguments import SECONDS_MAX, command_context
-from cutline.cli.output.exit_codes import CONFLICTS
+from cutline.cli.output.failure import CONFLICTS
 from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import count_text, name_fleet, seconds_text
 from cutline.embedded.bank import BankInvariants, read_invariants
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet, is_fleet, open_fleet, programs_of, start_fleet, stop_fleet
 from cutline.embedded.folder import FolderTakenError
-from cutline.fleet.programs.wheel import check_programs_folder
 from cutline.fleet.progress import Progress
+from cutline.nodes.programs import check_programs_folder
 from cutline.wal.segments.own_store import FLEET_KEY
 
 NEW_FLEET_SHARDS = 3

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
-from cutline.cli.spark.start import SparkStart, start_spark_at
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet, programs_of, start_fleet, stop_fleet
 from cutline.embedded.folder import read_state
+from cutline.spark.start import SparkStart, start_spark_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,7 +159,7 @@ def _folder() -> Iterator[Path]:
     """A temporary folder; on exit its fleets are stopped and everything is deleted.
 
     Root's servers run under another account, which can't enter it: their data is elsewhere (embedded/folder.py). If
-    the demo is killed, the next command deletes all of it (cli/folders/session_folder.py).
+    the demo is killed, the next command deletes all of it (spark/session_folder.py).
     """
     folder = Path(tempfile.mkdtemp(prefix="cutline-demo-"))
     try:

@@ -26,7 +26,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from cutline.check.verify import CheckRequest, check_snapshots
-from cutline.cli.demo.report import (
+from cutline.cli.demo.figures import (
     BankFigures,
     Chapter,
     ChapterName,
@@ -36,9 +36,9 @@ from cutline.cli.demo.report import (
     TakenCut,
     longest_gap,
     longest_within,
+    sparkline,
 )
 from cutline.cli.demo.stage import CLIENTS, SHARDS, Stage
-from cutline.cli.demo.view import sparkline
 from cutline.cli.output.displays import StepProgress
 from cutline.cli.output.tables import count_text, quantity_text, seconds_text, size_text
 from cutline.embedded.bank import ACCOUNTS_PER_SHARD, INITIAL_BALANCE, read_invariants
@@ -46,9 +46,9 @@ from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Reading
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment

@@ -9,14 +9,14 @@ from functools import partial
 
 import typer
 
-from cutline.cli.background.detaching import announce, is_in_background
 from cutline.cli.output.results import progress
-from cutline.cli.output.stopping import stop_process
+from cutline.cli.process.detaching import announce, is_in_background
+from cutline.cli.process.stopping import stop_process
 from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import StepTimes
-from cutline.snapshots.activity.activity import Activity, Command, Ending, record_without_intent
-from cutline.snapshots.metrics.spans import traced
+from cutline.snapshots.listing.spans import traced
+from cutline.snapshots.operations.activity import Activity, Command, Ending, record_without_intent
 from cutline.snapshots.operations.operation import code_of, reason_of
 from cutline.snapshots.records.operation_records import CheckedPoint
 from cutline.snapshots.records.store_identity import open_own_store

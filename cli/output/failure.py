@@ -1,8 +1,6 @@
-"""How an error is reported: its exit code, and its text on stderr or as a JSON document.
+"""The exit codes and their meanings: the one table, printed by `--help` and enforced by the tests.
 
-Any error that is neither a SnapshotError nor a usage mistake is a bug, unless the machine lacked memory or open files.
-Its traceback goes to a file that only its owner can read, because the message of an unforeseen error may contain
-secrets.
+A SnapshotError carries its code as `exit_code`. No command may exit with a code that is not in this table.
 """
 
 from __future__ import annotations
@@ -18,15 +16,49 @@ from typing import Any
 
 import typer
 
-from cutline.cli.folders.session_folder import lasting_folder
-from cutline.cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
 from cutline.cli.output.results import write_document
-from cutline.cli.output.stopping import cancel_request, owner_text
-from cutline.cli.output.streams import unwritten
 from cutline.cli.output.tables import name_fleet, printable
+from cutline.cli.process.stopping import cancel_request, owner_text
+from cutline.cli.process.streams import unwritten
+from cutline.spark.session_folder import lasting_folder
 from cutline.storage.errors import SnapshotError, StoppedError, find_behind, redact
-from cutline.storage.open_files import HINT, is_used_up
-from cutline.storage.used_up import find_used_up
+from cutline.storage.process_limits import OPEN_FILES_HINT, find_used_up, is_used_up
+
+DONE = 0
+CONFLICTS = 1
+USAGE = 2
+REFUSED = 3
+INCONCLUSIVE = 4
+INDETERMINATE = 5
+UNREACHABLE = 6
+BUSY = 7
+CANCELLED = 8
+INCONSISTENT_CUT = 9
+DDL_REFUSED = 10
+UNWRITTEN = 11
+BUG = 70
+INTERRUPTED = 130
+
+MEANINGS: dict[int, str] = {
+    DONE: "done; for check: everything compared, no conflicts",
+    CONFLICTS: "check found conflicts, or an assertion failed in a drill",
+    USAGE: "usage: arguments or fleet.toml",
+    REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store refused to delete objects",
+    INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or nothing was there to compare or to ask",
+    INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
+    " settles it",
+    UNREACHABLE: "a node or the store can't be reached, or a node can't do its part now: its disk is full, say; or the"
+    " command or an executor gets no more memory, threads or open files",
+    BUSY: "another operation is running",
+    CANCELLED: "cancelled from elsewhere, or by SIGTERM or SIGHUP",
+    INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
+    DDL_REFUSED: "restored, but the target refused some DDL statements; the databases get their names only"
+    " with --allow-refused-ddl",
+    UNWRITTEN: "done, but the result could not be written",
+    BUG: "a bug: traceback kept in a file whose name is printed",
+    INTERRUPTED: "stopped by Ctrl-C",
+}
+
 
 ERROR_SCHEMA = "cutline/error/1"
 
@@ -52,7 +84,7 @@ def failure_of(error: BaseException) -> CommandFailure:
     if (found := find_used_up(error)) is not None:
         return _failure(found)
     if isinstance(error, SnapshotError):
-        hint = "; ".join(filter(None, [error.hint, HINT])) if is_used_up(error) else error.hint
+        hint = "; ".join(filter(None, [error.hint, OPEN_FILES_HINT])) if is_used_up(error) else error.hint
         return replace(_failure(error), hint=hint)
     if isinstance(error, _USAGE_MISTAKE):
         return _usage_mistake(error)

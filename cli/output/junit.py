@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cutline.check.report import CheckReport, SnapshotReport
-from cutline.cli.folders.whole_file import replaced_file
 from cutline.cli.output.tables import printable
+from cutline.fleet.own_files import replaced_file
 from cutline.restore.drill.drill import DrillReport
 from cutline.storage.errors import SnapshotError, UsageError
 

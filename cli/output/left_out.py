@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from cutline.cli.output.tables import count_text
-from cutline.fleet.tables.left_out import COUNTED, LeftOut, LeftOutKind
+from cutline.nodes.left_out import COUNTED, LeftOut, LeftOutKind
 
 NAMES_SHOWN_MAX = 8
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cutline.cli.output.tables import Shorter, quantity_text
-from cutline.snapshots.activity.ended_operations import Ended
-from cutline.snapshots.activity.under_way import UnderWay
-from cutline.snapshots.records.chains import check_name
+from cutline.snapshots.operations.ended_operations import Ended
+from cutline.snapshots.operations.under_way import UnderWay
+from cutline.snapshots.records.proven_chains import check_name
 from cutline.storage.errors import UsageError
 from cutline.storage.ids import OPERATION_ID
 

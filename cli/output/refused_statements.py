@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from cutline.cli.folders.whole_file import replaced_file
-from cutline.fleet.nodes.encodings import RAW
+from cutline.fleet.own_files import replaced_file
+from cutline.nodes.encodings import RAW
 from cutline.restore.ddl.statements import is_statements_alone, statements_of
-from cutline.restore.report import RefusedStatement
+from cutline.restore.plan.report import RefusedStatement
 from cutline.storage.errors import UsageError
 
 # The options of a user mapping may be a password.

@@ -16,13 +16,13 @@ from cutline.cli.output.results import show_preview, write_document
 from cutline.cli.output.tables import age_text, count_text, quantity_text, seconds_text, size_text, time_text
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import to_builtins
-from cutline.restore.estimates.model import BegunShard
-from cutline.restore.obstacles.disk_space import DiskSpace
-from cutline.restore.plan import RestorePlan
-from cutline.restore.preview import RestorePreview
-from cutline.restore.report import RefusedStatement, RestoreReport
+from cutline.restore.estimates.estimate import BegunShard
+from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.report import RefusedStatement, RestoreReport
+from cutline.restore.run.preview import RestorePreview
 from cutline.restore.targets.databases import Phase
-from cutline.snapshots.records.chains import cut_time
+from cutline.restore.targets.requirements import DiskSpace
+from cutline.snapshots.records.proven_chains import cut_time
 from cutline.storage.clock import utc_now
 
 NAMED_MAX = 20

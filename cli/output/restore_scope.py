@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 
 from cutline.cli.output.arguments import check_text
-from cutline.fleet.tables.names import unquote_identifier
-from cutline.restore.parts.scope import TableMove
-from cutline.restore.request import RestoreRequest
+from cutline.fleet.table_names import unquote_identifier
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.scope.scope import TableMove
 from cutline.storage.errors import UsageError
 
 QUOTED = r'"(?:[^"]|"")+"'

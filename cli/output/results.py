@@ -37,7 +37,7 @@ def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable
     The document's `warnings` begin with those about fleet.toml, which stderr has shown.
     Text is written as it is; anything else is drawn by rich. Times in `document` become RFC 3339, paths become text;
     any other value without a JSON form raises TypeError. Whether stdout can take it is said when the command ends
-    (cli/output/streams.py).
+    (cli/process/streams.py).
     """
     options = command_context(context)
     if options.json:

@@ -9,7 +9,6 @@ from enum import StrEnum
 from statistics import median
 
 from cutline.cli.output.tables import count_text, moment_text, quantity_text, seconds_text, size_text
-from cutline.snapshots.activity.ended_operations import EndedCheck, newest_covering
 from cutline.snapshots.listing.figures import (
     GAP_FACTOR,
     Gap,
@@ -20,6 +19,7 @@ from cutline.snapshots.listing.figures import (
     SnapshotFigures,
     StoreFigures,
 )
+from cutline.snapshots.operations.ended_operations import EndedCheck, newest_covering
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckFigures
 

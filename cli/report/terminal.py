@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cutline.cli.output.streams import FORMS, writable
-from cutline.cli.output.tables import FittingTable, cells_of, minute_text, moment_text, printable
+from cutline.cli.output.tables import FittingTable, cells_of, minute_text, moment_text, printable, stdout_levels
+from cutline.cli.process.streams import FORMS, writable
 from cutline.cli.report.sections import (
     Bar,
     DataTable,
@@ -21,7 +21,6 @@ from cutline.cli.report.sections import (
     sections_of,
     shaded_columns,
 )
-from cutline.cli.views.sparkline import stdout_levels
 from cutline.snapshots.listing.figures import StoreFigures
 
 if TYPE_CHECKING:

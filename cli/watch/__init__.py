@@ -2,9 +2,4 @@
 
 A *task* is what it does again and again (TaskKind). Increments are taken in this process, which stays warm; full
 snapshots, checks, drills and prunings run as commands of their own, each in a process that ends with it.
-
-Imports `check`, `cli.background`, `cli.folders`, `cli.monitoring`, `cli.output`, `cli.spark`, `fleet`, `fleet.nodes`,
-`restore.drill`, `snapshots.activity`, `snapshots.between_cuts`, `snapshots.create`, `snapshots.listing`,
-`snapshots.metrics`, `snapshots.operations`, `snapshots.records`, `storage` and
-`wal.segments`.
 """

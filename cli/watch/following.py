@@ -17,12 +17,18 @@ from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices
 from cutline.cli.watch.schedule import OF_CHAIN, OF_SNAPSHOT, FullPauses, Task, TaskKind
 from cutline.fleet.progress import Silent
-from cutline.snapshots.between_cuts.supersede import supersede
+from cutline.snapshots.create.supersede import supersede
 from cutline.snapshots.listing.name_templates import read_template
-from cutline.snapshots.records.chains import SnapshotMissingError, cut_time, read_full, read_newest_part, snapshot_names
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, StoreEncryptedError
 from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.proven_chains import (
+    SnapshotMissingError,
+    cut_time,
+    read_full,
+    read_newest_part,
+    snapshot_names,
+)
 from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_only_full
 from cutline.storage.clock import utc_now

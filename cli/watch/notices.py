@@ -22,9 +22,9 @@ from cutline.cli.output.tables import name_fleet, printable
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.schedule import Task, TaskKind
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.ended_operations import list_ended, read_batches
-from cutline.snapshots.activity.under_way import WATCH, ActivityState, UnderWay, read_under_way
+from cutline.snapshots.operations.ended_operations import list_ended, read_batches
 from cutline.snapshots.operations.open_operations import document_names
+from cutline.snapshots.operations.under_way import WATCH, ActivityState, UnderWay, read_under_way
 from cutline.snapshots.records.operation_records import FailingTask, Outcome, WatchState
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError

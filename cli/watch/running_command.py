@@ -21,8 +21,8 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Any
 
-from cutline.cli.background.detaching import PROGRAM
-from cutline.cli.folders.session_folder import lasting_folder
+from cutline.cli.process.detaching import PROGRAM
+from cutline.spark.session_folder import lasting_folder
 
 # As long as undoing takes: a slot that is waited for, databases that are dropped. Two may have to be waited for, one
 # after the other, and whoever runs the watch gives it two minutes (docs/systemd, docs/kubernetes).

@@ -11,29 +11,28 @@ from functools import partial
 from typing import Any
 
 from cutline.check.report import EXIT_CODES
-from cutline.cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
-from cutline.cli.output.failure import CommandFailure
-from cutline.cli.output.stopping import stop_process
+from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, CommandFailure
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
-from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.cli.process.stopping import stop_process
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
 from cutline.cli.watch.schedule import Task, TaskKind, clock_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting, Silent
 from cutline.restore.drill import drill
-from cutline.snapshots.activity.activity import Activity, Command
-from cutline.snapshots.activity.ended_operations import EndedReader, read_checks
-from cutline.snapshots.activity.under_way import ActivityState, read_under_way
-from cutline.snapshots.between_cuts.archive_ahead import archive_ahead
+from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.listing.metrics_gathering import read_facts
 from cutline.snapshots.listing.name_templates import new_name
-from cutline.snapshots.metrics.gathering import read_facts
-from cutline.snapshots.metrics.spans import traced
+from cutline.snapshots.listing.spans import traced
+from cutline.snapshots.operations.activity import Activity, Command
+from cutline.snapshots.operations.ended_operations import EndedReader, read_checks
 from cutline.snapshots.operations.open_operations import document_names
+from cutline.snapshots.operations.under_way import ActivityState, read_under_way
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.store_identity import open_own_store
+from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, RefusedError, SnapshotError
 

@@ -15,14 +15,14 @@ from threading import Thread
 
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import NodeUnreachableError
-from cutline.fleet.nodes.lock import FleetLock, FleetLockLostError, lock_fleet, watch_lock
-from cutline.fleet.nodes.sessions import open_sessions
-from cutline.fleet.nodes.watch import SilentNodeError
 from cutline.fleet.own_process import Label, end_sessions_statement, own_label
 from cutline.fleet.progress import Silent
-from cutline.snapshots.activity.cancelling import forget
-from cutline.snapshots.activity.under_way import WATCH, ActivityState, hanging_watch, read_under_way
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.lock import FleetLock, FleetLockLostError, lock_fleet, watch_lock
+from cutline.nodes.sessions import open_sessions
+from cutline.nodes.watch import SilentNodeError
+from cutline.snapshots.operations.cancelling import forget
+from cutline.snapshots.operations.under_way import WATCH, ActivityState, hanging_watch, read_under_way
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, SnapshotError
 

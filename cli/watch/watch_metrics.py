@@ -12,14 +12,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from cutline.cli.monitoring.metrics_file import replace_metrics
+from cutline.cli.output.metrics_file import replace_metrics
 from cutline.cli.watch.schedule import TaskKind
 from cutline.cli.watch.watcher import Watcher
 from cutline.fleet.config import Fleet, ListenAddress
-from cutline.snapshots.metrics import catalog
-from cutline.snapshots.metrics.catalog import Sample
-from cutline.snapshots.metrics.endpoint import MetricsEndpoint, render
-from cutline.snapshots.metrics.gathering import MetricsGatherer
+from cutline.snapshots.listing import metrics
+from cutline.snapshots.listing.metrics import Sample
+from cutline.snapshots.listing.metrics_endpoint import MetricsEndpoint, render
+from cutline.snapshots.listing.metrics_gathering import MetricsGatherer
 from cutline.storage.clock import utc_now
 
 GATHER_SECONDS = 30.0
@@ -99,12 +99,12 @@ class _Publisher:
 
 def samples_of_watch(watcher: Watcher) -> Iterator[Sample]:
     """What the watch does, when it does it next, and how often it has failed to begin."""
-    yield catalog.WATCH_ACTIVE.of(watcher.is_active)
-    yield catalog.WATCH_FAILURES.of(watcher.notices.failures, TaskKind.WATCH.value)
+    yield metrics.WATCH_ACTIVE.of(watcher.is_active)
+    yield metrics.WATCH_FAILURES.of(watcher.notices.failures, TaskKind.WATCH.value)
     if not watcher.is_active:
         return
     for kind, task in dict(watcher.tasks).items():
         due = task.due_at(watcher.begun_at, utc_now())
         if due is not None:
-            yield catalog.WATCH_NEXT.of(due.timestamp(), kind.value)
-            yield catalog.WATCH_FAILURES.of(task.failures, kind.value)
+            yield metrics.WATCH_NEXT.of(due.timestamp(), kind.value)
+            yield metrics.WATCH_FAILURES.of(task.failures, kind.value)

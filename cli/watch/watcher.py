@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from cutline.cli.output.exit_codes import CANCELLED
-from cutline.cli.output.failure import CommandFailure, failure_of
-from cutline.cli.output.stopping import cancel_request, forget_requests, is_asked_to_stop, is_signalled
+from cutline.cli.output.failure import CANCELLED, CommandFailure, failure_of
+from cutline.cli.process.stopping import cancel_request, forget_requests, is_asked_to_stop, is_signalled
 from cutline.cli.watch import tasks as work
 from cutline.cli.watch.fleet_source import FleetSource, intervals_of
 from cutline.cli.watch.following import Following, WatchedChain, chain_end_of
@@ -31,9 +30,9 @@ from cutline.cli.watch.schedule import (
     trouble_texts,
 )
 from cutline.cli.watch.tasks import Beside, TaskResult, adopt, newer_verdict, with_finding
-from cutline.snapshots.activity.activity import Activity
-from cutline.snapshots.records.chains import cut_time
+from cutline.snapshots.operations.activity import Activity
 from cutline.snapshots.records.operation_records import WatchState
+from cutline.snapshots.records.proven_chains import cut_time
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, ChainEnd, find_behind
 

@@ -2,7 +2,4 @@
 
 A section runs before the rows, after them, or at the end. A role that is not a superuser runs the statements in a form
 that is adapted to it. What a server refuses is collected, and keeps nothing else from being restored.
-
-Imports `fleet`, `fleet.nodes`, `fleet.programs`, `fleet.tables`, `restore.parts`, `snapshots.ddl`,
-`snapshots.globals`, `snapshots.records` and `storage`.
 """

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from cutline.fleet.nodes.problems import quote
+from cutline.nodes.problems import quote
 from cutline.restore.ddl.statements import literal
-from cutline.restore.parts.scope import RoleChanges
-from cutline.snapshots.ddl.archive import PRIVILEGES
+from cutline.restore.scope.scope import RoleChanges
 from cutline.snapshots.ddl.database_facts import list_elements
+from cutline.snapshots.ddl.ddl_archive import PRIVILEGES
 from cutline.snapshots.records.commit import NO_LIMIT, DatabasePrivilege, DatabaseProperties, DatabaseSetting
 
 # Their values are lists of names, which have to be written one by one (PostgreSQL's variable_is_guc_list_quote).

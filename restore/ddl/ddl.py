@@ -15,7 +15,8 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import (
+from cutline.fleet.table_names import quote_identifier, table_name
+from cutline.nodes.connections import (
     connect,
     disrupted_error,
     node_of,
@@ -23,14 +24,13 @@ from cutline.fleet.nodes.connections import (
     shut_down,
     unreachable_error,
 )
-from cutline.fleet.nodes.encodings import RAW, raw_bytes
-from cutline.fleet.nodes.server_errors import remedy_of, shorten_message
-from cutline.fleet.nodes.watch import Watch
-from cutline.fleet.tables.names import quote_identifier, table_name
+from cutline.nodes.encodings import RAW, raw_bytes
+from cutline.nodes.server_errors import remedy_of, shorten_message
+from cutline.nodes.watch import Watch
 from cutline.restore.ddl.database_ddl import DatabaseDdl
 from cutline.restore.ddl.statements import RESTRICTED_VERSION, NeededPath, run_with_paths
-from cutline.snapshots.ddl.archive import EXTENSION
 from cutline.snapshots.ddl.database_facts import search_path_of
+from cutline.snapshots.ddl.ddl_archive import EXTENSION
 from cutline.snapshots.records.commit import Sequence as StoredSequence
 from cutline.storage.errors import RefusedError
 

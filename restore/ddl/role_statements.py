@@ -17,14 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from cutline.fleet.nodes.encodings import raw_text
-from cutline.fleet.programs.clients import ClientPrograms
-from cutline.fleet.programs.wheel import run_tool
-from cutline.fleet.tables.names import quote_identifier
+from cutline.fleet.table_names import quote_identifier
+from cutline.nodes.encodings import raw_text
+from cutline.nodes.programs import ClientPrograms, run_tool
 from cutline.restore.ddl.ddl import shorten_statement, show_name, without_options
 from cutline.restore.ddl.statements import statements_of
-from cutline.restore.parts.scope import RoleChanges
-from cutline.snapshots.ddl.archive import PRIVILEGES, ArchiveEntry, Contents, NewEntry, extract
+from cutline.restore.scope.scope import RoleChanges
+from cutline.snapshots.ddl.ddl_archive import PRIVILEGES, ArchiveEntry, Contents, NewEntry, extract
 from cutline.storage.errors import RefusedError
 
 DEFAULT_PRIVILEGES, POLICY, USER_MAPPING = "DEFAULT ACL", "POLICY", "USER MAPPING"

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import (
+from cutline.fleet.table_names import quote_identifier
+from cutline.nodes.connections import (
     PINNED_SETTINGS,
     TRANSACTION_TIMEOUT_VERSION,
     connect,
@@ -34,12 +35,11 @@ from cutline.fleet.nodes.connections import (
     disrupted_error,
     raising_unreachable,
 )
-from cutline.fleet.nodes.encodings import RAW, raw_bytes, raw_text
-from cutline.fleet.nodes.free_connections import task_sessions
-from cutline.fleet.nodes.server_errors import remedy_of, shorten_message
-from cutline.fleet.nodes.sessions import in_parallel
-from cutline.fleet.nodes.watch import Watch
-from cutline.fleet.tables.names import quote_identifier
+from cutline.nodes.encodings import RAW, raw_bytes, raw_text
+from cutline.nodes.free_connections import task_sessions
+from cutline.nodes.server_errors import remedy_of, shorten_message
+from cutline.nodes.sessions import in_parallel
+from cutline.nodes.watch import Watch
 from cutline.restore.ddl.ddl import (
     DATABASE,
     EVENT_TRIGGERS,
@@ -54,7 +54,8 @@ from cutline.restore.ddl.ddl import (
 )
 from cutline.restore.ddl.role_statements import DEFAULT_PRIVILEGES
 from cutline.restore.ddl.statements import STORED_QUERY, NeededPath, run_statements, run_with_paths, statements_of
-from cutline.snapshots.ddl.archive import (
+from cutline.snapshots.ddl.database_facts import DEFAULT
+from cutline.snapshots.ddl.ddl_archive import (
     AFTER_ROWS,
     EXTENSION,
     FOREIGN_KEY,
@@ -63,7 +64,6 @@ from cutline.snapshots.ddl.archive import (
     statements_of_entry,
     with_dependents,
 )
-from cutline.snapshots.ddl.database_facts import DEFAULT
 
 DIGEST_SHOWN = 16
 REFUSED = "refused"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cutline.fleet.nodes.problems import quote
+from cutline.nodes.problems import quote
 from cutline.restore.ddl.database_ddl import setting_statement
 from cutline.restore.ddl.statements import literal
 from cutline.snapshots.records.commit import NO_LIMIT, DatabaseSetting

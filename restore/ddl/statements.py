@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from cutline.fleet.nodes.encodings import raw_text
-from cutline.fleet.nodes.server_errors import remedy_of
-from cutline.fleet.tables.names import quote_identifier
+from cutline.fleet.table_names import quote_identifier
+from cutline.nodes.encodings import raw_text
+from cutline.nodes.server_errors import remedy_of
 from cutline.snapshots.ddl.database_facts import DEFAULT, list_elements
 
 # Words matter only where they open or close a routine's body.

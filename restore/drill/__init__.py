@@ -2,8 +2,4 @@
 
 No node of the fleet is contacted. An *assertion* is a query with its expected result, a `[[drill.assertion]]` of
 fleet.toml.
-
-Imports `embedded`, `fleet`, `fleet.nodes`, `fleet.programs`, `restore`, `restore.ddl`, `restore.obstacles`,
-`restore.targets`, `snapshots.ddl`, `snapshots.operations`, `snapshots.records`, `snapshots.removal`,
-`snapshots.tasks` and `storage`.
 """

@@ -19,8 +19,8 @@ import psycopg
 from msgspec import UNSET
 
 from cutline.fleet.config import AssertionTable, Expected, Node, Value
-from cutline.fleet.nodes.connections import connect, shut_down, unreachable_error
-from cutline.fleet.nodes.server_errors import shorten_message
+from cutline.nodes.connections import connect, shut_down, unreachable_error
+from cutline.nodes.server_errors import shorten_message
 from cutline.snapshots.ddl.database_facts import DEFAULT, read_search_path
 from cutline.storage.errors import SnapshotError
 

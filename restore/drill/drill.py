@@ -17,18 +17,18 @@ from cutline.fleet.progress import Progress
 from cutline.restore.drill.assertions import AssertionResult, ask
 from cutline.restore.drill.own_servers import own_servers
 from cutline.restore.drill.servers import CONTRIB, DrillPlace, drill_servers, naming_unfit, without_servers
-from cutline.restore.plan import RestorePlan, plan_restore
-from cutline.restore.preview import RestorePreview
-from cutline.restore.report import RestoreReport
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.restore.plan.plan import RestorePlan, plan_restore
+from cutline.restore.plan.report import RestoreReport
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import RestorePreview
+from cutline.restore.run.restore import restore_fleet
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.operation import record_outcome
-from cutline.snapshots.records.chains import read_full
 from cutline.snapshots.records.operation_records import DRILL, FAILED
+from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.snapshots.removal.gc import RESUMABLE_SECONDS
-from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import IndeterminateError, UnreachableError, UsageError
 from cutline.storage.store import ObjectStore

@@ -22,17 +22,17 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, with_database
-from cutline.fleet.nodes.problems import read_role
-from cutline.fleet.nodes.server_errors import shorten_message
-from cutline.fleet.nodes.watch import watch_nodes
 from cutline.fleet.progress import Progress
+from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable, with_database
+from cutline.nodes.problems import read_role
+from cutline.nodes.server_errors import shorten_message
+from cutline.nodes.watch import watch_nodes
 from cutline.restore.drill.assertions import Reader
 from cutline.restore.drill.servers import DrillPlace, DrillUnfitError, create_login, end_session, new_password
-from cutline.restore.obstacles.disk_space import find_data_directory
-from cutline.restore.plan import RestorePlan
-from cutline.restore.roles import find_existing_roles
+from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.roles import find_existing_roles
 from cutline.restore.targets.databases import drop_database
+from cutline.restore.targets.requirements import find_data_directory
 from cutline.restore.targets.target import (
     SYSTEM_QUERY,
     Connections,

@@ -3,7 +3,7 @@
 The databases are restored by a role without privileges, in which alone code of the source runs; a superuser makes that
 role, the snapshot's roles and its extensions, and enters no database of the source. However the block ends, the servers
 are stopped and deleted. If the process is killed, the next command that uses temporary files does it
-(cli/folders/session_folder.py), as long as the folder is below the command's own.
+(spark/session_folder.py), as long as the folder is below the command's own.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from cutline.embedded.folder import read_state
 from cutline.embedded.sandbox import Confinement, SandboxedServer, UnconfinedError, find_confinement, start_sandboxed
 from cutline.embedded.server import EmbeddedNode, stop_server
 from cutline.fleet.config import DrillTable, Fleet, Node, remember_secrets_of
-from cutline.fleet.nodes.connections import MAINTENANCE_DATABASE, connect
-from cutline.fleet.programs.wheel import check_programs_folder
 from cutline.fleet.progress import Progress
+from cutline.nodes.connections import MAINTENANCE_DATABASE, connect
+from cutline.nodes.programs import check_programs_folder
 from cutline.restore.ddl.ddl import SchemaLoadError
 from cutline.restore.drill.assertions import Reader
-from cutline.restore.obstacles.obstacles import ObstaclesError, TargetLacksError
-from cutline.restore.obstacles.server import DRILL_WITHOUT
-from cutline.restore.plan import RestorePlan
+from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.targets.obstacles import ObstaclesError, TargetLacksError
+from cutline.restore.targets.requirements import DRILL_WITHOUT
 from cutline.restore.targets.target import Superusers, Target, TargetUnfitError, mark_role, suffix_of, target_of
 from cutline.storage.errors import RefusedError, SnapshotError, remember_secret
 

@@ -2,7 +2,4 @@
 
 The *volume* of a shard is what the commits say of its size. An *estimate* is its seconds, by step. A *tally* asks the
 nodes, while a step runs, how far they are.
-
-Imports `fleet`, `fleet.nodes`, `fleet.tables`, `snapshots.ddl`, `snapshots.fold`, `snapshots.operations`,
-`snapshots.records` and `storage`.
 """

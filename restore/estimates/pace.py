@@ -16,9 +16,9 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import connect, shut_down
 from cutline.fleet.progress import COUNTED_DOWN, Progress, Reading
-from cutline.restore.estimates.model import Estimate, RestoreStep
+from cutline.nodes.connections import connect, shut_down
+from cutline.restore.estimates.estimate import Estimate, RestoreStep
 from cutline.snapshots.records.operation_records import NodeFigures, RestoreFigures, StepFigures
 from cutline.storage.errors import SnapshotError
 

@@ -25,7 +25,7 @@ from cutline.columns.arrow_streams import to_stream
 from cutline.columns.bytes_column import runs
 from cutline.columns.python_workers import broadcast, map_batches
 from cutline.fleet.progress import Progress, Silent
-from cutline.fleet.tables.groups import Group
+from cutline.nodes.groups import Group
 from cutline.restore.rows.load import (
     BaseLoadTask,
     Feed,
@@ -36,11 +36,11 @@ from cutline.restore.rows.load import (
     load_images,
     load_task,
 )
-from cutline.snapshots.fold.find_sources import Sources, sources_of
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
-from cutline.snapshots.fold.long_images import LongImageReader, order_by_place
+from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
+from cutline.snapshots.fold.sources import Sources, sources_of
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.tasks.spark_jobs import (
+from cutline.spark.spark_jobs import (
     POLL_SECONDS,
     Dealing,
     cores_of,

@@ -15,11 +15,11 @@ from msgspec import structs
 from psycopg import sql
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import connect, raising_unreachable
 from cutline.fleet.progress import Progress
-from cutline.fleet.tables.large_objects import count_large_objects
-from cutline.restore.parts.scope import UNCHANGED, RoleChanges
+from cutline.nodes.connections import connect, raising_unreachable
+from cutline.nodes.large_objects import count_large_objects
 from cutline.restore.rows.load import LoadError, LoadReport, LoadTarget, load_error
+from cutline.restore.scope.scope import UNCHANGED, RoleChanges
 from cutline.snapshots.base_copy.large_objects import PartOrder, StoredPart, read_definitions, read_parts
 from cutline.snapshots.records.commit import (
     FullSnapshot,
@@ -30,7 +30,7 @@ from cutline.snapshots.records.commit import (
     group_by_copy_task,
     list_large_objects,
 )
-from cutline.snapshots.tasks.spark_jobs import Dealing, limited_sessions, raise_first, run_tasks
+from cutline.spark.spark_jobs import Dealing, limited_sessions, raise_first, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import read_listed

@@ -26,24 +26,23 @@ from cutline.columns.arrow_numbers import to_mask
 from cutline.columns.arrow_streams import from_stream
 from cutline.columns.bytes_column import column_of, runs
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import connect, disrupted_error, unreachable_error
-from cutline.fleet.nodes.encodings import RAW
-from cutline.fleet.nodes.server_errors import remedy_of, shorten_message
-from cutline.fleet.tables.groups import Group, column_list, qualify
-from cutline.fleet.tables.names import quote_identifier
+from cutline.fleet.table_names import quote_identifier
+from cutline.nodes.connections import connect, disrupted_error, unreachable_error
+from cutline.nodes.encodings import RAW
+from cutline.nodes.groups import Group, column_list, qualify
+from cutline.nodes.server_errors import remedy_of, shorten_message
 from cutline.restore.ddl.statements import NOT_FOUND, path_of_owner
 from cutline.restore.estimates.pace import LOADING
-from cutline.restore.routing.placing import EVERYWHERE, NOWHERE, Places, place_rows
-from cutline.restore.routing.table_routes import SourceRoutes
+from cutline.restore.scope.placing import EVERYWHERE, NOWHERE, Places, place_rows
+from cutline.restore.scope.table_routes import SourceRoutes
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
-from cutline.snapshots.fold.base_rows import find_valid_rows
-from cutline.snapshots.fold.by_segment import unpack_flags
-from cutline.snapshots.fold.changed_keys import Keys
+from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
+from cutline.snapshots.fold.changes import unpack_flags
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, filter_effective, problem_of, read_at_cut
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
 
 # Of each table its owner, and whether its constraints or generated columns call functions that have no search_path of
 # their own. Those of a domain may be called for any table.
@@ -187,7 +186,7 @@ TOKEN_BYTES = 16
 # A query locks every table that it counts.
 COUNTED_AT_ONCE = 100
 
-# In hints of tasks; the driver says what helps (restore/loading.py).
+# In hints of tasks; the driver says what helps (restore/run/loading.py).
 READS_OTHERS = "a CHECK that reads other rows, which PostgreSQL does not support, may fail until these are there"
 
 

@@ -1,5 +1,5 @@
-"""Where a restore goes: the targets, their locks and checks, and the databases that are made there, with their records.
+"""Where a restore goes: the targets, their locks and requirements, and the databases and records that it makes there.
 
-Imports `fleet`, `fleet.nodes`, `fleet.tables`, `restore.ddl`, `restore.obstacles`, `restore.parts`,
-`snapshots.ddl`, `snapshots.operations`, `snapshots.records`, `storage` and `wal.slots`.
+An *obstacle* is an error that a check found before anything was changed; all obstacles are reported at once, each with
+its own hint. A *swap* gives restored databases their real names, all of them or none.
 """

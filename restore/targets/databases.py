@@ -2,7 +2,7 @@
 
 It says which restore made the database, how far that is, and what another process needs to go on with it. It is right
 even where the store accepts no writes. A database that a restore only fills has its record in a table
-(restore/data_only/filling.py): the comment is its owner's.
+(restore/rows/filling.py): the comment is its owner's.
 
 No restored database has its real name until all nodes are loaded and checked (docs/architecture.md, invariant 6).
 """
@@ -24,9 +24,10 @@ from psycopg import sql
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import restore_command
-from cutline.fleet.nodes.baseline import BUILTIN, LIBC, NodeIdentity
-from cutline.fleet.nodes.beside import REHEARSING, is_beside, name_beside
-from cutline.fleet.nodes.connections import (
+from cutline.fleet.own_process import own_label
+from cutline.fleet.record import Count, Record, Time, from_json, to_builtins
+from cutline.nodes.baseline import BUILTIN, LIBC, NodeIdentity
+from cutline.nodes.connections import (
     MAINTENANCE_DATABASE,
     NodeUnreachableError,
     connect,
@@ -37,19 +38,18 @@ from cutline.fleet.nodes.connections import (
     unreachable_error,
     with_database,
 )
-from cutline.fleet.nodes.encodings import readable
-from cutline.fleet.nodes.lock import take_lock
-from cutline.fleet.nodes.problems import quote
-from cutline.fleet.nodes.server_errors import remedy_of, shorten_message
-from cutline.fleet.own_process import own_label
-from cutline.fleet.record import Count, Record, Time, from_json, to_builtins
-from cutline.restore.parts.scope import WHOLE, RestoreScope
+from cutline.nodes.encodings import readable
+from cutline.nodes.lock import take_lock
+from cutline.nodes.other_databases import REHEARSING, is_beside, name_beside
+from cutline.nodes.problems import quote
+from cutline.nodes.server_errors import remedy_of, shorten_message
+from cutline.restore.scope.scope import WHOLE, RestoreScope
 from cutline.restore.targets.target import Target, TargetUnfitError
 from cutline.snapshots.operations.slot_guard import mark_ended
 from cutline.snapshots.records.commit import DatabasePrivilege, DatabaseProperties
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.own_slots import list_own_slots
+from cutline.wal.slots.slots import list_own_slots
 
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database'), pg_get_userbyid(d.datdba),

@@ -19,9 +19,9 @@ from psycopg import sql
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import SAME_TARGET, list_some
-from cutline.fleet.nodes.baseline import NodeIdentity
-from cutline.fleet.nodes.beside import ASIDE, LOADING, name_beside
-from cutline.fleet.nodes.connections import (
+from cutline.fleet.own_process import own_label
+from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.connections import (
     MAINTENANCE_DATABASE,
     connect,
     connect_with_path,
@@ -32,21 +32,21 @@ from cutline.fleet.nodes.connections import (
     unreachable_error,
     with_database,
 )
-from cutline.fleet.nodes.encodings import RAW, raw_bytes
-from cutline.fleet.nodes.lock import take_lock
-from cutline.fleet.nodes.problems import GRANT, comment, quote, raising_unfit, read_role
-from cutline.fleet.nodes.server_errors import remedy_of, shorten_message
-from cutline.fleet.nodes.sessions import in_parallel
-from cutline.fleet.nodes.watch import Watch
-from cutline.fleet.own_process import own_label
-from cutline.fleet.tables.groups import Group
-from cutline.fleet.tables.table_state import TableState
+from cutline.nodes.encodings import RAW, raw_bytes
+from cutline.nodes.groups import Group
+from cutline.nodes.lock import take_lock
+from cutline.nodes.other_databases import ASIDE, LOADING, name_beside
+from cutline.nodes.problems import GRANT, comment, quote, raising_unfit, read_role
+from cutline.nodes.server_errors import remedy_of, shorten_message
+from cutline.nodes.sessions import in_parallel
+from cutline.nodes.table_state import TableState
+from cutline.nodes.watch import Watch
 from cutline.restore.ddl.ddl import Ddl, shorten_statement
 from cutline.restore.ddl.running import reset_settings
 from cutline.restore.ddl.unprivileged import CREATES
-from cutline.restore.obstacles.obstacles import Obstacles, TargetLacksError
-from cutline.restore.obstacles.server import WITHOUT
-from cutline.restore.parts.scope import choose_nodes
+from cutline.restore.scope.scope import choose_nodes
+from cutline.restore.targets.obstacles import Obstacles, TargetLacksError
+from cutline.restore.targets.requirements import WITHOUT
 from cutline.snapshots.ddl.database_facts import DEFAULT
 from cutline.snapshots.operations.operation import new_operation
 from cutline.storage.errors import RefusedError, UsageError

@@ -24,11 +24,11 @@ from cutline.columns.arrow_numbers import to_arrow
 from cutline.columns.bytes_column import BytesColumn, offsets_of, partition_of
 from cutline.columns.lines import keys_of
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import CopyError
-from cutline.fleet.nodes.encodings import RAW
-from cutline.fleet.nodes.relation_locks import locked_error
-from cutline.fleet.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint
-from cutline.fleet.tables.groups import Group, column_list, qualify
+from cutline.nodes.connections import CopyError
+from cutline.nodes.encodings import RAW
+from cutline.nodes.groups import Group, column_list, qualify
+from cutline.nodes.relation_locks import locked_error
+from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.ddl.attempts import OTHER_CAUSES
 from cutline.snapshots.operations.object_lists import store_lists_above
@@ -38,7 +38,7 @@ from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, rep
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
-from cutline.wal.segments.parquet_objects import parquet_options
+from cutline.wal.segments.segments import parquet_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ def _replaced_error(node: Node, reason: str) -> CopyError:
 def copy_query(part: PageRange) -> str:
     """The COPY that prints the range's rows, key columns first, in the server's encoding.
 
-    That of a whole table needs no planner, which might run code of the table's owner (fleet/tables/left_out.py).
+    That of a whole table needs no planner, which might run code of the table's owner (nodes/left_out.py).
     """
     if part.low == 0 and part.high is None and part.group.columns:
         return f"COPY {qualify(part.group)} ({column_list(part.group)}) TO STDOUT (ENCODING '{RAW}')"

@@ -21,18 +21,24 @@ import pyarrow as pa
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.config import Fleet, Node
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.connections import NodeUnreachableError, connect, refuse_views, unreachable_error
-from cutline.fleet.nodes.relation_locks import bound_lock_waits, locked_error
-from cutline.fleet.nodes.sessions import in_parallel
 from cutline.fleet.progress import Progress
+from cutline.nodes.connections import NodeUnreachableError, connect, refuse_views, unreachable_error
+from cutline.nodes.relation_locks import bound_lock_waits, locked_error
+from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.database_facts import read_fingerprint
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.archive import Segment
-from cutline.wal.segments.segment_schema import COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED, SEGMENT_SCHEMA
-from cutline.wal.segments.segments import read_events, read_positions_and_groups
+from cutline.wal.segments.segments import (
+    COMMIT_PREPARED,
+    PREPARE,
+    ROLLBACK_PREPARED,
+    SEGMENT_SCHEMA,
+    Segment,
+    read_events,
+    read_positions_and_groups,
+)
 from cutline.wal.slots.slots import ExportedSlot, create_exported_slot, drop_slots
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import raising_unreachable
-from cutline.fleet.nodes.free_connections import task_sessions
-from cutline.fleet.nodes.sessions import Sessions
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress
-from cutline.fleet.tables.groups import Table
-from cutline.fleet.tables.left_out import find_planned_code
+from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.free_connections import task_sessions
+from cutline.nodes.groups import Table
+from cutline.nodes.left_out import find_planned_code
+from cutline.nodes.sessions import Sessions
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.records.commit import NamedObject
-from cutline.snapshots.tasks.spark_jobs import (
+from cutline.spark.spark_jobs import (
     Dealing,
     NodeShares,
     SparkSource,
@@ -138,7 +138,7 @@ def copy_tables(
 
 
 def _with_undivided(source: TableSource, connection: psycopg.Connection[Any]) -> TableSource:
-    """The source with its large tables that no query may read: see fleet/tables/left_out.py."""
+    """The source with its large tables that no query may read: see nodes/left_out.py."""
     large = [table.oid for table in source.tables if table.size_bytes > TASK_PAGES * PAGE_BYTES]
     with raising_unreachable(source.node):
         return replace(source, undivided=find_planned_code(connection, large))

@@ -17,8 +17,8 @@ import psycopg
 import pyarrow as pa
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.relation_locks import raising_locked
-from cutline.fleet.tables.large_objects import oid_ranges
+from cutline.nodes.large_objects import oid_ranges
+from cutline.nodes.relation_locks import raising_locked
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyReport, ObjectWriter
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.operations.object_lists import store_lists_above
@@ -31,7 +31,7 @@ from cutline.snapshots.records.commit import (
 )
 from cutline.storage.errors import SnapshotError, report_of
 from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.parquet_objects import open_parquet
+from cutline.wal.segments.segments import open_parquet
 
 # `definition` is JSON beside the first part of a large object: owner, grants (None: the owner's own), comment.
 LARGE_SCHEMA = pa.schema(

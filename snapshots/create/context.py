@@ -14,26 +14,32 @@ from datetime import datetime
 from msgspec import UNSET, structs
 
 from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.free_connections import check_free_connections
-from cutline.fleet.nodes.lock import FleetLock
-from cutline.fleet.nodes.sessions import Sessions
 from cutline.fleet.progress import Progress, StepTimes
-from cutline.fleet.read_only.resume import check_terminal, undo_freeze
+from cutline.nodes.free_connections import check_free_connections
+from cutline.nodes.lock import FleetLock
+from cutline.nodes.read_only import check_terminal, undo_freeze
+from cutline.nodes.sessions import Sessions
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection, known_tables
-from cutline.snapshots.executors.needs import ExecutorNeeds
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.operations.operation import Operation, OutcomeDetails, exclusive, new_operation
 from cutline.snapshots.operations.settling import note_restores, settle_operations
 from cutline.snapshots.operations.slot_guard import guard_nodes
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import commit_key, cut_time, free_turn
 from cutline.snapshots.records.commit import FullSnapshot, Increment
-from cutline.snapshots.records.commit_rules import check_fits, count_listed, definition_counts
+from cutline.snapshots.records.proven_chains import (
+    check_fits,
+    commit_key,
+    count_listed,
+    cut_time,
+    definition_counts,
+    free_turn,
+)
 from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.spark.needs import ExecutorNeeds
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segments import Segment
 from cutline.wal.slots.slots import drop_slots, slot_name
 
 

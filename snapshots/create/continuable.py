@@ -15,12 +15,12 @@ from msgspec import structs
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.nodes.baseline import BaselineChangedError, check_baseline, check_presence
-from cutline.fleet.nodes.connections import raising_unreachable
-from cutline.fleet.nodes.preconditions import check_decoding, find_fillings
-from cutline.fleet.nodes.problems import refuse_unfit
-from cutline.fleet.nodes.sessions import Sessions, in_parallel
-from cutline.fleet.tables.privileges import find_table_problems
+from cutline.nodes.baseline import BaselineChangedError, check_baseline, check_presence
+from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.preconditions import check_decoding, find_fillings
+from cutline.nodes.privileges import find_table_problems
+from cutline.nodes.problems import refuse_unfit
+from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
 from cutline.snapshots.ddl.table_changes import (
     DdlPlan,
@@ -33,11 +33,11 @@ from cutline.snapshots.ddl.table_changes import (
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.operations.open_operations import read_recorded_commits
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import commit_missing_error, read_chain
 from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS
+from cutline.snapshots.records.proven_chains import commit_missing_error, read_chain
 from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.store import ObjectMissingError, ObjectStore
-from cutline.wal.segments.archive import archive_prefix, last_number, segment_key
+from cutline.wal.segments.segments import archive_prefix, last_number, segment_key
 from cutline.wal.slots.slots import check_slot, slot_name, slot_state
 
 PLACE_QUERY = """
@@ -150,7 +150,7 @@ def plan_next(chain: Chain, node_tables: Mapping[str, NodeTables]) -> DdlPlan:
 def check_objects(store: ObjectStore, chain: Chain) -> None:
     """Raise ChainObjectMissingError unless the store has every object that the chain's commits name, but globals.
 
-    The next commit stores globals again if they are lost (snapshots/globals/).
+    The next commit stores globals again if they are lost (snapshots/ddl/server_globals_object.py).
     Objects that only an object list names are not asked for: there may be millions. Sizes are compared for the commits
     that were read; the other segments of a partial chain only have to be there.
     """

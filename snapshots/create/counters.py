@@ -1,6 +1,6 @@
 """Read what a cut needs beside rows: sequences, and the counters that show changes of append-only tables.
 
-fleet/tables/table_state.py describes PostgreSQL's counters. They are read before anything is changed, and again after
+nodes/table_state.py describes PostgreSQL's counters. They are read before anything is changed, and again after
 the cut, because sessions report to them late.
 
 Logical decoding does not show a sequence's value. It is read before the cut begins and again after it. A value handed
@@ -19,18 +19,12 @@ from msgspec import structs
 from psycopg import sql
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import raising_unreachable, refuse_views
-from cutline.fleet.nodes.relation_locks import bound_lock_waits, locked_error
-from cutline.fleet.nodes.sessions import Sessions
-from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
-from cutline.fleet.tables.names import quote_identifier
-from cutline.fleet.tables.table_state import (
-    Counters,
-    TableState,
-    check_counters,
-    read_counters,
-    unknown_counters_warnings,
-)
+from cutline.fleet.table_names import quote_identifier
+from cutline.nodes.connections import raising_unreachable, refuse_views
+from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.nodes.relation_locks import bound_lock_waits, locked_error
+from cutline.nodes.sessions import Sessions
+from cutline.nodes.table_state import Counters, TableState, check_counters, read_counters, unknown_counters_warnings
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence

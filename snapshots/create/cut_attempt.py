@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 from cutline.fleet.config import Fleet, Node
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import ORIGIN, Lsn
-from cutline.fleet.nodes.lock import FleetLock
 from cutline.fleet.progress import Progress
-from cutline.fleet.tables.groups import Group
-from cutline.fleet.tables.left_out import LeftOut, read_left_out
-from cutline.fleet.tables.publications import publication_names
+from cutline.nodes.groups import Group
+from cutline.nodes.left_out import LeftOut, read_left_out
+from cutline.nodes.lock import FleetLock
+from cutline.nodes.publications import publication_names
 from cutline.snapshots.base_copy.copy_slots import drop_copy_slots, find_late_writers
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.counters import latest_sequences, read_sequences
@@ -27,14 +28,13 @@ from cutline.snapshots.create.prepare_tables import PreparedTables, collect_defi
 from cutline.snapshots.create.prepared_transactions import await_included_ddl, await_lockers
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, NodeTables, find_change
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.records.commit import DefinitionChanges, Sequence
-from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain_task import DrainTask
-from cutline.wal.segments.definitions import Definition
-from cutline.wal.slots.retained import is_little, read_waiting
+from cutline.wal.segments.segments import Definition
+from cutline.wal.slots.lags import is_little, read_waiting
 from cutline.wal.slots.slots import copy_slot_name, slot_name
 
 # Ends all writes to the fleet; returns, by primary, the WAL position after which nothing may be written. It is given

@@ -19,21 +19,22 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.clocks import check_clocks
-from cutline.fleet.nodes.collation_versions import note_collation_versions
-from cutline.fleet.nodes.free_connections import check_free_connections, task_sessions
-from cutline.fleet.nodes.preconditions import find_fillings, find_node_problems
-from cutline.fleet.nodes.problems import refuse_unfit
-from cutline.fleet.nodes.sessions import Sessions, in_parallel, open_sessions
-from cutline.fleet.programs.clients import check_programs
 from cutline.fleet.progress import Progress, StepTimes
-from cutline.fleet.read_only.resume import check_terminal
-from cutline.fleet.tables.groups import Table
-from cutline.fleet.tables.large_objects import check_readable, count_large_objects
-from cutline.fleet.tables.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
-from cutline.fleet.tables.privileges import find_table_problems
-from cutline.fleet.tables.table_state import SNAPSHOT_BEGAN, TableState
+from cutline.nodes.clocks import check_clocks
+from cutline.nodes.collation_versions import note_collation_versions
+from cutline.nodes.free_connections import check_free_connections, task_sessions
+from cutline.nodes.groups import Table
+from cutline.nodes.large_objects import check_readable, count_large_objects
+from cutline.nodes.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
+from cutline.nodes.preconditions import find_fillings, find_node_problems
+from cutline.nodes.privileges import find_table_problems
+from cutline.nodes.problems import refuse_unfit
+from cutline.nodes.programs import check_programs
+from cutline.nodes.read_only import check_terminal
+from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
+from cutline.nodes.table_state import SNAPSHOT_BEGAN, TableState
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
 from cutline.snapshots.base_copy.copy_tables import TableSource, copy_tables
@@ -53,6 +54,8 @@ from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.dump import read_roles, store_ddl
+from cutline.snapshots.ddl.extension_tables import store_extension_rows
+from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import (
     KnownTables,
     NodeTables,
@@ -63,18 +66,15 @@ from cutline.snapshots.ddl.table_changes import (
     read_current_tables,
     read_fleet_tables,
 )
-from cutline.snapshots.globals.extension_rows import store_extension_rows
-from cutline.snapshots.globals.server_globals_object import store_globals
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
 from cutline.snapshots.operations.operation import check_exclusive, commit_operation, record_operation
 from cutline.snapshots.operations.slot_guard import preview_guard
-from cutline.snapshots.records.chains import check_name, commit_missing_error, free_turn, increment_numbers
 from cutline.snapshots.records.commit import Commit, FullSnapshot, NamedObject, StoredObject, with_large_object_counts
 from cutline.snapshots.records.documents import ddl_prefix
+from cutline.snapshots.records.proven_chains import check_name, commit_missing_error, free_turn, increment_numbers
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
-from cutline.snapshots.tasks.spark_jobs import (
+from cutline.spark.spark_jobs import (
     LANE_BYTES,
     Dealing,
     NodeShares,

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from msgspec import UNSET, structs
 
 from cutline.fleet.config import Fleet
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.clocks import check_clocks
-from cutline.fleet.nodes.free_connections import check_free_connections
-from cutline.fleet.nodes.sessions import Sessions, open_sessions
 from cutline.fleet.progress import Progress, StepTimes
-from cutline.fleet.read_only.resume import check_terminal
-from cutline.fleet.tables.left_out import LeftOut, read_left_out
+from cutline.nodes.clocks import check_clocks
+from cutline.nodes.free_connections import check_free_connections
+from cutline.nodes.left_out import LeftOut, read_left_out
+from cutline.nodes.read_only import check_terminal
+from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.snapshots.create.context import CreateContext, CreateRequest, counted_increment, state_of, undo_create
 from cutline.snapshots.create.continuable import check_continuable, check_fleet_file, plan_next, rules_since
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
@@ -30,10 +31,9 @@ from cutline.snapshots.create.prepare_tables import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.database_facts import read_facts
+from cutline.snapshots.ddl.extension_tables import store_extension_rows
+from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import NodeTables, known_tables, report_changes
-from cutline.snapshots.globals.extension_rows import store_extension_rows
-from cutline.snapshots.globals.server_globals_object import store_globals
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
 from cutline.snapshots.operations.operation import (
     Operation,
@@ -47,7 +47,9 @@ from cutline.snapshots.operations.operation import (
 from cutline.snapshots.operations.settling import note_restores, settle_operations
 from cutline.snapshots.operations.slot_guard import guard_nodes, preview_guard
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import (
+from cutline.snapshots.records.commit import Commit, Increment, Previous, with_large_object_counts
+from cutline.snapshots.records.lost_chains import check_not_lost
+from cutline.snapshots.records.proven_chains import (
     check_has_rows,
     check_not_pruned,
     cut_time,
@@ -55,12 +57,10 @@ from cutline.snapshots.records.chains import (
     read_chain,
     read_newest_part,
 )
-from cutline.snapshots.records.commit import Commit, Increment, Previous, with_large_object_counts
-from cutline.snapshots.records.lost_chains import check_not_lost
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
-from cutline.snapshots.tasks.spark_jobs import SparkSource, start_session
+from cutline.spark.spark_jobs import SparkSource, start_session
 from cutline.wal.segments.own_store import check_own_store
-from cutline.wal.slots.retained import is_little, read_waiting
+from cutline.wal.slots.lags import is_little, read_waiting
 from cutline.wal.slots.slots import copy_slot_name, slot_name
 
 

@@ -6,21 +6,20 @@ import shlex
 from dataclasses import dataclass
 
 from cutline.fleet.config import Fleet, GroupRules
-from cutline.fleet.nodes.baseline import NodeIdentity
-from cutline.fleet.nodes.collation_versions import note_collation_versions
-from cutline.fleet.nodes.lock import lock_fleet
-from cutline.fleet.nodes.preconditions import find_node_problems, find_session_problems
-from cutline.fleet.nodes.problems import GRANT, NodeProblem, find_catalog_problems, refuse_unfit
-from cutline.fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
-from cutline.fleet.nodes.sessions import Sessions, open_sessions
 from cutline.fleet.own_process import own_label
-from cutline.fleet.programs.clients import check_programs
-from cutline.fleet.programs.wheel import wheel_bin_directory
 from cutline.fleet.progress import Progress
-from cutline.fleet.read_only.frozen import find_freeze_problems
-from cutline.fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
-from cutline.fleet.tables.privileges import find_large_object_problems, find_table_problems
-from cutline.fleet.tables.publications import check_admissible, ensure_publications
+from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.collation_versions import note_collation_versions
+from cutline.nodes.groups import SchemaChangedError, Table, qualify, read_tables
+from cutline.nodes.lock import lock_fleet
+from cutline.nodes.preconditions import find_node_problems, find_session_problems
+from cutline.nodes.privileges import find_large_object_problems, find_table_problems
+from cutline.nodes.problems import GRANT, NodeProblem, find_catalog_problems, refuse_unfit
+from cutline.nodes.programs import check_programs, wheel_bin_directory
+from cutline.nodes.publications import check_admissible, ensure_publications
+from cutline.nodes.read_only import find_freeze_problems
+from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
+from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.database_facts import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries

@@ -19,31 +19,29 @@ import pyarrow as pa
 from msgspec import UNSET, UnsetType, structs
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.clocks import ClockReading, check_clocks
-from cutline.fleet.nodes.connections import NodeUnreachableError
-from cutline.fleet.nodes.lock import FleetLock
-from cutline.fleet.nodes.sessions import Sessions
 from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
-from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.nodes.clocks import ClockReading, check_clocks
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.lock import FleetLock
+from cutline.nodes.sessions import Sessions
 from cutline.snapshots.records.commit import CutRecord
-from cutline.snapshots.tasks.own_tasks import run_own_tasks
-from cutline.snapshots.tasks.spark_jobs import NodeShares, SparkSource, run_tasks, start_session
+from cutline.spark.own_tasks import run_own_tasks
+from cutline.spark.spark_jobs import NodeShares, SparkSource, run_tasks, start_session
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError, UnreachableError, error_of
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Cut, InDoubt, Undecided
 from cutline.wal.cut.markers import Marker, WrittenMarker, marker_from_bytes, write_markers
 from cutline.wal.cut.resolve import NodeWindow, resolve
-from cutline.wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew, safe_time, with_markers
+from cutline.wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew, safe_time_of_nodes, with_markers
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
-from cutline.wal.segments.archive import ArchivedSegment, Segment
-from cutline.wal.segments.segment_schema import MARKER, SEGMENT_SCHEMA
-from cutline.wal.segments.segments import read_events
-from cutline.wal.slots.replay import ReplayLagError, await_standbys
+from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, ArchivedSegment, Segment, read_events
+from cutline.wal.slots.waiting import ReplayLagError, await_standbys
 
 
 class AttemptFailedError(Exception):
@@ -253,7 +251,7 @@ def _record(marked: CutMarkers, cut: Cut, causes: list[str]) -> CutRecord:
         included_early=cut.included_early,
         in_flight=cut.in_flight,
         made_at=marked.made_at,
-        safe_at=safe_time(nodes),
+        safe_at=safe_time_of_nodes(nodes),
         skew_seconds=round(clock_skew(marked.starts).most, 3),
     )
 

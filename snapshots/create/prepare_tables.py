@@ -13,9 +13,10 @@ from typing import TypeVar
 from msgspec import structs
 
 from cutline.fleet.config import Node
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.sessions import Sessions, in_parallel
 from cutline.fleet.progress import Progress
+from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
 from cutline.snapshots.base_copy.copy_tables import TableSource, copy_tables
@@ -32,16 +33,13 @@ from cutline.snapshots.ddl.table_changes import (
     read_current_tables,
     report_changes,
 )
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.operations.object_lists import split_entries
 from cutline.snapshots.operations.operation import Operation
 from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, StoredObject
 from cutline.snapshots.records.documents import ddl_prefix
-from cutline.snapshots.tasks.spark_jobs import SparkSource
+from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.archive import archive_prefix, last_number, segment_key
-from cutline.wal.segments.definitions import Definition
-from cutline.wal.segments.segments import list_unlisted
+from cutline.wal.segments.segments import Definition, archive_prefix, last_number, list_unlisted, segment_key
 from cutline.wal.slots.slots import copy_slot_name
 
 

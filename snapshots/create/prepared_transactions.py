@@ -19,9 +19,9 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.relation_locks import PUBLISHING
-from cutline.fleet.nodes.sessions import Sessions
 from cutline.fleet.progress import Progress
+from cutline.nodes.relation_locks import PUBLISHING
+from cutline.nodes.sessions import Sessions
 from cutline.snapshots.records.commit import CutRecord
 from cutline.wal.cut.in_doubt import included_and_prepared
 from cutline.wal.drain.prepare_record import changes_catalogs

@@ -11,7 +11,7 @@ The steps, in this order:
 
 A session can still turn the read-only setting off for itself. So before the commit the archive and the slots are
 searched for changes after those positions. If there is one, or anything else fails, nothing is committed and the fleet
-is made writable again (fleet/read_only/resume.py).
+is made writable again (nodes/read_only.py).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.connections import raising_unreachable
-from cutline.fleet.nodes.lock import FleetLock
-from cutline.fleet.nodes.other_sessions import SessionsLeftError, end_sessions, sessions_text
-from cutline.fleet.nodes.sessions import Sessions, in_parallel
 from cutline.fleet.progress import Progress
-from cutline.fleet.read_only.frozen import freeze, read_frozen
+from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.lock import FleetLock
+from cutline.nodes.other_sessions import SessionsLeftError, end_sessions, sessions_text
+from cutline.nodes.read_only import freeze, read_frozen
+from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan
 from cutline.snapshots.create.prepared_transactions import await_prepared
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.operations.operation import Operation, check_exclusive
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectStore

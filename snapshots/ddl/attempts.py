@@ -9,10 +9,10 @@ from typing import TypeVar
 import psycopg
 
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.nodes.connections import CopyError
-from cutline.fleet.programs.wheel import ProgramFailedError
 from cutline.fleet.progress import Progress
-from cutline.fleet.tables.groups import SchemaChangedError
+from cutline.nodes.connections import CopyError
+from cutline.nodes.groups import SchemaChangedError
+from cutline.nodes.programs import ProgramFailedError
 from cutline.storage.errors import ChainEnd, SnapshotError
 
 # The errors that concurrent DDL causes: an object that was read from the catalogs is gone or has changed, or there is a

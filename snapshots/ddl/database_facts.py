@@ -12,7 +12,7 @@ server (VACUUM, ANALYZE, autovacuum, freezing) keep xmin.
 Temporary objects are left out: a busy application creates them all the time. Of pg_class the columns count, not xmin:
 TRUNCATE, REINDEX, CLUSTER and VACUUM FULL give a relation another file, and change nothing in a dump. The xmin of a
 sequence counts: with another file it was restarted, and its value is not that of the cut. Cutline's own publications
-are left out too; fleet/tables/table_state.py compares them table by table.
+are left out too; nodes/table_state.py compares them table by table.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.encodings import fetch_texts, readable
-from cutline.fleet.read_only.frozen import FreezeRecordError, is_on, read_record
-from cutline.fleet.tables.names import table_name
+from cutline.fleet.table_names import table_name
+from cutline.nodes.encodings import fetch_texts, readable
+from cutline.nodes.read_only import FreezeRecordError, is_on, read_record
 from cutline.snapshots.records.commit import (
     DatabaseFacts,
     DatabasePrivilege,

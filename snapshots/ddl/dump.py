@@ -25,15 +25,15 @@ import zstandard
 
 from cutline.fleet.config import Node
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.nodes.connections import as_connected, connect, program_connection, raising_unreachable
-from cutline.fleet.nodes.encodings import RAW, raw_text
-from cutline.fleet.nodes.preconditions import check_dump_settings
-from cutline.fleet.nodes.relation_locks import LockWatch, locked_error
-from cutline.fleet.nodes.watch import Watch
-from cutline.fleet.programs.clients import programs_for
-from cutline.fleet.programs.wheel import ProgramFailedError, run_tool
-from cutline.fleet.tables.names import quote_identifier
-from cutline.snapshots.ddl.archive import (
+from cutline.fleet.table_names import quote_identifier
+from cutline.nodes.connections import as_connected, connect, program_connection, raising_unreachable
+from cutline.nodes.encodings import RAW, raw_text
+from cutline.nodes.preconditions import check_dump_settings
+from cutline.nodes.programs import ProgramFailedError, programs_for, run_tool
+from cutline.nodes.relation_locks import LockWatch, locked_error
+from cutline.nodes.watch import Watch
+from cutline.snapshots.ddl.database_facts import read_search_path
+from cutline.snapshots.ddl.ddl_archive import (
     SEQUENCE,
     Contents,
     DumpFormatError,
@@ -42,11 +42,9 @@ from cutline.snapshots.ddl.archive import (
     rewrite,
     statements_of_entry,
 )
-from cutline.snapshots.ddl.database_facts import read_search_path
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DDL, StoredObject
-from cutline.snapshots.records.compressed import decompress
-from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.documents import ManifestError, decompress
 from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.store import ObjectStore, stoppable_requests
 from cutline.storage.storing import create_or_find

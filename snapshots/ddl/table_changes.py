@@ -1,7 +1,7 @@
 """Read all shards' tables from the nodes, and plan what becomes of each since the previous commit.
 
 A table is *converted* to a new definition if all rows stored under the previous one can be converted
-(snapshots/fold/conversions.py), and every change in between is decoded under one of the two. If that is not certain,
+(snapshots/fold/schema_at_cut.py), and every change in between is decoded under one of the two. If that is not certain,
 the table is *copied again*, and its rows stored before no longer count. Nothing is guessed: columns are identified by
 their attribute numbers, which PostgreSQL never reuses.
 
@@ -26,26 +26,26 @@ from msgspec import structs
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.nodes.connections import raising_unreachable
-from cutline.fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_error
-from cutline.fleet.nodes.sessions import Sessions, in_parallel
 from cutline.fleet.progress import Progress
-from cutline.fleet.tables.groups import Column, Group, Table, number_groups, qualify, read_tables
-from cutline.fleet.tables.publications import (
+from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.groups import Column, Group, Table, number_groups, qualify, read_tables
+from cutline.nodes.publications import (
     NOWHERE,
     PublicationChangedError,
     check_admissible,
     check_published,
     ensure_publications,
 )
-from cutline.fleet.tables.table_state import TableState, read_table_states
+from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_error
+from cutline.nodes.sessions import Sessions, in_parallel
+from cutline.nodes.table_state import TableState, read_table_states
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
 from cutline.snapshots.ddl.database_facts import read_fingerprint
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.errors import ChainEnd
 
 if TYPE_CHECKING:
-    from cutline.wal.segments.definitions import Definition
+    from cutline.wal.segments.segments import Definition
 
 # text and varchar: their values have the same text, and changing one to the other rewrites nothing.
 TEXTS = frozenset({25, 1043})

@@ -2,7 +2,4 @@
 
 State at cut N = base rows whose key did not change, plus the last effective image of every changed key. An *image* is a
 row as a change left it; a *partial* image lacks the values that an UPDATE left unchanged.
-
-Imports `columns`, `fleet`, `fleet.tables`, `snapshots.base_copy`, `snapshots.records`, `snapshots.tasks`, `storage`
-and `wal.segments`.
 """

@@ -1,22 +1,156 @@
-"""The changed keys: as exact sets if they fit on the driver, else as filters that contain them all."""
+"""The keys that changed since a base: as exact sets or filters, and the base rows that they leave valid.
+
+It contains every key of the set, and may match others too. So base rows that it does not match are certainly unchanged;
+the others are compared with the changed keys in a shuffle. It is used if a set of all keys would not fit on the
+driver.
+
+Keys are looked up by hash and then compared, so a hash collision costs time but never a row. The overlay is sent to
+the executors that read base objects, so valid base rows need no shuffle.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_numpy
-from cutline.snapshots.fold.key_filter import KeyFilter, key_filters
-from cutline.snapshots.fold.long_lines import NO_PLACE
-from cutline.snapshots.fold.overlay import KeySet, overlays
-from cutline.snapshots.fold.sources import PROBLEM
+from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list, runs, xxhash64
+from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.row_batches import row_batches
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD, line_names, read_with_places, with_stand_ins
+from cutline.snapshots.fold.sources import PROBLEM, BaseCursor, BaseSource, BaseSources, problem_row
+from cutline.spark.spark_jobs import cores_of
+from cutline.storage.errors import SnapshotError
+from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+# With this, at most one in 16 keys outside of the set is matched.
+BITS_PER_KEY = 16
+BITS_MIN, BITS_MAX = 1 << 6, 1 << 28
+WORD_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFilter:
+    """A bit per remainder of the hash, set if a key of the set has it. The number of bits is a power of two."""
+
+    words: npt.NDArray[np.uint64]
+
+    def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
+        """Which of `keys` may be in the set; pass `hashes` if they are known."""
+        places = (xxhash64(keys) if hashes is None else hashes) & np.uint64(len(self.words) * WORD_BITS - 1)
+        bits = self.words[places // np.uint64(WORD_BITS)] >> (places % np.uint64(WORD_BITS))
+        return np.asarray(bits & np.uint64(1), np.bool_)
+
+
+def key_filters(changed: DataFrame, count: int, groups: Iterable[tuple[int, int]]) -> dict[int, dict[int, KeyFilter]]:
+    """Build the filters of the keys in `changed` (node, key; about `count` keys), by the (node, group) of `groups`.
+
+    All groups of a node share one filter. The data sent to the driver is bounded by BITS_MAX per node.
+    """
+    bits = min(max(1 << (count * BITS_PER_KEY - 1).bit_length(), BITS_MIN), BITS_MAX)
+    # Spark's xxhash64 equals columns.bytes_column.xxhash64.
+    places = changed.selectExpr("node", f"xxhash64(key) & {bits - 1}L AS place")
+    words = places.selectExpr(
+        "node", f"place div {WORD_BITS} AS word", f"shiftleft(1L, int(place % {WORD_BITS})) AS bit"
+    )
+    table = words.groupBy("node", "word").agg({"bit": "bit_or"}).toDF("node", "word", "bits").toArrow()
+    node, word, value = (np.asarray(table[name].to_numpy()) for name in ("node", "word", "bits"))
+    filters: dict[int, dict[int, KeyFilter]] = {}
+    of_node: dict[int, KeyFilter] = {}
+    for number, group in groups:
+        if number not in of_node:
+            node_words = np.zeros(bits // WORD_BITS, np.uint64)
+            node_words[word[node == number]] = value[node == number].view(np.uint64)
+            of_node[number] = KeyFilter(node_words)
+        filters.setdefault(number, {})[group] = of_node[number]
+    return filters
+
+
+# Hashes are sorted into slots by their highest bits. Up to 2^18 keys have 16 to 32 slots each, more have fewer.
+SLOTS_PER_KEY_BITS, SLOT_BITS_MAX = 4, 22
+
+
+@dataclass(frozen=True, slots=True)
+class KeySet:
+    """Keys in the order of their hashes. `run_max`: the largest number of keys with the same hash."""
+
+    hashes: npt.NDArray[np.uint64]
+    keys: BytesColumn
+    run_max: int
+
+    def find(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Ints:
+        """The index of each key in this set, -1 if it is not in it; pass the keys' `hashes` if they are known."""
+        if hashes is None:
+            hashes = xxhash64(keys)
+        indexes = np.full(len(keys), -1, np.int64)
+        some = self._maybe_contained(hashes)
+        hashes = hashes[some]
+        place = np.searchsorted(self.hashes, hashes)
+        for step in range(self.run_max):
+            here = np.minimum(place + step, len(self.hashes) - 1)
+            chosen = np.flatnonzero((self.hashes[here] == hashes) & (indexes[some] < 0))
+            if len(chosen) == 0:
+                break
+            rows = some[chosen]
+            same = keys.take(rows).equals(self.keys.take(here[chosen]))
+            indexes[rows[same]] = here[chosen[same]]
+        return indexes
+
+    def _maybe_contained(self, hashes: npt.NDArray[np.uint64]) -> Ints:
+        """The indexes of the hashes that may be in this set: most others are not searched for, which takes longer."""
+        bits = min(len(self.hashes).bit_length() + SLOTS_PER_KEY_BITS, SLOT_BITS_MAX)
+        if len(hashes) << SLOTS_PER_KEY_BITS < len(self.hashes):
+            return np.arange(len(hashes))
+        shift = np.uint64(64 - bits)
+        slots = np.zeros(1 << bits, np.bool_)
+        slots[self.hashes >> shift] = True
+        return np.flatnonzero(slots[hashes >> shift])
+
+    def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
+        """Which of `keys` are in this set."""
+        return self.find(keys, hashes) >= 0
+
+
+def key_set(keys: BytesColumn) -> KeySet:
+    """Build the set of these keys, which must be distinct."""
+    hashes = xxhash64(keys)
+    order = np.argsort(hashes, kind="stable")
+    return _in_order(hashes[order], keys.take(order))
+
+
+def _in_order(hashes: npt.NDArray[np.uint64], keys: BytesColumn) -> KeySet:
+    """Build the set of keys that are in the order of their hashes."""
+    starts = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
+    lengths = np.diff(np.concatenate([[0], starts, [len(hashes)]]))
+    return KeySet(hashes, keys, int(lengths.max(initial=0)))
+
+
+def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
+    """Build the sets of changed keys by node and group; `changed` has node, group and key, each key once."""
+    result: dict[int, dict[int, KeySet]] = {}
+    node, group = (np.asarray(changed[name].to_numpy()) for name in ("node", "group"))
+    keys = column_of(changed["key"]) if len(changed) else from_list([])
+    hashes = xxhash64(keys)
+    # Sort once for all groups: there may be as many groups as keys.
+    order = np.lexsort((hashes, group, node))
+    node, group, hashes, keys = node[order], group[order], hashes[order], keys.take(order)
+    for of_node in runs(node):
+        sets = result.setdefault(int(node[of_node.start]), {})
+        for one in runs(group[of_node]):
+            rows = slice(of_node.start + one.start, of_node.start + one.stop)
+            sets[int(group[rows.start])] = _in_order(hashes[rows], keys.part(rows))
+    return result
+
 
 Keys: TypeAlias = KeySet | KeyFilter
 # With fewer changes than this, collect the keys without counting them first.
@@ -87,3 +221,103 @@ def _build_filters(latest: DataFrame) -> ChangedKeys | None:
     has_long_lines = any(row["place"] != NO_PLACE for row in sized)
     has_problems = len(sized) < len(counted)
     return ChangedKeys(keys, count, ops, is_exact=False, has_problems=has_problems, has_long_lines=has_long_lines)
+
+
+WANTED_ROWS = "node int, `group` int, partition int, key binary, row binary, place bigint"
+WANTED_SCHEMA = pa.schema([pa.field("node", pa.int32()), *BASE_SCHEMA, PLACE_FIELD])
+
+
+def have_key_in(
+    batch: Any, base: BaseSource, keys: Mapping[int, Keys], key_hashes: npt.NDArray[np.uint64] | None = None
+) -> npt.NDArray[np.bool_]:
+    """Find the rows of `batch` (BASE_SCHEMA) whose key is among `keys`, given by group.
+
+    In a group without a key, a row is identified by its line, or by the stand-in of a long line. Pass `key_hashes` of
+    all rows to avoid hashing them again.
+    """
+    group = np.asarray(batch.column("group").to_numpy())
+    matches = np.zeros(len(group), np.bool_)
+    # Rows of a table are adjacent. Both the batch and the keys may have thousands of tables.
+    for rows in runs(group):
+        number = int(group[rows.start])
+        if number not in keys:
+            continue
+        count = rows.stop - rows.start
+        if number in base.multisets:
+            matches[rows] = keys[number].contains(line_names(batch.column("row").slice(rows.start, count)))
+            continue
+        names = column_of(batch.column("key").slice(rows.start, count))
+        matches[rows] = keys[number].contains(names, key_hashes[rows] if key_hashes is not None else None)
+    return matches
+
+
+def find_valid_rows(
+    batch: Any, base: BaseSource, changed: Mapping[int, Keys], key_hashes: npt.NDArray[np.uint64] | None = None
+) -> npt.NDArray[np.bool_]:
+    """Find the base rows of `batch` that are still part of the state: not changed and not truncated."""
+    valid = ~have_key_in(batch, base, changed, key_hashes)
+    if base.truncated:
+        valid &= ~np.isin(np.asarray(batch.column("group").to_numpy()), list(base.truncated))
+    return valid
+
+
+def read_wanted_rows(
+    spark: SparkSession,
+    bases: BaseSources,
+    wanted: Mapping[int, Mapping[int, Keys]],
+    store: StoreLocation,
+) -> DataFrame:
+    """Read as WANTED_ROWS the base rows with the `wanted` keys (by node number and group) that were not truncated.
+
+    Long lines are replaced by their stand-ins and places; the object numbers in places are indexes of `bases`.
+    An object that can't be read yields a row of group PROBLEM: without its rows, no result is complete.
+    """
+    groups = {node: frozenset(keys) for node, keys in wanted.items()}
+    # What is broadcast goes to an executor once, what a function refers to goes with every task.
+    sent = broadcast(spark, {node: dict(keys) for node, keys in wanted.items()})
+
+    def read(number: int, base: BaseSource) -> Iterator[pa.RecordBatch]:
+        return _read_wanted(store, number, base, sent.value)
+
+    return read_bases(spark, bases, groups, read, WANTED_ROWS)
+
+
+def read_bases(
+    spark: SparkSession,
+    bases: BaseSources,
+    groups: Mapping[int, frozenset[int]],
+    read: Callable[[int, BaseSource], Iterator[pa.RecordBatch]],
+    columns: str,
+) -> DataFrame:
+    """Read the objects with rows of these groups (by node number) by `read`, which gets each with its number.
+
+    Many objects are read by one Spark task, one after the other.
+    """
+    chosen = bases.numbers_with(groups)
+    listed = broadcast(spark, (bases, chosen))
+
+    def read_chosen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        bases, chosen = listed.value
+        cursor = BaseCursor(bases)
+        for batch in batches:
+            for number in chosen[to_numpy(batch.column(0))].tolist():
+                yield from read(number, cursor.source(number))
+
+    tasks = max(min(len(chosen), cores_of(spark).lanes_max), 1)
+    return map_batches(spark.range(0, len(chosen), 1, tasks), read_chosen, columns)
+
+
+def _read_wanted(
+    store: StoreLocation, number: int, base: BaseSource, wanted: Mapping[int, Mapping[int, Keys]]
+) -> Iterator[pa.RecordBatch]:
+    keys = {g: k for g, k in wanted[base.source.number].items() if g not in base.truncated}
+    try:
+        for table in read_with_places(store.open(), base, number, BASE_SCHEMA):
+            for batch in row_batches(table):
+                rows = pa.Table.from_batches([batch]).filter(pa.array(have_key_in(batch, base, keys)))
+                if len(rows):
+                    node = pa.array(np.full(len(rows), base.source.number, np.int32))
+                    short = with_stand_ins(rows).combine_chunks()
+                    yield from short.add_column(0, WANTED_SCHEMA.field("node"), node).to_batches()
+    except SnapshotError as error:
+        yield problem_row(base.source, error, WANTED_SCHEMA)

@@ -14,20 +14,25 @@ import numpy as np
 import pyarrow as pa
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
-from cutline.snapshots.fold.base_rows import read_wanted_rows
-from cutline.snapshots.fold.by_segment import SegmentImages, choose_changes
-from cutline.snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys
-from cutline.snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_of, read_changes, segment_numbers
-from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys, read_wanted_rows
+from cutline.snapshots.fold.changes import (
+    CHANGE_SCHEMA,
+    ENTRY,
+    ChangeForm,
+    SegmentImages,
+    changes_of,
+    choose_changes,
+    fold_locally,
+    read_changes,
+    segment_numbers,
+)
 from cutline.snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
-from cutline.snapshots.fold.local import fold_locally
-from cutline.snapshots.fold.long_images import LongImageReader
-from cutline.snapshots.fold.long_lines import NO_PLACE
-from cutline.snapshots.fold.sources import PROBLEM, SegmentSource, problem_of
+from cutline.snapshots.fold.long_lines import NO_PLACE, LongImageReader
+from cutline.snapshots.fold.sources import PROBLEM, SegmentSource, Sources, problem_of
 from cutline.storage.errors import ErrorReport
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.held_objects import HeldObjects, OpensStore
-from cutline.wal.segments.segment_schema import DELETE, INSERT, PARTIAL
+from cutline.wal.segments.damage import HeldObjects, OpensStore
+from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,30 +1,94 @@
-"""Sources of a fold: stored objects, verified, converted to the schema at the cut, filtered to what belongs to it."""
+"""What an object declares of itself, compared with its commit before any of its rows are read.
+
+A file of a few kilobytes can declare millions of rows. Its footer says how many it has, in which row groups, and how
+large they are once expanded; a segment's metadata says which it is.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, groupby
 from threading import Lock
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.bytes_column import Ints
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.record import from_json
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.fold.declared import check_footer, check_segment, counting_groups
-from cutline.snapshots.fold.schema_at_cut import SchemaMapping, to_schema_at_cut
+from cutline.snapshots.fold.schema_at_cut import SchemaMapping, mapping_to_cut, to_schema_at_cut
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import LostList, ObjectList, StoredObject, listed_objects
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
-from cutline.wal.segments.parquet_objects import expand_global_ids, open_parquet
-from cutline.wal.segments.segment_schema import CHANGES, SEGMENT_SCHEMA, TRUNCATE, check_rows
+from cutline.wal.segments.segments import (
+    CHANGES,
+    FORMAT,
+    METADATA_KEY,
+    SEGMENT_SCHEMA,
+    TRUNCATE,
+    Segment,
+    SegmentMetadata,
+    check_rows,
+    expand_global_ids,
+    open_parquet,
+)
+
+# What a segment's metadata and its entry in a commit both say.
+DECLARED = ("node", "operation", "after", "through", "open", "changes", "events", "partials", "truncates")
+
+
+def check_footer(footer: Any, schema: pa.Schema, rows: int) -> None:
+    """Raise ValueError unless the object has the columns of `schema`, and this number of rows."""
+    if footer.schema.to_arrow_schema().names != schema.names:
+        raise ValueError(f"it has columns {', '.join(footer.schema.names)[:200]} instead of {', '.join(schema.names)}")
+    if footer.num_rows != rows:
+        raise ValueError(f"it declares {footer.num_rows} rows instead of {rows}")
+    if sum(footer.row_group(number).num_rows for number in range(footer.num_row_groups)) != rows:
+        raise ValueError("its row groups declare another number of rows than its footer")
+
+
+def check_segment(footer: Any, segment: Segment) -> None:
+    """Raise ValueError unless the metadata of the object says what the commit says of the segment."""
+    body = (footer.metadata or {}).get(METADATA_KEY, b"")
+    # Segments of earlier formats had other metadata.
+    if f'"{FORMAT}"'.encode() not in body:
+        return
+    try:
+        declared: SegmentMetadata = from_json(body, SegmentMetadata)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"its metadata is damaged: {error}") from error
+    for name in DECLARED:
+        found, expected = getattr(declared, name), getattr(segment, name)
+        if found != expected:
+            raise ValueError(f"its metadata says {name} {found}, its commit {expected}")
+
+
+def counting_groups(tables: Iterator[pa.Table], rows: Mapping[int, int]) -> Iterator[pa.Table]:
+    """Yield the tables; at their end raise ValueError unless they had `rows` by group number."""
+    counted: dict[int, int] = {}
+    for table in tables:
+        groups, counts = np.unique(to_numpy(table["group"]), return_counts=True)
+        for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+            counted[group] = counted.get(group, 0) + count
+        yield table
+    if counted != {group: count for group, count in rows.items() if count}:
+        raise ValueError(f"it has rows {counted} instead of {dict(rows)}")
+
 
 # Row groups above this size, which have a large row, are expanded one at a time in a process.
 LARGE_BYTES = 64 << 20
@@ -203,3 +267,336 @@ def filter_effective(table: pa.Table, source: SegmentSource) -> pa.Table:
 def numbers_of(table: pa.Table, column: str) -> npt.NDArray[Any]:
     """The column of numbers."""
     return to_numpy(table[column])
+
+
+# Of lists that are expanded at a time: 16 of 10,000 objects with rows of one table, which take 100 MB then.
+EXPANDED_BYTES_MAX = 48 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BaseForm:
+    """What the base sources of a node have in common; see BaseSource. `mapping` is None if no rows need conversion."""
+
+    node: str
+    number: int
+    truncated: frozenset[int]
+    multisets: frozenset[int]
+    mapping: SchemaMapping | None
+    chosen: frozenset[int] | None = None
+
+    def source(self, one: StoredObject) -> BaseSource:
+        """The source of an object."""
+        source = Source(one.key, self.node, self.number, one.size, one.digest, one.rows)
+        mapping = self.mapping.restrict_to(one.rows) if self.mapping else None
+        return BaseSource(source, one.rows, self.truncated, self.multisets, mapping)
+
+    def groups_of(self, rows: Iterable[int]) -> frozenset[int]:
+        """The numbers at the cut of groups, by the numbers under which their rows are stored."""
+        if self.mapping is None:
+            return frozenset(rows)
+        numbers = map(self.mapping.number_of, rows)
+        return frozenset(number for number in numbers if number is not None)
+
+    def takes(self, rows: Iterable[int]) -> bool:
+        """Whether rows of these groups, by the numbers under which they are stored, are wanted."""
+        return self.chosen is None or not self.chosen.isdisjoint(self.groups_of(rows))
+
+    def sources(self, objects: Iterable[StoredObject]) -> tuple[BaseSource, ...]:
+        """The sources of those of the objects that have wanted rows."""
+        return tuple(self.source(one) for one in objects if self.takes(one.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBases:
+    """The sources that an object list lists: `count` of them have wanted rows."""
+
+    form: BaseForm
+    listed: ObjectList
+    count: int
+
+    @classmethod
+    def of(cls, form: BaseForm, listed: ObjectList) -> ListedBases:
+        """The sources of the list."""
+        if isinstance(listed, LostList) or not form.takes(listed.rows):
+            return cls(form, listed, 0)
+        if all(form.takes([number]) for number in listed.rows):
+            # All of its objects, which are as many as it says.
+            return cls(replace(form, chosen=None), listed, listed.objects)
+        return cls(form, listed, sum(form.takes(one.rows) for one in listed_objects(listed)))
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """The numbers at the cut of the groups whose rows they have."""
+        return self.form.groups_of(self.listed.rows)
+
+    def read(self) -> tuple[BaseSource, ...]:
+        """The sources."""
+        return self.form.sources(listed_objects(self.listed))
+
+    @property
+    def list_bytes(self) -> int:
+        """The size of the list that `read` expands."""
+        return self.listed.size
+
+    @property
+    def size(self) -> int:
+        """The bytes of all objects of the list."""
+        return self.listed.bytes
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBases:
+    """Sources that are held as such: few, for their commits list them themselves."""
+
+    held: tuple[BaseSource, ...]
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """The numbers at the cut of the groups whose rows they have."""
+        return frozenset[int]().union(*(one.groups for one in self.held))
+
+    def read(self) -> tuple[BaseSource, ...]:
+        """The sources."""
+        return self.held
+
+    @property
+    def list_bytes(self) -> int:
+        """The size of the list that `read` expands: there is none."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """The bytes of the objects."""
+        return sum(one.source.size for one in self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+BasePart: TypeAlias = HeldBases | ListedBases
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBases:
+    """The base sources of a node, in parts; `number` is the node's in the job."""
+
+    number: int
+    parts: tuple[BasePart, ...]
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """The numbers at the cut of the groups whose rows they have."""
+        return frozenset[int]().union(*(part.groups for part in self.parts))
+
+    def __iter__(self) -> Iterator[BaseSource]:
+        for part in self.parts:
+            yield from part.read()
+
+
+# A cached property needs a dictionary.
+@dataclass(frozen=True)
+class BaseSources:
+    """The base sources of all nodes of a job, numbered from 0 on."""
+
+    nodes: tuple[NodeBases, ...] = ()
+
+    @classmethod
+    def of(cls, sources: Iterable[BaseSource]) -> BaseSources:
+        """Sources that are held as such, those of a node next to each other."""
+        by_node = groupby(sources, lambda one: one.source.number)
+        return cls(tuple(NodeBases(number, (HeldBases(tuple(some)),)) for number, some in by_node))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[BaseSource]:
+        for part in self._parts:
+            yield from part.read()
+
+    def interleaved(self) -> Iterator[BaseSource]:
+        """Yield the same sources, from many nodes in turn: from as many as have lists of EXPANDED_BYTES_MAX, or one."""
+        waiting = deque((max(part.list_bytes for part in node.parts), iter(node)) for node in self.nodes if node.parts)
+        begun, expanded = deque[tuple[int, Iterator[BaseSource]]](), 0
+        while begun or waiting:
+            while waiting and (not begun or expanded + waiting[0][0] <= EXPANDED_BYTES_MAX):
+                begun.append(waiting.popleft())
+                expanded += begun[-1][0]
+            size, sources = begun.popleft()
+            if (found := next(sources, None)) is not None:
+                begun.append((size, sources))
+                yield found
+            else:
+                expanded -= size
+
+    def __getitem__(self, number: int) -> BaseSource:
+        """The source with this number; who needs several asks a BaseCursor."""
+        first, part = self.part_with(number)
+        return part[number - first]
+
+    def part_with(self, number: int) -> tuple[int, tuple[BaseSource, ...]]:
+        """The part of the sources with this number among them, and the number of its first; raise IndexError."""
+        at = bisect_right(self._ends, number)
+        return self._ends[at] - len(self._parts[at]), self._parts[at].read()
+
+    def groups_of(self, number: int) -> frozenset[int]:
+        """The numbers at the cut of the groups of which the base sources of a node have rows."""
+        return frozenset[int]().union(*(one.groups for one in self.nodes if one.number == number))
+
+    def without(self, numbers: Collection[int]) -> BaseSources:
+        """The sources of all nodes but these."""
+        return BaseSources(tuple(one for one in self.nodes if one.number not in numbers))
+
+    def numbers_with(self, groups: Mapping[int, frozenset[int]]) -> Ints:
+        """The numbers of the sources with rows of these groups, by node number."""
+        found, first = [np.zeros(0, np.int64)], 0
+        for node in self.nodes:
+            wanted = groups.get(node.number, frozenset())
+            for part in node.parts:
+                if not wanted.isdisjoint(part.groups):
+                    # If all groups of a part are wanted, its list need not be read.
+                    is_whole = wanted.issuperset(part.groups)
+                    has_rows = is_whole or [not wanted.isdisjoint(one.groups) for one in part.read()]
+                    found.append(first + np.flatnonzero(np.broadcast_to(has_rows, len(part))))
+                first += len(part)
+        return np.concatenate(found)
+
+    @cached_property
+    def _parts(self) -> tuple[BasePart, ...]:
+        return tuple(part for node in self.nodes for part in node.parts if len(part))
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """For each part the number after its last source."""
+        return tuple(accumulate(map(len, self._parts)))
+
+
+class BaseCursor:
+    """Finds sources by their numbers. Fastest in the order of numbers: it keeps the part that it read last."""
+
+    def __init__(self, bases: BaseSources) -> None:
+        self._bases = bases
+        self._first, self._part = 0, tuple[BaseSource, ...]()
+
+    def source(self, number: int) -> BaseSource:
+        """The source with this number; raise IndexError."""
+        if not self._first <= number < self._first + len(self._part):
+            self._first, self._part = self._bases.part_with(number)
+        return self._part[number - self._first]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """All objects from which the state of some nodes' copies is folded.
+
+    A node's number is its index in `nodes`. `column_counts` is by node number and group.
+    """
+
+    nodes: tuple[str, ...]
+    bases: BaseSources
+    segments: tuple[SegmentSource, ...]
+    multisets: frozenset[int]
+    column_counts: Mapping[tuple[int, int], int]
+
+    @property
+    def changes(self) -> int:
+        """How many changes the segments hold, including those that do not belong to the state."""
+        return sum(one.segment.changes for one in self.segments)
+
+    @property
+    def has_partials(self) -> bool:
+        """Whether a segment holds partial images."""
+        return any(one.segment.partials for one in self.segments)
+
+    def without(self, nodes: Collection[str]) -> Sources:
+        """The sources without those of these nodes, whose numbers stay."""
+        segments = tuple(one for one in self.segments if one.source.node not in nodes)
+        numbers = {number for number, node in enumerate(self.nodes) if node in nodes}
+        return replace(self, bases=self.bases.without(numbers), segments=segments)
+
+
+def sources_of(
+    chain: Chain,
+    nodes: tuple[str, ...],
+    store: ObjectStore,
+    skip: Collection[str] = (),
+    chosen: Mapping[str, frozenset[int]] = MappingProxyType({}),
+) -> Sources:
+    """Find the sources of the state of `nodes` at the chain's last commit.
+
+    Nodes in `skip` keep their numbers, but have no sources. `chosen` are by node the groups, by number at the cut,
+    whose state is wanted; of other nodes all groups are. Reads only the segments that hold a TRUNCATE.
+    """
+    bases: list[NodeBases] = []
+    segments: list[SegmentSource] = []
+    multisets = frozenset(number for node in nodes for number in multiset_numbers_of(chain, node))
+    for number, node in enumerate(nodes):
+        groups = chosen.get(node)
+        if node in skip or (groups is not None and not groups):
+            continue
+        needed = [
+            one
+            for one in segment_sources(chain, number, node)
+            if one.segment.changes and one.segment.after < one.position
+        ]
+        truncated = truncations(store, needed)
+        segments += [replace(one, truncated=truncated, groups=groups) for one in needed]
+        bases.append(node_bases(chain, number, node, frozenset(truncated), groups))
+    counts = {
+        (number, group.number): len(group.columns) for number, node in enumerate(nodes) for group in chain.groups(node)
+    }
+    return Sources(nodes, BaseSources(tuple(bases)), tuple(segments), multisets, counts)
+
+
+def segment_sources(chain: Chain, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
+    """All segments of the node's archive, without regard to TRUNCATEs; for `among` see `mapping_to_cut`."""
+    position, excluded = chain.position(node), chain.excluded(node)
+    mapping = mapping_to_cut(chain, node, among)
+    return [
+        SegmentSource(
+            Source(one.key, node, number, one.size, one.digest, segment=one), one, position, excluded, {}, mapping
+        )
+        for one in chain.segments(node)
+    ]
+
+
+def multiset_numbers_of(chain: Chain, node: str) -> frozenset[int]:
+    """The numbers of all definitions of the node's groups whose rows have no key."""
+    return frozenset(number for number, group in chain.definitions(node).items() if group.is_multiset)
+
+
+def node_bases(
+    chain: Chain,
+    number: int,
+    node: str,
+    truncated: frozenset[int] = frozenset(),
+    chosen: frozenset[int] | None = None,
+) -> NodeBases:
+    """The objects of the node's base copies, including those without any row that still counts.
+
+    With `chosen`, only those with rows of these groups, by number at the cut.
+    """
+    mapping, entries = mapping_to_cut(chain, node), chain.base_entries(node)
+    # Most chains have no ended definitions; then base rows need no conversion.
+    is_unchanged = len(mapping.unchanged) == len(chain.definitions(node))
+    multisets = multiset_numbers_of(chain, node)
+    form = BaseForm(node, number, truncated, multisets, None if is_unchanged else mapping, chosen)
+    own = HeldBases(form.sources(one for one in entries if isinstance(one, StoredObject)))
+    parts: list[BasePart] = [own, *(ListedBases.of(form, one) for one in entries if isinstance(one, ObjectList))]
+    return NodeBases(number, tuple(part for part in parts if len(part)))
+
+
+def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, tuple[int, int]]:
+    """Find the last TRUNCATE of every truncated group, as (lsn, seq)."""
+    last: dict[int, tuple[int, int]] = {}
+    for one in segments:
+        if not one.segment.truncates:
+            continue
+        for table in read_at_cut(store, one, SEGMENT_SCHEMA):
+            truncates = table.filter(to_mask(numbers_of(table, "op") == TRUNCATE)).select(["lsn", "seq", "group"])
+            for row in truncates.to_pylist():  # bounded by the TRUNCATE commands
+                if row["lsn"] < one.position and row["lsn"] not in one.excluded:
+                    last[row["group"]] = max(last.get(row["group"], (0, 0)), (row["lsn"], row["seq"]))
+    return last

@@ -9,7 +9,8 @@ from itertools import chain, pairwise
 from statistics import median
 
 from cutline.fleet.config import Fleet
-from cutline.snapshots.activity.ended_operations import (
+from cutline.snapshots.listing.listing import BROKEN, ENDED, LOST, Entry, SnapshotDetails, read_entry
+from cutline.snapshots.operations.ended_operations import (
     Ended,
     EndedCheck,
     checks_of,
@@ -17,11 +18,10 @@ from cutline.snapshots.activity.ended_operations import (
     operation_kind,
     read_batches,
 )
-from cutline.snapshots.listing.listing import BROKEN, ENDED, LOST, Entry, SnapshotDetails, read_entry
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import SnapshotMissingError, cut_time, read_chain, snapshot_names
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, cut_time, read_chain, snapshot_names
 from cutline.snapshots.records.store_identity import StoreIdentity, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.storage.store import ObjectStore

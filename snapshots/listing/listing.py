@@ -13,7 +13,7 @@ from itertools import chain, groupby
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import restore_command
-from cutline.snapshots.activity.ended_operations import Ended, NewestChecks, list_ended, read_batches, read_checks
+from cutline.snapshots.operations.ended_operations import Ended, NewestChecks, list_ended, read_batches, read_checks
 from cutline.snapshots.operations.open_operations import (
     OpenOperation,
     document_names,
@@ -22,7 +22,11 @@ from cutline.snapshots.operations.open_operations import (
 )
 from cutline.snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
 from cutline.snapshots.records.chain import Chain, summary_of
-from cutline.snapshots.records.chains import (
+from cutline.snapshots.records.commit import CommitSummary
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import LostChain, read_marks
+from cutline.snapshots.records.operation_records import DONE
+from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     find_place,
     increment_label,
@@ -32,15 +36,11 @@ from cutline.snapshots.records.chains import (
     read_summaries,
     snapshot_names,
 )
-from cutline.snapshots.records.commit import CommitSummary
-from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import LostChain, read_marks
-from cutline.snapshots.records.operation_records import DONE
 from cutline.snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.retained import Retained, RetainedAnswers, RetainedQuery
+from cutline.wal.slots.lags import Retained, RetainedAnswers, RetainedQuery
 from cutline.wal.slots.slots import slot_name
 
 COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended", "only-full"

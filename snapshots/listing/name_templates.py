@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from cutline.fleet.config import Fleet
 from cutline.snapshots.operations.open_operations import open_operation_ids
-from cutline.snapshots.records.chains import SnapshotMissingError, check_name, snapshot_names
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import read_intent
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, check_name, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError

@@ -16,8 +16,8 @@ from msgspec import UnsetType
 
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import increment_label
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.proven_chains import increment_label
 from cutline.storage.errors import RefusedError
 from cutline.wal.cut.cut_values import InDoubt, NodeCut
 

@@ -2,8 +2,10 @@
 
 An operation stores an *intent* before it changes anything, and an *outcome* at the end. An operation without an outcome
 is *open*. The next operation that holds the fleet's lock *settles* it, and *decides* for good whether it has committed.
-A *lease* protects a snapshot from deletion while a restore reads it. A *sign of life* says how far an operation is. An
-*object list* holds what a commit of a large copy does not list itself.
+A *lease* protects a snapshot from deletion while a restore reads it. An *object list* holds what a commit of a large
+copy does not list itself.
 
-Imports `fleet`, `fleet.nodes`, `fleet.read_only`, `snapshots.records`, `storage`, `wal.segments` and `wal.slots`.
+A command that runs for longer than a moment stores *signs of life*. Anybody with the store may read them, and ask the
+command to stop. Nothing depends on them: without signs all commands do the same. Check, gc and prune have signs and an
+outcome, but no intent that somebody would have to settle.
 """

@@ -17,20 +17,20 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from cutline.fleet.messages import list_some
-from cutline.snapshots.records.chains import (
+from cutline.snapshots.records.commit import Commit, Previous, Void
+from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, seal
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.proven_chains import (
     VOID_BYTES_MAX,
     SnapshotExistsError,
     chain_pruned_error,
+    check_commit,
     commit_key,
     find_place,
     increment_label,
     operation_of,
     read_turn,
 )
-from cutline.snapshots.records.commit import Commit, Previous, Void
-from cutline.snapshots.records.commit_rules import check_commit
-from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, seal
-from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from cutline.storage.errors import BusyError, IndeterminateError, RefusedError, SnapshotError
 from cutline.storage.store import (

@@ -22,7 +22,6 @@ from cutline.fleet.progress import Progress, Reading
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
-from cutline.snapshots.records.chains import increments_pruned_error
 from cutline.snapshots.records.documents import checking
 from cutline.snapshots.records.operation_records import (
     Intent,
@@ -32,6 +31,7 @@ from cutline.snapshots.records.operation_records import (
     read_renewal,
     write_operation_record,
 )
+from cutline.snapshots.records.proven_chains import increments_pruned_error
 from cutline.snapshots.records.tombstones import check_not_deleted, is_known_only_full
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError

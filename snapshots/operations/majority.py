@@ -15,9 +15,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cutline.fleet.nodes.baseline import NodeIdentity
-from cutline.snapshots.records.chains import read_full, snapshot_names
+from cutline.nodes.baseline import NodeIdentity
 from cutline.snapshots.records.documents import read_document, seal
+from cutline.snapshots.records.proven_chains import read_full, snapshot_names
 from cutline.snapshots.records.store_identity import BaselineRecord, RecordedPrimary, baseline_key
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError

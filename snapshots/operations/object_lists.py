@@ -17,11 +17,10 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress
 from cutline.snapshots.operations.committing import check_stored
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import commit_key
 from cutline.snapshots.records.commit import (
     WITHOUT_ROWS,
     Commit,
@@ -35,8 +34,8 @@ from cutline.snapshots.records.commit import (
     StoredObject,
     compress_content,
 )
-from cutline.snapshots.records.commit_rules import check_distinct, check_listed
 from cutline.snapshots.records.documents import check_about, checking, list_prefix, parse_document, seal, unseal
+from cutline.snapshots.records.proven_chains import check_distinct, check_listed, commit_key
 from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed

@@ -13,9 +13,9 @@ from typing import Any
 
 from cutline.fleet.messages import list_some, restore_command
 from cutline.snapshots.operations.committing import has_committed
-from cutline.snapshots.records.chains import SnapshotMissingError, increment_label
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import FAILED, Intent, read_intent, read_outcome
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
 # No outcome is shorter, of whatever version.

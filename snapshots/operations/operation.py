@@ -19,15 +19,14 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from cutline.fleet.nodes.lock import FleetBusyError, FleetLock, lock_fleet
-from cutline.fleet.nodes.sessions import Sessions
 from cutline.fleet.own_process import own_label, own_process
 from cutline.fleet.progress import Progress, Reading, Silent, StepTimes
 from cutline.fleet.record import Time
+from cutline.nodes.lock import FleetBusyError, FleetLock, lock_fleet
+from cutline.nodes.sessions import Sessions
 from cutline.snapshots.operations.committing import UndecidedError, decide, operation_settled_error, put_commit
 from cutline.snapshots.operations.majority import claim_majority
 from cutline.snapshots.operations.open_operations import is_open, read_open_intents
-from cutline.snapshots.records.chains import increment_label
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.operation_records import (
     DONE,
@@ -40,15 +39,16 @@ from cutline.snapshots.records.operation_records import (
     read_decision,
     write_operation_record,
 )
+from cutline.snapshots.records.proven_chains import increment_label
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import IndeterminateError, SnapshotError, StoppedError, UnreachableError, find_behind
 from cutline.storage.ids import new_operation_id
+from cutline.storage.process_limits import find_used_up
 from cutline.storage.store import ObjectExistsError, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError
-from cutline.storage.used_up import find_used_up
 from cutline.wal.segments.own_store import StoreGoneError
 
-# The exit codes of what is no SnapshotError (cli/output/exit_codes.py).
+# The exit codes of what is no SnapshotError (cli/output/failure.py).
 CANCELLED, BUG, INTERRUPTED = 8, 70, 130
 
 

@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.sessions import Sessions
 from cutline.fleet.progress import Progress
-from cutline.fleet.read_only.resume import undo_freeze
+from cutline.nodes.read_only import undo_freeze
+from cutline.nodes.sessions import Sessions
 from cutline.snapshots.operations.committing import decide
 from cutline.snapshots.operations.open_operations import RESTORE, name_targets, open_operation_ids
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.operations.signs import clear_signs
 from cutline.snapshots.operations.slot_guard import is_foreign, read_slot_owners
-from cutline.snapshots.records.chains import increment_label
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import Intent, read_failure, read_intent, read_outcome
+from cutline.snapshots.records.proven_chains import increment_label
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.slots.slots import copy_slot_name, drop_slots, slot_name

@@ -20,20 +20,20 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
-from cutline.fleet.nodes.sessions import Sessions
 from cutline.fleet.progress import Progress
 from cutline.fleet.units import size_text
+from cutline.nodes.sessions import Sessions
 from cutline.snapshots.operations.committing import has_committed
 from cutline.snapshots.operations.open_operations import has_failed
 from cutline.snapshots.operations.operation import current_time
-from cutline.snapshots.records.chains import increment_numbers, listed_numbers
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, mark_lost
 from cutline.snapshots.records.operation_records import Intent, read_intent
+from cutline.snapshots.records.proven_chains import increment_numbers, listed_numbers
 from cutline.snapshots.records.store_identity import read_fleet_id
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.storage.store import ObjectMissingError, ObjectStore
-from cutline.wal.slots.retained import Retained, RetainedAnswers, query_retained, read_retained
+from cutline.wal.slots.lags import Retained, RetainedAnswers, query_retained, read_retained
 from cutline.wal.slots.slots import COPY_SUFFIX, drop_slots, slot_name
 
 

@@ -2,6 +2,4 @@
 
 A *commit* makes a full snapshot or an increment exist. A *chain* is a full snapshot and its increments. A document
 carries a digest of its own bytes and is trusted only if that digest matches.
-
-Imports `fleet`, `fleet.nodes`, `fleet.tables`, `storage`, `storage.encryption`, `wal.cut` and `wal.segments`.
 """

@@ -13,10 +13,10 @@ from typing import TypeVar
 from msgspec import structs
 
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.baseline import NodeIdentity
-from cutline.fleet.tables.groups import Group
-from cutline.fleet.tables.left_out import LeftOut, LeftOutKind, append_only_of
-from cutline.fleet.tables.table_state import TableState
+from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.groups import Group
+from cutline.nodes.left_out import LeftOut, LeftOutKind, append_only_of
+from cutline.nodes.table_state import TableState
 from cutline.snapshots.records.commit import (
     BASE,
     COMMENT_MAX,
@@ -35,7 +35,7 @@ from cutline.snapshots.records.commit import (
     Sequence,
     StoredObject,
 )
-from cutline.wal.segments.archive import Segment, check_contiguous
+from cutline.wal.segments.segments import Segment, check_contiguous
 
 T = TypeVar("T")
 

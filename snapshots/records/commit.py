@@ -20,14 +20,14 @@ from msgspec import UNSET, UnsetType, field
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.baseline import NodeIdentity
 from cutline.fleet.record import Count, Integer, Record, Seconds, Time, from_json
-from cutline.fleet.tables.groups import Group
-from cutline.fleet.tables.left_out import LeftOut, mark_large_objects
-from cutline.fleet.tables.table_state import TableState
+from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.groups import Group
+from cutline.nodes.left_out import LeftOut, mark_large_objects
+from cutline.nodes.table_state import TableState
 from cutline.snapshots.records.documents import shortened
 from cutline.wal.cut.cut_values import NodeCut
-from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segments import Segment
 
 LIST_FORMAT = "cutline/objects/1"
 BASE = "base"

@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
+import zstandard
 
 from cutline.fleet.record import Record, fields_of, from_json
 from cutline.storage.digest import digest
@@ -248,3 +249,32 @@ def check_about(key: str, found: object, expected: object) -> None:
             hint="somebody copied it there: put the right object back from a copy of the store",
             details={"object": key},
         )
+
+
+WINDOW_BYTES_MAX = 128 << 20
+# A read of the limit would allocate as much.
+PIECE_BYTES = 1 << 20
+# How zstd says that it has no room for its buffers.
+NO_MEMORY = "not enough memory"
+
+
+def decompress(body: bytes, bytes_max: int) -> bytes:
+    """The content of all frames; raise ValueError if it is larger than `bytes_max` or can't be decompressed.
+
+    It takes memory for what there is, not for the limit or for the size that a frame declares. Raises MemoryError if
+    there is too little, which says nothing about the object. Of a last frame that ends early the content is cut off.
+    """
+    pieces, size = list[bytes](), 0
+    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
+    try:
+        with decompressor.stream_reader(body, read_across_frames=True) as reader:
+            while piece := reader.read(PIECE_BYTES):
+                pieces.append(piece)
+                size += len(piece)
+                if size > bytes_max:
+                    raise ValueError(f"it is larger than {bytes_max >> 20} MiB")
+    except zstandard.ZstdError as error:
+        if NO_MEMORY in str(error):
+            raise MemoryError(str(error)) from error
+        raise ValueError(str(error)) from error
+    return b"".join(pieces)

@@ -14,14 +14,14 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import Count, Record, Seconds, Time
-from cutline.snapshots.records.chains import NAME
 from cutline.snapshots.records.documents import check_about, checking, read_document, seal
+from cutline.snapshots.records.proven_chains import NAME
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
 
 
 class StepFigures(Record, frozen=True):
-    """A step of a restore, on all nodes: how long it took, and its amount of work (restore/estimates/model.py)."""
+    """A step of a restore, on all nodes: how long it took, and its amount of work (restore/estimates/estimate.py)."""
 
     seconds: Seconds
     amount: Count

@@ -11,8 +11,8 @@ from msgspec import Meta, field
 from cutline.fleet.config import Fleet
 from cutline.fleet.record import END, Record
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import commit_key
 from cutline.snapshots.records.documents import read_document, seal
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find

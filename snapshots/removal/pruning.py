@@ -1,7 +1,7 @@
 """`prune`: remove what no retention rule keeps, be it whole snapshots or the increments of a snapshot.
 
 The plan is made under the fleet's lock, from the store as it is then, with what checks have recorded there.
-snapshots/removal/removal.py does the removals, the oldest snapshot first. Unfinished removals of earlier commands are
+snapshots/removal/deletion.py does the removals, the oldest snapshot first. Unfinished removals of earlier commands are
 completed too.
 """
 
@@ -16,24 +16,29 @@ from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.messages import list_some
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
-from cutline.snapshots.activity.ended_operations import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
+from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
 from cutline.snapshots.operations.leases import check_not_in_use
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import current_time, new_operation
-from cutline.snapshots.records.chains import read_commit, snapshot_names
+from cutline.snapshots.records.proven_chains import read_commit, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
 from cutline.snapshots.removal.deletion import (
+    DELETE,
+    PRUNE,
+    Removal,
+    RemovalResult,
     RemovalRun,
     hold_fleet,
     list_unfinished_deletions,
+    open_removals,
     plan_deletion,
+    remove_recorded,
     servers_of,
     slots_left_behind,
     snapshot_removal,
     tombstone_of,
 )
-from cutline.snapshots.removal.removal import DELETE, PRUNE, Removal, RemovalResult, open_removals, remove_recorded
 from cutline.snapshots.removal.retention import (
     HeldSnapshot,
     RetentionFate,

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from cutline.fleet.config import Retention
-from cutline.snapshots.activity.ended_operations import EndedCheck
+from cutline.snapshots.operations.ended_operations import EndedCheck
 from cutline.snapshots.records.operation_records import CONFLICTS, VALID
 from cutline.storage.errors import UsageError
 

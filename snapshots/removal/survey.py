@@ -13,14 +13,14 @@ from datetime import datetime
 
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import cut_time, listed_numbers, read_chain
 from cutline.snapshots.records.commit import Commit, LostList
 from cutline.snapshots.records.documents import ManifestError, parse_key
 from cutline.snapshots.records.lost_chains import ChainMarks, read_marks
+from cutline.snapshots.records.proven_chains import cut_time, listed_numbers, read_chain
 from cutline.snapshots.records.tombstones import RestorePoint
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import Inventory, Listed, ObjectMissingError, ObjectStore
-from cutline.wal.segments.archive import ArchiveError
+from cutline.wal.segments.segments import ArchiveError
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Self
 import psycopg
 
 from cutline.embedded.bank import shard_of
-from cutline.embedded.bank_client import BankClient, choose_transfer, open_session
+from cutline.embedded.bank_workload import BankClient, choose_transfer, open_session
 from tests.causal.chain import COMMIT, HALF, HOLD, HOLD_THEN_ROLL_BACK, Calendar, ChainClient
 from tests.causal.journal import Transaction
 

@@ -23,15 +23,15 @@ from cutline.check.report import SnapshotReport
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.programs.wheel import run_tool
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import run_tool
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.proven_chains import read_chain
 from tests.chains.exact_databases import RULES, ExactDatabase, OtherVersionDatabase, run_schema_cases
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import roll_back_prepared

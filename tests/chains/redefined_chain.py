@@ -11,16 +11,20 @@ from msgspec.structs import replace
 
 from cutline.columns.bytes_column import from_list, partition_of
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.tables.groups import Column, Group
+from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, base_table
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DefinitionChanges, StoredObject
 from cutline.storage.digest import digest
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.archive import Segment, SegmentRange
-from cutline.wal.segments.parquet_objects import parquet_options
-from cutline.wal.segments.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA
-from cutline.wal.segments.segments import create_segment
+from cutline.wal.segments.segments import (
+    EVERY_PARTITION,
+    SEGMENT_SCHEMA,
+    Segment,
+    SegmentRange,
+    create_segment,
+    parquet_options,
+)
 from tests.unit.made_commits import full_commit, increment_commit
 
 NODES = ("a", "b")

@@ -12,12 +12,12 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Noting, Silent
+from cutline.nodes.connections import with_database
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.records.commit import Commit, DefinitionChanges
 from cutline.storage.errors import SnapshotError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies

@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.watch import Watch
-from cutline.restore.ddl.archive import read_archive
+from cutline.nodes.watch import Watch
 from cutline.restore.ddl.ddl import Ddl, DdlEntry
+from cutline.restore.ddl.entries import read_archive
 from cutline.restore.rows.load import create_ledger
 from cutline.snapshots.ddl.dump import dump_archive
 

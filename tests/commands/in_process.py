@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from cutline.cli.main import run
-from cutline.cli.spark.on_demand import SparkOnDemand
 from cutline.fleet.config import Fleet
+from cutline.spark.on_demand import SparkOnDemand
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,16 +20,16 @@ from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Silent
-from cutline.restore.plan import plan_restore
-from cutline.restore.report import RestoreReport
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.report import RestoreReport
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.records.chains import snapshot_names
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.proven_chains import snapshot_names
 from cutline.wal.slots.slots import drop_slot
 from tests.run.quick_spark import with_spark
 

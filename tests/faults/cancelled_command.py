@@ -17,12 +17,12 @@ from unittest.mock import patch
 
 import cutline.cli.main
 import cutline.cli.output.activity
-import cutline.cli.output.stopping
-import cutline.snapshots.activity.activity as activities
+import cutline.cli.process.stopping
+import cutline.snapshots.operations.activity as activities
 from cutline.fleet.progress import Reading, Silent
-from cutline.snapshots.activity.activity import Activity
-from cutline.snapshots.activity.cancelling import Cancelled, cancel_operations
-from cutline.snapshots.activity.under_way import UnderWay, read_one
+from cutline.snapshots.operations.activity import Activity
+from cutline.snapshots.operations.cancelling import Cancelled, cancel_operations
+from cutline.snapshots.operations.under_way import UnderWay, read_one
 from tests.commands.in_process import run_here
 from tests.commands.watching import Reached, Watching
 
@@ -142,8 +142,8 @@ class Canceller:
         finally:
             signal.signal(signal.SIGTERM, before)
             # Of this process, which goes on.
-            cutline.cli.output.stopping._requests.clear()
-            cutline.cli.output.stopping._is_stopping.clear()
+            cutline.cli.process.stopping._requests.clear()
+            cutline.cli.process.stopping._is_stopping.clear()
             cutline.cli.main._signals.clear()
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cutline.snapshots.operations.crash_points import (
+from cutline.fleet.crash_points import (
     CUT_POINTS,
     FREEZE_POINTS,
     FULL_POINTS,

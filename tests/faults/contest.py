@@ -22,8 +22,8 @@ from typing import Any
 
 import psycopg
 
+from cutline.fleet.crash_points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, CrashPoint
 from cutline.snapshots.operations.committing import has_committed
-from cutline.snapshots.operations.crash_points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, CrashPoint
 from cutline.snapshots.records.commit import VOID_FORMAT
 from cutline.snapshots.records.operation_records import operation_key, read_intent
 from cutline.storage.store import ObjectStore

@@ -18,7 +18,7 @@ from pathlib import Path
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import SUPERUSER, EmbeddedNode
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.nodes.connections import database_name
+from cutline.nodes.connections import database_name
 from tests.faults.ports import HOST, free_ports
 
 CHUNK_BYTES = 1 << 16

@@ -12,8 +12,8 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.proven_chains import read_chain
 from tests.commands.snapshot_runs import (
     Ready,
 )

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
-from cutline.fleet.read_only.frozen import read_record
-from cutline.fleet.read_only.resume import resume_fleet
+from cutline.nodes.connections import with_database
+from cutline.nodes.read_only import read_record, resume_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.open_operations import read_open_intents
-from cutline.snapshots.records.chains import increment_numbers, read_chain
+from cutline.snapshots.records.proven_chains import increment_numbers, read_chain
 from cutline.storage.errors import BusyError, SnapshotError
 from cutline.wal.slots.slots import drop_slot, slot_name
 from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, sorted_copies

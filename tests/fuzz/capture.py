@@ -9,10 +9,10 @@ import sys
 
 import psycopg
 
-from cutline.fleet.tables.groups import number_groups, read_tables
-from cutline.fleet.tables.publications import ensure_publications, publication_names
+from cutline.nodes.groups import number_groups, read_tables
+from cutline.nodes.publications import ensure_publications, publication_names
 from cutline.wal.cut.markers import Marker
-from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segments import Definition
 from tests.fuzz.captured import Captured, store
 from tests.integration.wal_follower import FLEET, RULES
 from tests.wal.markers import write_marker

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutline.fleet.record import from_builtins, to_builtins
-from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segments import Definition
 from tests.unit.made_changes import ALL_MESSAGES, VERSIONS
 
 

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.nodes.connections import with_database
 from tests.fuzz.names import ROLES
 from tests.fuzz.servers import ORIGIN
 from tests.fuzz.state import judge_dsn

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
-from cutline.snapshots.operations.crash_points import CrashPoint
 from tests.fuzz.script import Transaction
 from tests.fuzz.servers import Shards
 from tests.fuzz.state import Sequences, State, sequences_of, state_of

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from cutline.embedded.fleet import is_fleet, stop_fleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.nodes.connections import with_database
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.databases import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from cutline.fleet.tables.groups import Group
+from cutline.nodes.groups import Group
 from tests.fuzz.reference_cursor import UNCHANGED, Cursor, RefusedError, copy_text, decode_or
 from tests.fuzz.reference_result import OpenTransaction, ReadResult
 from tests.fuzz.reference_tables import Tables

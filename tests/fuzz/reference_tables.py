@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cutline.fleet.tables.groups import Group
-from cutline.wal.segments.definitions import Definition
+from cutline.nodes.groups import Group
+from cutline.wal.segments.segments import Definition
 from tests.fuzz.reference_cursor import Cursor, RefusedError
 
 MOVED = "moved"

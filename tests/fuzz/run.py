@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import psycopg
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.nodes.relation_locks import RelationLockedError
+from cutline.nodes.connections import with_database
+from cutline.nodes.relation_locks import RelationLockedError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment

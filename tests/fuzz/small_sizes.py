@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-import cutline.fleet.nodes.relation_locks
+import cutline.nodes.relation_locks
 import cutline.restore.rows.jobs
 import cutline.snapshots.base_copy.copy_tables
 import cutline.snapshots.create.make_cut
@@ -57,7 +57,7 @@ def small_sizes() -> Iterator[None]:
 @contextmanager
 def short_waits() -> Iterator[None]:
     """In the block, wait for a lock only as long as it takes to know that nobody will release it."""
-    with lowered({cutline.fleet.nodes.relation_locks: {"LOCK_SECONDS_MAX": 2.0}}):
+    with lowered({cutline.nodes.relation_locks: {"LOCK_SECONDS_MAX": 2.0}}):
         yield
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from cutline.fleet.programs.wheel import run_tool
+from cutline.nodes.programs import run_tool
 
 # The settings of the judge's session, which override the database's.
 JUDGE = {

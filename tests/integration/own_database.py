@@ -11,7 +11,7 @@ import psycopg
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.nodes.connections import with_database
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.integration.refusing import execute
 from tests.run.quick_spark import with_spark

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import GroupRules, Node
-from cutline.fleet.nodes.watch import watch_nodes
-from cutline.fleet.tables.groups import read_tables
-from cutline.restore.data_only.references import verify_references
+from cutline.nodes.groups import read_tables
+from cutline.nodes.watch import watch_nodes
 from cutline.restore.rows.load import LoadTarget
+from cutline.restore.rows.references import verify_references
 
 PARENTS = """
 CREATE TABLE parent (a int, b text, PRIMARY KEY (a, b)) PARTITION BY LIST (a);

@@ -243,7 +243,7 @@ def shell_in(directory: Path, spark: SparkSession, shell: Shell) -> Iterator[She
         patch.setenv("SNAPSHOT_FLEET", "")
         patch.setenv("TERM", "xterm")
         patch.setenv("XDG_STATE_HOME", str(directory / "state"))
-        patch.setattr("cutline.cli.spark.start.start_spark", lambda *_: SharedSpark(spark))
+        patch.setattr("cutline.spark.start.start_spark", lambda *_: SharedSpark(spark))
         try:
             yield shell
         finally:

@@ -16,14 +16,14 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import NodeUnreachableError, connect
-from cutline.fleet.nodes.sessions import in_parallel
-from cutline.fleet.nodes.watch import Watch, watch_nodes
+from cutline.nodes.connections import NodeUnreachableError, connect
+from cutline.nodes.sessions import in_parallel
+from cutline.nodes.watch import Watch, watch_nodes
 from cutline.restore.ddl.ddl import refresh_views
 from cutline.restore.ddl.running import DdlRun
 from cutline.restore.ddl.unprivileged import adapt_ddl
-from cutline.restore.rehearsal import refuse, rehearse
-from cutline.restore.roles import check_memberships, read_our_name
+from cutline.restore.plan.roles import check_memberships, read_our_name
+from cutline.restore.run.rehearsal import refuse, rehearse
 from cutline.restore.targets.databases import drop_database
 from cutline.restore.targets.target import Target, TargetUnfitError, target_of
 from tests.commands.ddl_runs import NOTHING, ddl_of, make_ledger

@@ -6,9 +6,9 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import GroupRules
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.tables.groups import Table, read_tables
-from cutline.fleet.tables.publications import TableNotAdmissibleError, check_admissible, ensure_publications
+from cutline.nodes.connections import connect
+from cutline.nodes.groups import Table, read_tables
+from cutline.nodes.publications import TableNotAdmissibleError, check_admissible, ensure_publications
 from tests.integration.wal_place import Place, place
 
 __all__ = ["place"]  # the fixture

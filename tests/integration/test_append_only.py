@@ -23,15 +23,9 @@ from cutline.cli.commands.create import lines_of as create_lines
 from cutline.cli.output.restore_report import document_of as restore_document
 from cutline.cli.output.restore_report import lines_of as restore_lines
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.tables.table_state import (
-    AppendOnlyChangedError,
-    Counters,
-    are_counters_unknown,
-    has_changed,
-    read_counters,
-)
-from cutline.snapshots.records.chains import increment_numbers
+from cutline.nodes.connections import connect
+from cutline.nodes.table_state import AppendOnlyChangedError, Counters, are_counters_unknown, has_changed, read_counters
+from cutline.snapshots.records.proven_chains import increment_numbers
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target

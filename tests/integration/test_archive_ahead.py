@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-import cutline.snapshots.between_cuts.archive_ahead as module
+import cutline.snapshots.create.archive_ahead as module
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.nodes.lock import FleetBusyError
-from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Silent
-from cutline.snapshots.between_cuts.archive_ahead import ArchivedAhead, archive_ahead
-from cutline.snapshots.between_cuts.supersede import supersede
+from cutline.nodes.connections import with_database
+from cutline.nodes.lock import FleetBusyError
+from cutline.nodes.sessions import open_sessions
+from cutline.snapshots.create.archive_ahead import ArchivedAhead, archive_ahead
+from cutline.snapshots.create.supersede import supersede
 from cutline.snapshots.listing.listing import list_store
 from cutline.snapshots.operations.operation import exclusive
-from cutline.snapshots.records.chains import read_full
 from cutline.snapshots.records.lost_chains import ChainLostError
-from cutline.wal.slots.retained import read_waiting
+from cutline.snapshots.records.proven_chains import read_full
+from cutline.wal.slots.lags import read_waiting
 from cutline.wal.slots.slots import SlotLostError, slot_name
 from tests.commands.snapshot_runs import Runs, runs_on, slots_of, sorted_copies
 from tests.integration.refusing import execute

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.programs.wheel import run_tool
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import run_tool
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute

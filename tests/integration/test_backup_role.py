@@ -16,13 +16,13 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-import cutline.fleet.nodes.preconditions as preconditions
+import cutline.nodes.preconditions as preconditions
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import connect, with_database
-from cutline.fleet.nodes.problems import NodeUnfitError
 from cutline.fleet.progress import Silent
-from cutline.fleet.tables.groups import read_tables
-from cutline.fleet.tables.left_out import LeftOutKind, read_left_out
+from cutline.nodes.connections import connect, with_database
+from cutline.nodes.groups import read_tables
+from cutline.nodes.left_out import LeftOutKind, read_left_out
+from cutline.nodes.problems import NodeUnfitError
 from cutline.snapshots.create.initialise import initialise
 from cutline.storage.errors import SnapshotError
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies

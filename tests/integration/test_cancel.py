@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 import pytest
 
-import cutline.snapshots.activity.under_way as under_way
+import cutline.snapshots.operations.under_way as under_way
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.nodes.sessions import in_parallel
 from cutline.fleet.own_process import own_label, read_label
 from cutline.fleet.progress import Silent
-from cutline.snapshots.activity.cancelling import CancelResult, cancel_operations
-from cutline.snapshots.activity.under_way import read_under_way
+from cutline.nodes.connections import connect
+from cutline.nodes.sessions import in_parallel
+from cutline.snapshots.operations.cancelling import CancelResult, cancel_operations
+from cutline.snapshots.operations.under_way import read_under_way
 from tests.commands.snapshot_runs import Runs, command_line, names_of_snapshots, run_command, runs_on, slots_of
 
 if TYPE_CHECKING:

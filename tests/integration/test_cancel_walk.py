@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.fleet.crash_points import CrashPoint
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.wal.slots.slots import slot_name
 from tests.commands.in_process import run_here

@@ -24,9 +24,9 @@ import pytest
 
 import cutline.snapshots.create.make_cut
 from cutline.embedded.bank import read_invariants
-from cutline.embedded.bank_client import open_session
+from cutline.embedded.bank_workload import open_session
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.nodes.connections import with_database
 from cutline.snapshots.records.commit import Commit
 from cutline.wal.cut.cut_values import Cut
 from cutline.wal.cut.markers import Marker, WrittenMarker, write_markers

@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
-from cutline.snapshots.executors.build import build_digest
-from cutline.snapshots.executors.packing import find_needed
+from cutline.spark.packing import build_digest, find_needed
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.integration.test_executors import GIVEN, fleet_on, run_command, spark_table
 from tests.other_user import needs_root

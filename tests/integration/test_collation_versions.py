@@ -10,9 +10,9 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.collation_versions import _read, difference_text
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Noting, Silent
+from cutline.nodes.collation_versions import _read, difference_text
+from cutline.nodes.connections import with_database
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import preview_full
 from cutline.snapshots.create.initialise import initialise

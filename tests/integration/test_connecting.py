@@ -14,8 +14,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode
 from cutline.fleet.config import Fleet, KnownServer, Node, load_fleet
-from cutline.fleet.nodes.baseline import BaselineChangedError, find_node
-from cutline.fleet.nodes.connections import (
+from cutline.nodes.baseline import BaselineChangedError, find_node
+from cutline.nodes.connections import (
     NodeUnreachableError,
     OtherServerError,
     as_connected,
@@ -23,9 +23,9 @@ from cutline.fleet.nodes.connections import (
     connect_replication,
     database_name,
 )
-from cutline.fleet.nodes.problems import NodeUnfitError, find_decoding_problems, read_role
-from cutline.fleet.nodes.sessions import open_sessions
-from cutline.fleet.programs.wheel import wheel_bin_directory
+from cutline.nodes.problems import NodeUnfitError, find_decoding_problems, read_role
+from cutline.nodes.programs import wheel_bin_directory
+from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.ddl.dump import dump_archive
 from cutline.storage.errors import UsageError
 from cutline.wal.drain.peek import open_reader

@@ -18,22 +18,22 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import connect, with_database
-from cutline.fleet.nodes.problems import quote
 from cutline.fleet.progress import Silent
-from cutline.fleet.read_only.frozen import freeze, thaw
+from cutline.nodes.connections import connect, with_database
+from cutline.nodes.problems import quote
+from cutline.nodes.read_only import freeze, thaw
 from cutline.restore.ddl.ddl import SchemaLoadError
 from cutline.restore.ddl.statements import literal
-from cutline.restore.obstacles.obstacles import TargetLacksError
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import resume_restore
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.run.restore import resume_restore
+from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.databases import DatabaseRecord, Phase, record_text
+from cutline.restore.targets.obstacles import TargetLacksError
 from cutline.restore.targets.target import TargetUnfitError
-from cutline.restore.undoing.undoing import abandon_restore
-from cutline.restore.unfinished import NothingUnfinishedError, UnfinishedRestoreError
+from cutline.restore.unfinished.undoing import abandon_restore
+from cutline.restore.unfinished.unfinished import NothingUnfinishedError, UnfinishedRestoreError
 from cutline.snapshots.ddl.database_facts import read_properties
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DatabaseProperties, DatabaseSetting
@@ -329,8 +329,8 @@ def test_the_owner_follows_where_the_process_ended_before_it_gave_it(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("cutline.restore.restore.clear_records", lambda *_: [])
-        patch.setattr("cutline.restore.restore._clear_own_records", lose)
+        patch.setattr("cutline.restore.run.restore.clear_records", lambda *_: [])
+        patch.setattr("cutline.restore.run.restore._clear_own_records", lose)
         with pytest.raises(StoppedError):
             runs.restore(NAME, target, 0)
     assert {owner for owner, *_ in properties_of(target).values()} == {"postgres"}

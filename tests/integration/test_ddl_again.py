@@ -13,9 +13,9 @@ import pytest
 import cutline.restore.ddl.running
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.nodes.watch import watch_nodes
-from cutline.fleet.programs.wheel import run_tool
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import run_tool
+from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.ddl import SchemaLoadError
 from cutline.restore.ddl.running import DdlRun
 from cutline.restore.rows.load import has_ledger

@@ -17,13 +17,13 @@ from psycopg import sql
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.programs.wheel import run_tool
 from cutline.fleet.progress import Noting, Silent
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import run_tool
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.run.restore import restore_fleet
 from cutline.restore.targets.target import TargetUnfitError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.run.soak import SOAK_SECONDS

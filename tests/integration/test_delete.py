@@ -20,11 +20,11 @@ from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Retention, load_fleet
 from cutline.fleet.progress import Silent
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
 from cutline.snapshots.listing.listing import list_store
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.records.tombstones import is_deleted
 from cutline.snapshots.removal.deletion import delete_snapshot
 from cutline.snapshots.removal.pruning import preview_prune

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from cutline.cli.demo.report import ChapterName
+from cutline.cli.demo.figures import ChapterName
 from tests.test_tidy import PACKAGES
 
 INSTALLED = os.environ.get("CUTLINE_PROGRAM")

@@ -15,10 +15,10 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.programs.wheel import run_tool
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import run_tool
 from cutline.restore.ddl.statements import RESTRICTED_VERSION
-from cutline.restore.report import RestoreReport
+from cutline.restore.plan.report import RestoreReport
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute

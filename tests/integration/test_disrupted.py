@@ -17,12 +17,12 @@ import pytest
 import cutline.restore.ddl.ddl
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import NodeDisruptedError, connect, raising_unreachable, with_database
-from cutline.fleet.nodes.watch import watch_nodes
+from cutline.nodes.connections import NodeDisruptedError, connect, raising_unreachable, with_database
+from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.ddl import DdlEntry, refresh_views, set_sequences
 from cutline.restore.ddl.running import DdlRun
-from cutline.restore.rehearsal import rehearse
 from cutline.restore.rows.load import LoadError, load_error
+from cutline.restore.run.rehearsal import rehearse
 from cutline.restore.targets.target import Superusers, Target, target_of
 from cutline.snapshots.records.commit import Sequence
 from tests.commands.ddl_runs import NOTHING, ddl_of, make_ledger

@@ -15,7 +15,7 @@ import cutline.wal.drain.drain
 from cutline.columns.bytes_column import from_list
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.connections import connect
+from cutline.nodes.connections import connect
 from cutline.wal.decoding.undecodable import LINE_BYTES_MAX
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, create_one_table, groups_of, place

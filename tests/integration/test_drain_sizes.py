@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.tables.groups import Group
+from cutline.nodes.groups import Group
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, groups_of, place
 from tests.run.soak import SOAK_SECONDS

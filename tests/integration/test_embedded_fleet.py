@@ -16,8 +16,8 @@ from cutline.embedded.fleet import EmbeddedFleet, NoFleetError, is_fleet, open_f
 from cutline.embedded.folder import EmbeddedFleetBusyError, FolderTakenError, lock_folder
 from cutline.embedded.server import EmbeddedNode, ServerFailedError, running_pid
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.nodes.baseline import find_node
-from cutline.fleet.nodes.connections import connect
+from cutline.nodes.baseline import find_node
+from cutline.nodes.connections import connect
 from cutline.storage.errors import RefusedError
 from tests.commands.in_process import run_here
 from tests.servers.installed import SERVERS

@@ -18,13 +18,13 @@ import pytest
 from cutline.cli.main import COMMANDS
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.nodes.lock import lock_fleet
-from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.record import Time
+from cutline.nodes.lock import lock_fleet
+from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.operations.operation import begin, new_operation
-from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.documents import base_prefix, seal
 from cutline.snapshots.records.operation_records import Outcome, operation_key
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from cutline.storage.digest import digest
 from cutline.storage.ids import new_operation_id

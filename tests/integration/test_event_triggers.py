@@ -17,8 +17,8 @@ from psycopg.conninfo import make_conninfo
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
-from cutline.fleet.read_only.resume import resume_fleet
-from cutline.fleet.tables.publications import EventTriggerError
+from cutline.nodes.publications import EventTriggerError
+from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.initialise import initialise
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
 from tests.integration.own_shard import database_on

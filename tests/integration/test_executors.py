@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cutline.cli.spark.settings import PROTECTION, SECRET
+from cutline.spark.settings import PROTECTION, SECRET
 from tests.commands.snapshot_runs import configure_fleet, slots_of
 from tests.integration.refusing import read_changeable
 from tests.run.quick_spark import QUICK
@@ -31,13 +31,13 @@ COMMAND_SECONDS_MAX = 240
 LATE_JOB = """
 import json, sys, time
 from pathlib import Path
-from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.spark.on_demand import SparkOnDemand
 from cutline.columns.python_workers import first_work
 from cutline.fleet.config import load_fleet
 from cutline.fleet.progress import Silent
-from cutline.snapshots.executors.needs import ExecutorNeeds
-from cutline.snapshots.executors.preflight import count_executors
-from cutline.snapshots.tasks.spark_jobs import run_tasks
+from cutline.spark.needs import ExecutorNeeds
+from cutline.spark.preflight import count_executors
+from cutline.spark.spark_jobs import run_tasks
 from cutline.storage.errors import SnapshotError, report_of
 
 fleet = load_fleet(Path(sys.argv[1]))

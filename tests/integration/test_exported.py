@@ -6,7 +6,7 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import load_fleet
-from cutline.fleet.nodes.connections import NodeUnreachableError, connect
+from cutline.nodes.connections import NodeUnreachableError, connect
 from cutline.snapshots.base_copy.copy_slots import open_exported
 
 

@@ -26,28 +26,28 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.cli.commands.create import lines_of as create_lines
 from cutline.fleet.config import AssertionTable, Fleet, GroupRules
-from cutline.fleet.nodes.connections import connect, with_database
-from cutline.fleet.nodes.encodings import RAW
-from cutline.fleet.programs.wheel import run_tool, shared_temporary_directory
 from cutline.fleet.progress import Silent
-from cutline.fleet.tables.left_out import LeftOutKind
-from cutline.restore.checked_ddl import _find_extension_rows
-from cutline.restore.data_only.filled_tables import TablesUnfitError
+from cutline.nodes.connections import connect, with_database
+from cutline.nodes.encodings import RAW
+from cutline.nodes.left_out import LeftOutKind
+from cutline.nodes.programs import run_tool, shared_temporary_directory
 from cutline.restore.ddl.statements import run_statements
 from cutline.restore.drill.assertions import AssertionResult
 from cutline.restore.drill.drill import verdict_of
-from cutline.restore.obstacles.obstacles import Obstacles
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.restore.plan.checked_ddl import _find_extension_rows
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.rows.filled_tables import TablesUnfitError
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.scope.scope import RestoreScope
+from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import TargetUnfitError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
-from cutline.snapshots.ddl.archive import EXTENSION
-from cutline.snapshots.globals import extension_rows
-from cutline.snapshots.globals.extension_rows import (
+from cutline.snapshots.ddl import extension_tables
+from cutline.snapshots.ddl.ddl_archive import EXTENSION
+from cutline.snapshots.ddl.extension_tables import (
     BYTES_MAX,
     _compress_rows,
     _divide,
@@ -58,7 +58,7 @@ from cutline.snapshots.globals.extension_rows import (
     read_extension_rows,
     read_extension_rows_object,
 )
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.gc import collect_garbage
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.in_process import run_as_text
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cutline.embedded.fleet import EmbeddedFleet
-    from cutline.restore.plan import RestorePlan
-    from cutline.snapshots.ddl.archive import ArchiveEntry
+    from cutline.restore.plan.plan import RestorePlan
+    from cutline.snapshots.ddl.ddl_archive import ArchiveEntry
     from tests.integration.conftest import FleetFactory
 
 NAME = "kept"
@@ -296,7 +296,7 @@ def test_what_is_not_read_is_named_in_every_output(runs: Runs, there: Fleet, mon
         assert "row-level security" in found["kept.named"]
         assert "(more than 16 MiB)" in found["kept.loose"]
         with monkeypatch.context() as patch:
-            patch.setattr(extension_rows, "SCRIPT_BYTES_MAX", extension_rows.HEADER_BYTES_MAX + (4 << 20))
+            patch.setattr(extension_tables, "SCRIPT_BYTES_MAX", extension_tables.HEADER_BYTES_MAX + (4 << 20))
             _, left_out = _read_rows(node, connection, rules=GroupRules(include=("kept.setting", "kept.loose")))
         (line,) = [one.why for one in left_out]
         assert "(more than 4 MiB with the shard's other tables)" in line
@@ -449,7 +449,7 @@ def test_nothing_is_locked_while_what_a_condition_needs_is_waited_for(runs: Runs
 def test_tables_that_stay_locked_are_left_out(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one whose condition asks another table."""
     (node,) = runs.fleet.nodes
-    monkeypatch.setattr(extension_rows, "LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr(extension_tables, "LOCK_SECONDS_MAX", 1)
     condition = "WHERE id <> 1 AND id NOT IN (SELECT id FROM public.account WHERE id < 0)"
     execute(node.dsn, f"UPDATE pg_extension SET extcondition[2] = '{condition}' WHERE extname = 'kept'")
     with psycopg.connect(node.dsn) as other, connect(node) as connection:
@@ -584,13 +584,13 @@ def test_rows_are_compared_without_their_order(runs: Runs, there: Fleet, monkeyp
         request=plan.request, store=plan.store, chain=SimpleNamespace(last=SimpleNamespace(extension_rows=objects))
     ))  # fmt: skip
     looked_at: list[bytes] = []
-    digest = extension_rows._digest_rows
+    digest = extension_tables._digest_rows
 
     def note(statements: bytes) -> bytes:
         looked_at.append(statements)
         return digest(statements)
 
-    monkeypatch.setattr(extension_rows, "_digest_rows", note)
+    monkeypatch.setattr(extension_tables, "_digest_rows", note)
     (target,) = plan.targets
     entry = cast("ArchiveEntry", SimpleNamespace(kind=EXTENSION, name="kept"))
     for sources, expected, looks in (

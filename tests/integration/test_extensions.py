@@ -14,12 +14,12 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import load_fleet
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import with_database
 from cutline.restore.ddl.ddl import SchemaLoadError
 from cutline.restore.drill.drill import run_drill
 from cutline.restore.drill.servers import DrillUnfitError
-from cutline.restore.request import RestoreRequest
+from cutline.restore.plan.request import RestoreRequest
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.state import state_of

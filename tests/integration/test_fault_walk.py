@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-import cutline.fleet.nodes.watch
+import cutline.nodes.watch
 import cutline.snapshots.create.make_cut
 import cutline.storage.storing
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import is_fleet, stop_fleet
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
-from cutline.snapshots.operations.crash_points import CrashPoint
 from tests.commands.snapshot_runs import Ready, configure_fleet
 from tests.faults.awaited import await_none
 from tests.faults.cases import CANCELLED, KILLED, STOPPED, Case, cases
@@ -78,7 +78,7 @@ def impatient_watch() -> Iterator[None]:
     """Give up early on a silent node, but not during the pause that a fault causes; retry a cut at once."""
     with pytest.MonkeyPatch.context() as patch:
         for name, seconds in {"PROBE_SECONDS": 0.5, "ANSWER_SECONDS_MAX": 2.0, "SILENCE_SECONDS_MAX": 4.0}.items():
-            patch.setattr(cutline.fleet.nodes.watch, name, seconds)
+            patch.setattr(cutline.nodes.watch, name, seconds)
         patch.setattr(cutline.snapshots.create.make_cut, "PAUSE_SECONDS_FIRST", 0.1)
         patch.setattr(cutline.storage.storing, "READ_BACK_PAUSES_SECONDS", (0.05, 0.1))
         yield

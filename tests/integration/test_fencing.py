@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.records.chains import read_chain
+from cutline.fleet.crash_points import CrashPoint
+from cutline.snapshots.records.proven_chains import read_chain
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.faults.awaited import await_none
 from tests.faults.contest import (

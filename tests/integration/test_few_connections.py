@@ -18,8 +18,8 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import load_fleet
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.nodes.free_connections import TooFewConnectionsError, check_free_connections, task_sessions
+from cutline.nodes.connections import connect
+from cutline.nodes.free_connections import TooFewConnectionsError, check_free_connections, task_sessions
 from tests.commands.snapshot_runs import configure_fleet
 from tests.run.quick_spark import QUICK
 from tests.run.soak import draw
@@ -38,7 +38,7 @@ OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client bac
 # Many small tasks, all changes folded by Spark.
 COMMAND = """
 import cutline.snapshots.base_copy.copy_tables
-import cutline.snapshots.fold.limits as limits, cutline.snapshots.tasks.spark_jobs as dealing
+import cutline.snapshots.fold.limits as limits, cutline.spark.spark_jobs as dealing
 cutline.snapshots.base_copy.copy_tables.TASK_PAGES = 8
 dealing.LANE_BYTES = 1
 limits.CHANGES_MAX = limits.CHOSEN_CHANGES_MAX = 0

@@ -13,7 +13,7 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import connect
+from cutline.nodes.connections import connect
 from cutline.snapshots.ddl.database_facts import CATALOGS, USER_MAPPINGS, read_fingerprint
 from tests.run.soak import SOAK_SECONDS
 

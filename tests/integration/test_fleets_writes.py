@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import Fleet, GroupRules
-from cutline.fleet.nodes.connections import connect
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import connect
 from cutline.snapshots.create.initialise import initialise
 from cutline.storage.errors import SnapshotError
 from tests.integration.own_database import own_database

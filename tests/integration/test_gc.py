@@ -15,17 +15,16 @@ import pytest
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import with_database
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.operations.operation import record_outcome
-from cutline.snapshots.records.chains import increment_numbers, read_chain
+from cutline.snapshots.records.proven_chains import increment_numbers, read_chain
 from cutline.snapshots.records.store_identity import ensure_identity
-from cutline.snapshots.removal.garbage import GarbageReason
-from cutline.snapshots.removal.gc import GcReport, collect_garbage, preview_garbage
+from cutline.snapshots.removal.gc import GarbageReason, GcReport, collect_garbage, preview_garbage
 from cutline.storage.errors import BusyError, IndeterminateError
 from cutline.wal.slots.slots import slot_name
 from tests.commands.in_process import run_here

@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable
+from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute

@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import cutline.check.contents
 import cutline.check.partitions
 import cutline.check.streams
-from cutline.check.contents import hold_archive
-from cutline.check.copies import Copies
-from cutline.check.findings import Findings
+import cutline.check.verify
 from cutline.check.hashing import combine_all
 from cutline.check.partitions import PartitionHashes, hash_partitions
-from cutline.check.report import SnapshotReport
+from cutline.check.report import Copies, Findings, SnapshotReport
 from cutline.check.streams import StreamHashes, hash_streams
-from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.check.verify import CheckRequest, check_snapshots, hold_archive
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold import limits
-from cutline.snapshots.fold.find_sources import sources_of
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.fold.sources import sources_of
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.local import LocalStore
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.run.quick_spark import LINES
@@ -67,9 +64,9 @@ def runs(
 @pytest.fixture(autouse=True)
 def driver_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever folds small amounts is drawn for other tests (tests/run/folding.py)."""
-    monkeypatch.setattr(limits, "CHANGES_MAX", cutline.check.contents.CHANGES_MAX)
+    monkeypatch.setattr(limits, "CHANGES_MAX", cutline.check.verify.CHANGES_MAX)
     monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 5_000_000)
-    monkeypatch.setattr(cutline.check.contents, "STORED_BYTES_MAX", limits.STORED_BYTES_MAX)
+    monkeypatch.setattr(cutline.check.verify, "STORED_BYTES_MAX", limits.STORED_BYTES_MAX)
 
 
 def test_each_segment_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +94,7 @@ def test_each_segment_of_a_larger_archive_is_read_by_one_job(runs: Runs, monkeyp
         read.append(key)
         return read_range(self, key, start, length)
 
-    monkeypatch.setattr(cutline.check.contents, "STORED_BYTES_MAX", 0)
+    monkeypatch.setattr(cutline.check.verify, "STORED_BYTES_MAX", 0)
     monkeypatch.setattr(LocalStore, "read_range", noting)
     context, group = runs.spark.running.sparkContext, str(runs.fleet.path)
     context.setJobGroup(group, group)
@@ -162,9 +159,9 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
     versions = [sum(one[0] for one in found[1].values()) for found in (every, since, recopied)]
     assert versions[0] > versions[1] > versions[2] > 0
     reports = []
-    unlimited = cutline.check.contents.STORED_BYTES_MAX, limits.CHOSEN_CHANGES_MAX, cutline.check.streams.EVENTS_MAX
+    unlimited = cutline.check.verify.STORED_BYTES_MAX, limits.CHOSEN_CHANGES_MAX, cutline.check.streams.EVENTS_MAX
     for held_max, changes_max, events_max in (unlimited, (0, *unlimited[1:]), (0, 0, 0)):
-        monkeypatch.setattr(cutline.check.contents, "STORED_BYTES_MAX", held_max)
+        monkeypatch.setattr(cutline.check.verify, "STORED_BYTES_MAX", held_max)
         monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", changes_max)
         monkeypatch.setattr(cutline.check.streams, "EVENTS_MAX", events_max)
         (report,) = check_snapshots(runs.fleet, CheckRequest("held"), runs.spark, Silent()).snapshots

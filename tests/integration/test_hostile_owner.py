@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-import cutline.fleet.nodes.connections as connections
+import cutline.nodes.connections as connections
 import cutline.snapshots.base_copy.copy_tables
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, GroupRules
-from cutline.fleet.nodes.connections import connect, with_database
-from cutline.fleet.tables.groups import read_tables
+from cutline.nodes.connections import connect, with_database
+from cutline.nodes.groups import read_tables
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.create.counters import read_sequences
 from cutline.snapshots.records.commit import FullSnapshot

@@ -13,8 +13,8 @@ from msgspec import UNSET, structs
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Silent
+from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.operations.open_operations import open_operation_ids
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome

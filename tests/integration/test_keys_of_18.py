@@ -8,7 +8,7 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.restore.data_only.references import find_temporal
+from cutline.restore.rows.references import find_temporal
 from tests.integration.own_shard import database_on
 from tests.integration.referred import parents_on, verify
 

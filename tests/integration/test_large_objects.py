@@ -17,10 +17,10 @@ from cutline.cli.commands.check import lines_of as check_lines
 from cutline.cli.commands.create import lines_of as create_lines
 from cutline.cli.output.restore_report import lines_of as restore_lines
 from cutline.fleet.progress import Silent
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.rows.large_objects import load_large
+from cutline.restore.run.restore import restore_fleet
 from cutline.snapshots.base_copy.large_objects import PART_BYTES
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full

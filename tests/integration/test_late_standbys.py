@@ -20,9 +20,9 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError
-from cutline.wal.slots.replay import ReplayLagError
+from cutline.wal.slots.waiting import ReplayLagError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, slots_of
 from tests.servers.dealt import start_fleet
 

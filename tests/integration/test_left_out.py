@@ -17,9 +17,9 @@ import pytest
 from cutline.cli.commands.check import lines_of as check_lines
 from cutline.cli.commands.create import lines_of as create_lines
 from cutline.cli.output.restore_report import lines_of as restore_lines
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
-from cutline.snapshots.records.chains import read_chain
+from cutline.nodes.connections import with_database
+from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.snapshots.records.proven_chains import read_chain
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import execute

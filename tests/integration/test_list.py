@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.proven_chains import read_chain
 from tests.commands.in_process import run_and_capture, run_as_text, run_here
 from tests.commands.snapshot_runs import COMMAND_SECONDS_MAX, Runs, command_line, runs_on
 

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.baseline import ICU, LIBC, NodeIdentity, find_node
-from cutline.fleet.nodes.connections import connect, with_database
 from cutline.fleet.record import fields_of, from_builtins
-from cutline.restore.obstacles.obstacles import Obstacles
-from cutline.restore.obstacles.server import check_locales
+from cutline.nodes.baseline import ICU, LIBC, NodeIdentity, find_node
+from cutline.nodes.connections import connect, with_database
 from cutline.restore.targets.databases import create_database, drop_database
+from cutline.restore.targets.obstacles import Obstacles
+from cutline.restore.targets.requirements import check_locales
 from cutline.restore.targets.target import TargetUnfitError, target_of
 from cutline.snapshots.records.commit import DatabaseFacts, UsedCollation
 from tests.servers.fleets import fleet_of

@@ -18,14 +18,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-import cutline.fleet.nodes.lock
+import cutline.nodes.lock
 from cutline.cli.watch.turn import LOST_HINT, RENEW_SECONDS, take_turn
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode, running_pid
-from cutline.fleet.nodes.connections import connect, shut_down
-from cutline.fleet.nodes.lock import FleetBusyError, lock_class, lock_fleet, take_lock
-from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.own_process import own_label
+from cutline.nodes.connections import connect, shut_down
+from cutline.nodes.lock import FleetBusyError, lock_class, lock_fleet, take_lock
+from cutline.nodes.sessions import open_sessions
 from tests.commands.snapshot_runs import Runs, run_command, runs_on
 from tests.held.lock_holders import read_lock_holders
 from tests.integration.refusing import execute, refused, take_increment
@@ -208,7 +208,7 @@ def test_an_interrupt_does_not_wait_for_a_silent_node(
 def test_locks_of_silent_nodes_are_released_at_once(
     shared_fleet: EmbeddedFleet, chain: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutline.fleet.nodes.lock, "UNLOCK_SECONDS_MAX", 2.0)
+    monkeypatch.setattr(cutline.nodes.lock, "UNLOCK_SECONDS_MAX", 2.0)
     with ExitStack() as stack:
         with (
             open_sessions(chain.fleet, chain.fleet.primaries) as sessions,
@@ -306,15 +306,15 @@ def test_of_two_operations_that_register_at_once_one_gets_the_lock(
 ) -> None:
     """Both have registered before either reads who else has: the lower number stays."""
     barrier, drawn = threading.Barrier(2), iter(numbers)
-    register = cutline.fleet.nodes.lock._register
+    register = cutline.nodes.lock._register
 
     def register_both(connection: psycopg.Connection[Any], name: str, label: str) -> int:
         number = register(connection, name, label)
         barrier.wait(WAIT_SECONDS_MAX)
         return number
 
-    monkeypatch.setattr(cutline.fleet.nodes.lock, "draw_number", lambda: next(drawn))
-    monkeypatch.setattr(cutline.fleet.nodes.lock, "_register", register_both)
+    monkeypatch.setattr(cutline.nodes.lock, "draw_number", lambda: next(drawn))
+    monkeypatch.setattr(cutline.nodes.lock, "_register", register_both)
     node = chain.fleet.node("s1")
 
     def take(name: str) -> tuple[str, int | None]:

@@ -10,12 +10,12 @@ import pytest
 import cutline.snapshots.create.cut_attempt as taking
 import cutline.snapshots.create.increment as incremental
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.nodes.lock import lock_fleet
-from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Silent
+from cutline.nodes.lock import lock_fleet
+from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.operations.settling import settle_operations
-from cutline.snapshots.records.chains import increment_numbers
+from cutline.snapshots.records.proven_chains import increment_numbers
 from cutline.storage.errors import SnapshotError
 from tests.commands.snapshot_runs import (
     Runs,

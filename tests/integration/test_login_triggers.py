@@ -10,7 +10,7 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import LoginTriggerError, connect
+from cutline.nodes.connections import LoginTriggerError, connect
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import cutline.storage.storing as storing
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots

@@ -15,8 +15,8 @@ import pytest
 from benchmarks.scale_databases import change_tables, make_tables
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.record import fields_of
+from cutline.nodes.connections import with_database
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.wal.drain.drain import SEGMENT_BYTES_MAX
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies

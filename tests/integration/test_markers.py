@@ -18,7 +18,7 @@ import cutline.wal.cut.markers
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import DEFAULT_SETTINGS, SUPERUSER, EmbeddedNode, start_server, stop_server
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.programs.wheel import Programs, server_programs, shared_temporary_directory
+from cutline.nodes.programs import Programs, server_programs, shared_temporary_directory
 from cutline.wal.cut.markers import Marker, marker_from_bytes, write_markers
 from tests.servers.installed import require_server
 from tests.wal.markers import write_marker

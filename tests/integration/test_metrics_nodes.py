@@ -19,9 +19,9 @@ import cutline.wal.slots.lags as module
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.lsn import Lsn
-from cutline.snapshots.metrics import catalog
-from cutline.snapshots.metrics.gathering import MetricsGatherer
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.listing import metrics
+from cutline.snapshots.listing.metrics_gathering import MetricsGatherer
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.wal.slots.lags import LagsQuery, NodeLags
 from tests.commands.in_process import run_here, run_with_stderr
 from tests.commands.snapshot_runs import Runs, command_line, runs_on, slots_of
@@ -150,14 +150,14 @@ def test_the_newest_cut_says_when_nodes_last_committed(runs: Runs) -> None:
     cut = read_chain(runs.fleet.store.open(), "daily").last.cut
     gathered = read(MetricsGatherer().gather(runs.fleet).samples)
     assert isinstance(cut.safe_at, str)
-    assert of(catalog.SAFE_TIME, gathered) == {"": pytest.approx(datetime.fromisoformat(cut.safe_at).timestamp())}
-    assert of(catalog.NODE_LAST_COMMIT, gathered) == {
+    assert of(metrics.SAFE_TIME, gathered) == {"": pytest.approx(datetime.fromisoformat(cut.safe_at).timestamp())}
+    assert of(metrics.NODE_LAST_COMMIT, gathered) == {
         one.node: pytest.approx(datetime.fromisoformat(one.last_commit_at).timestamp())
         for one in cut.nodes
         if isinstance(one.last_commit_at, str)
     }
-    assert of(catalog.SUCCESS_RETRIES, gathered) == {"full": 0, "increment": 0}
-    assert of(catalog.CLOCK_SKEW, gathered) == {"": cut.skew_seconds}
+    assert of(metrics.SUCCESS_RETRIES, gathered) == {"full": 0, "increment": 0}
+    assert of(metrics.CLOCK_SKEW, gathered) == {"": cut.skew_seconds}
 
 
 def away(fleet: Fleet, node: str) -> Fleet:
@@ -170,14 +170,14 @@ def away(fleet: Fleet, node: str) -> Fleet:
 def test_of_a_node_that_is_away_nothing_else_is_told(runs: Runs) -> None:
     gathered = MetricsGatherer().gather(away(runs.fleet, "s1"))
     found = read(gathered.samples)
-    assert of(catalog.NODE_UP, found) == {
+    assert of(metrics.NODE_UP, found) == {
         "s1/primary": 0, "s2/primary": 1, "s1-b1/standby": 1, "s2-b1/standby": 1,
     }  # fmt: skip
-    assert set(of(catalog.NODE_IN_RECOVERY, found)) == {"s2", "s1-b1", "s2-b1"}
-    assert set(of(catalog.ARCHIVE_LAG, found)) == {"s2", "s1-b1", "s2-b1"}
+    assert set(of(metrics.NODE_IN_RECOVERY, found)) == {"s2", "s1-b1", "s2-b1"}
+    assert set(of(metrics.ARCHIVE_LAG, found)) == {"s2", "s1-b1", "s2-b1"}
     # Without its primary nobody knows how far a standby is behind.
-    assert set(of(catalog.REPLAY_LAG, found)) == {"s2-b1"}
-    assert of(catalog.STORE_UP, found) == {"": 1}
+    assert set(of(metrics.REPLAY_LAG, found)) == {"s2-b1"}
+    assert of(metrics.STORE_UP, found) == {"": 1}
     (problem,) = gathered.problems
     assert problem.startswith("node s1: ")
 
@@ -194,8 +194,8 @@ def test_a_node_that_never_answers_is_waited_for_only_so_long(runs: Runs, monkey
         assert time.monotonic() - began < 30
     finally:
         subprocess.run(["kill", "-CONT", str(process)], check=True)
-    assert of(catalog.NODE_UP, found)["s2/primary"] == 0
-    assert of(catalog.NODE_UP, found)["s1/primary"] == 1
+    assert of(metrics.NODE_UP, found)["s2/primary"] == 0
+    assert of(metrics.NODE_UP, found)["s1/primary"] == 1
 
 
 def metrics_of(file: Path) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
@@ -212,21 +212,21 @@ def test_commands_leave_metrics_behind_however_they_end(
     assert run_here(runs.fleet, "create", "daily", "--incremental", *option, spark=spark)[0] == 0
     found = metrics_of(file)
     last = read_chain(runs.fleet.store.open(), "daily").last
-    assert of(catalog.COMMAND_CODE, found) == {"create": 0}
-    assert of(catalog.SUCCESS_BYTES, found)["increment"] == last.counts["bytes"]
-    assert of(catalog.SUCCESS_SECONDS, found)["increment"] == pytest.approx(last.seconds)
-    assert of(catalog.CUT_SECONDS, found) == {"": pytest.approx(last.cut.seconds)}
+    assert of(metrics.COMMAND_CODE, found) == {"create": 0}
+    assert of(metrics.SUCCESS_BYTES, found)["increment"] == last.counts["bytes"]
+    assert of(metrics.SUCCESS_SECONDS, found)["increment"] == pytest.approx(last.seconds)
+    assert of(metrics.CUT_SECONDS, found) == {"": pytest.approx(last.cut.seconds)}
     # A refusal.
     assert run_here(runs.fleet, "create", "daily", *option)[0] == 3
     found = metrics_of(file)
-    assert of(catalog.COMMAND_CODE, found) == {"create": 3}
-    assert of(catalog.LAST_CODE, found)["increment"] == 0
+    assert of(metrics.COMMAND_CODE, found) == {"create": 3}
+    assert of(metrics.LAST_CODE, found)["increment"] == 0
     assert run_here(runs.fleet, "check", "daily", "--metadata-only", *option)[0] == 4
     found = metrics_of(file)
-    assert (of(catalog.COMMAND_CODE, found), of(catalog.LAST_CODE, found)["check"]) == ({"check": 4}, 4)
-    assert "check" not in of(catalog.SUCCESS, found)
+    assert (of(metrics.COMMAND_CODE, found), of(metrics.LAST_CODE, found)["check"]) == ({"check": 4}, 4)
+    assert "check" not in of(metrics.SUCCESS, found)
     assert run_here(runs.fleet, "gc", *option)[0] == 0
-    assert set(of(catalog.SUCCESS, metrics_of(file))) == {"full", "increment", "gc"}
+    assert set(of(metrics.SUCCESS, metrics_of(file))) == {"full", "increment", "gc"}
     for words in (
         ("gc", "--dry-run"),
         ("prune", "--keep-full", "3"),
@@ -235,7 +235,7 @@ def test_commands_leave_metrics_behind_however_they_end(
         assert run_here(runs.fleet, *words, *option)[0] == 0
         assert not file.exists()
     assert run_here(runs.fleet, "prune", "--keep-full", "3", "--yes", *option)[0] == 0
-    assert of(catalog.COMMAND_CODE, metrics_of(file)) == {"prune": 0}
+    assert of(metrics.COMMAND_CODE, metrics_of(file)) == {"prune": 0}
 
 
 def test_the_file_of_the_fleet_is_written_and_an_option_names_another(runs: Runs, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_the_file_of_the_fleet_is_written_and_an_option_names_another(runs: Runs
     path.write_text(f'{runs.fleet.path.read_text()}\n[metrics]\nfile = "{own}"\n')
     fleet = replace(runs.fleet, path=path)
     assert run_here(fleet, "gc")[0] == 0
-    assert of(catalog.COMMAND_CODE, metrics_of(own)) == {"gc": 0}
+    assert of(metrics.COMMAND_CODE, metrics_of(own)) == {"gc": 0}
     assert run_here(fleet, "gc", "--metrics", str(other))[0] == 0
     assert other.exists()
     assert not own.exists()
@@ -276,6 +276,6 @@ def test_an_interrupted_command_leaves_metrics_behind(runs: Runs, tmp_path: Path
             _, errors = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 8, errors
     found = metrics_of(file)
-    assert of(catalog.COMMAND_CODE, found) == {"create": 8}
-    assert of(catalog.LAST_CODE, found)["full"] == 8
-    assert of(catalog.ENDED, found)["8/full"] == 1
+    assert of(metrics.COMMAND_CODE, found) == {"create": 8}
+    assert of(metrics.LAST_CODE, found)["full"] == 8
+    assert of(metrics.ENDED, found)["8/full"] == 1

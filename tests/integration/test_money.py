@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.programs.wheel import shared_temporary_directory
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import shared_temporary_directory
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_copies
 from tests.integration.refusing import execute
 from tests.run.soak import SOAK_SECONDS

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
+from cutline.fleet.crash_points import CrashPoint
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.create import full, prepare_tables
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.operations import object_lists
 from cutline.snapshots.operations.committing import ObjectsNotStoredError
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.operations.object_lists import check_commit_stored
-from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.tasks import spark_jobs
+from cutline.snapshots.records.proven_chains import read_chain
+from cutline.spark import spark_jobs
 from cutline.storage.store import ObjectStore
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, sorted_copies

@@ -27,8 +27,8 @@ from psycopg.conninfo import make_conninfo
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.embedded.server import PORT, SUPERUSER
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.nodes.encodings import RAW
+from cutline.nodes.connections import connect
+from cutline.nodes.encodings import RAW
 from tests.faults.ports import HOST, free_ports
 from tests.run.command_lines import recording, seen_programs
 from tests.run.quick_spark import LINES

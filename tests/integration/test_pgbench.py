@@ -18,8 +18,8 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.programs.wheel import run_tool, tool
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import run_tool, tool
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 
 if TYPE_CHECKING:

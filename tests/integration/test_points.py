@@ -14,14 +14,7 @@ from msgspec import structs
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Retention, load_fleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.progress import Silent
-from cutline.fleet.read_only.resume import resume_fleet
-from cutline.snapshots.create.context import CreateRequest
-from cutline.snapshots.create.full import create_full
-from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.operations import leases, object_lists
-from cutline.snapshots.operations.crash_points import (
+from cutline.fleet.crash_points import (
     FREEZE_POINTS,
     FULL_POINTS,
     INCREMENT_POINTS,
@@ -33,6 +26,13 @@ from cutline.snapshots.operations.crash_points import (
     spark_crash_points,
     terminal_crash_points,
 )
+from cutline.fleet.progress import Silent
+from cutline.nodes.connections import with_database
+from cutline.nodes.read_only import resume_fleet
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.operations import leases, object_lists
 from cutline.snapshots.operations.operation import Operation, new_operation, record_operation
 from cutline.snapshots.records.kinds import KINDS
 from cutline.snapshots.records.operation_records import CancelRequest, Failure, SignOfLife

@@ -21,12 +21,12 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
-from cutline.snapshots.operations.crash_points import CrashPoint
+from cutline.nodes.connections import with_database
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.removal.gc import collect_garbage
 from cutline.storage.open import open_store

@@ -18,15 +18,15 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import PINNED_SETTINGS, SessionUnfitError, connect
-from cutline.fleet.nodes.encodings import RAW
-from cutline.fleet.nodes.problems import NodeUnfitError
-from cutline.fleet.nodes.watch import watch_nodes
 from cutline.fleet.progress import Silent
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.nodes.connections import PINNED_SETTINGS, SessionUnfitError, connect
+from cutline.nodes.encodings import RAW
+from cutline.nodes.problems import NodeUnfitError
+from cutline.nodes.watch import watch_nodes
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.scope.scope import RestoreScope
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.ddl.dump import dump_archive
 from cutline.wal.drain.peek import _ask, open_reader

@@ -22,8 +22,8 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode
 from cutline.fleet.config import Fleet, Node, load_fleet
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.relation_locks import PUBLISHING
 from cutline.fleet.progress import Noting, Silent
+from cutline.nodes.relation_locks import PUBLISHING
 from cutline.snapshots.create import prepared_transactions
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment

@@ -15,19 +15,19 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.nodes.lock import lock_fleet
-from cutline.fleet.nodes.sessions import open_sessions
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.nodes.connections import with_database
+from cutline.nodes.lock import lock_fleet
+from cutline.nodes.sessions import open_sessions
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.run.restore import restore_fleet
 from cutline.restore.targets.target import lock_targets
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import (

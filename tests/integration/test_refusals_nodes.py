@@ -19,8 +19,8 @@ from cutline.embedded.bank import create_bank
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.embedded.server import DEFAULT_SETTINGS, EmbeddedNode, start_server, stop_server
 from cutline.fleet.config import Node
-from cutline.fleet.programs.wheel import Programs, run_as, server_programs
 from cutline.fleet.progress import Silent
+from cutline.nodes.programs import Programs, run_as, server_programs
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.listing.listing import list_store
 from cutline.snapshots.records.lost_chains import ChainLostError

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.committing import ObjectsNotStoredError
-from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.records.chains import commit_key, snapshot_names
+from cutline.snapshots.records.proven_chains import commit_key, snapshot_names
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of

@@ -20,8 +20,8 @@ from psycopg import sql
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Noting, Silent
+from cutline.nodes.connections import with_database
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.commit import DefinitionChanges

@@ -11,16 +11,16 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-import cutline.fleet.programs.clients as clients
+import cutline.nodes.programs as clients
 import cutline.snapshots.ddl.dump as dump_faults
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import load_fleet
-from cutline.fleet.nodes.connections import NodeUnreachableError, with_database
-from cutline.fleet.programs.wheel import run_tool
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.nodes.connections import NodeUnreachableError, with_database
+from cutline.nodes.programs import run_tool
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.commands.watching import Reached, Watching

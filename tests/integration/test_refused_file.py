@@ -15,20 +15,20 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-import cutline.restore.refused
+import cutline.restore.run.refused
 from cutline.cli.output.refused_statements import READING, write_refused
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.nodes.watch import watch_nodes
-from cutline.fleet.programs.wheel import run_tool, tool
-from cutline.fleet.tables.names import quote_identifier
-from cutline.restore.checked_ddl import CheckedDdl
+from cutline.fleet.table_names import quote_identifier
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import run_tool, tool
+from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.database_ddl import DatabaseDdl
 from cutline.restore.ddl.ddl import PRE_DATA, DdlEntry, Refusal
 from cutline.restore.ddl.running import EARLIER, DdlRun
 from cutline.restore.ddl.statements import is_statements_alone
-from cutline.restore.report import RefusedStatement, describe_refusals
+from cutline.restore.plan.checked_ddl import CheckedDdl
+from cutline.restore.plan.report import RefusedStatement, describe_refusals
 from cutline.restore.targets.target import target_of
 from cutline.snapshots.records.commit import DatabasePrivilege, DatabaseProperties
 from tests.commands.ddl_runs import NOTHING, dumped_ddl
@@ -234,12 +234,12 @@ def test_what_belongs_to_the_database_is_in_its_encoding(
         (refused,) = describe_refusals(target, run.refusals.values())
         assert refused.reason.endswith("does not exist")
         assert f'TO "{role}"' in refused.statement
-        monkeypatch.setattr(cutline.restore.refused, "plan_database", lambda *_: None)
-        monkeypatch.setattr(cutline.restore.refused, "read_all_ddl", lambda *_: CheckedDdl({"s1": ddl}))
+        monkeypatch.setattr(cutline.restore.run.refused, "plan_database", lambda *_: None)
+        monkeypatch.setattr(cutline.restore.run.refused, "read_all_ddl", lambda *_: CheckedDdl({"s1": ddl}))
         baseline = {target.source: SimpleNamespace(encoding="LATIN1")}
         plan = SimpleNamespace(chain=SimpleNamespace(baseline=baseline))
         resumed: Any = SimpleNamespace(plan=plan, connections={"s1": connection}, folder=tmp_path)
-        (earlier,) = cutline.restore.refused._describe_earlier(resumed, target, [refused.object])
+        (earlier,) = cutline.restore.run.refused._describe_earlier(resumed, target, [refused.object])
     assert (earlier.reason, earlier.script) == (EARLIER, refused.script)
     path, _ = write_refused("database", [refused], tmp_path, is_published=True)
     in_utf8 = make_conninfo(again.dsn, client_encoding="UTF8")

@@ -23,8 +23,8 @@ from psycopg import sql
 
 from cutline.embedded.fleet import stop_fleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.programs.wheel import tool
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import tool
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.state import Sequences, State, compare, judge_dsn, sequences_of, state_of
 from tests.servers.dealt import CHOSEN, DECODING_STANDBYS, current_server, start_fleet

@@ -12,15 +12,15 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-import cutline.fleet.nodes.relation_locks as relation_locks
+import cutline.nodes.relation_locks as relation_locks
 import cutline.snapshots.ddl.table_changes as schema_changes
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, GroupRules
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.nodes.sessions import open_sessions
-from cutline.fleet.nodes.watch import watch_nodes
 from cutline.fleet.progress import Silent
-from cutline.fleet.tables.groups import read_tables
+from cutline.nodes.connections import connect
+from cutline.nodes.groups import read_tables
+from cutline.nodes.sessions import open_sessions
+from cutline.nodes.watch import watch_nodes
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.base_copy.large_objects import LargeObjectTask, copy_large_objects

@@ -15,19 +15,19 @@ from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.commands.list import entry_document
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Retention
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
-from cutline.fleet.tables.publications import PublicationChangedError
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
+from cutline.nodes.publications import PublicationChangedError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.restore_point import create_restore_point, preview_restore_point
 from cutline.snapshots.listing.listing import list_store
 from cutline.snapshots.listing.recovery_plan import plan_recovery
-from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.records.chains import OnlyCutError
 from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.proven_chains import OnlyCutError
 from cutline.snapshots.removal.pruning import preview_prune
-from cutline.snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
 from cutline.wal.slots.waiting import SlotWaitError
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots, removing_new_transfers, run_command, slots_of
 from tests.integration.refusing import execute, take_increment

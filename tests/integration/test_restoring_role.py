@@ -14,13 +14,13 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.cli.output.restore_report import lines_of
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
-from cutline.restore.report import RestoreReport
-from cutline.restore.request import RestoreRequest
+from cutline.nodes.connections import with_database
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.report import RestoreReport
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.target import TargetUnfitError
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.documented_roles import (
@@ -152,7 +152,9 @@ def test_what_takes_a_superuser_is_refused_before_a_row_is_loaded(
     before = databases_of(shop)
     try:
         number = runs.increment("first").increment
-        monkeypatch.setattr("cutline.restore.loading.load_databases", lambda *_, **__: pytest.fail("rows were loaded"))
+        monkeypatch.setattr(
+            "cutline.restore.run.loading.load_databases", lambda *_, **__: pytest.fail("rows were loaded")
+        )
         with pytest.raises(TargetUnfitError) as raised:
             restore(runs, target, increment=number)
         assert named in raised.value.message

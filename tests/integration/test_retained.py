@@ -20,9 +20,9 @@ from psycopg.conninfo import make_conninfo
 import cutline.snapshots.operations.slot_guard as module
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import with_database
+from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full, preview_full
 from cutline.snapshots.create.increment import preview_increment

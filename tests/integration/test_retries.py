@@ -19,8 +19,8 @@ from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.records.chains import increment_numbers, read_commit
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.proven_chains import increment_numbers, read_commit
 from cutline.storage.errors import SnapshotError
 from cutline.wal.cut.markers import Marker, WrittenMarker
 from tests.commands.in_process import run_here

@@ -16,14 +16,14 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.cli.output.failure import failure_of, report
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.problems import NodeUnfitError, Purpose, grants_of
 from cutline.fleet.progress import Silent
-from cutline.fleet.read_only.resume import resume_fleet
+from cutline.nodes.problems import NodeUnfitError, Purpose, grants_of
+from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.ddl.dump import read_stored_ddl
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, run_command

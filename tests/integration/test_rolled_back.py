@@ -13,10 +13,10 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.connections import connect, connect_replication
-from cutline.fleet.nodes.encodings import RAW
+from cutline.nodes.connections import connect, connect_replication
+from cutline.nodes.encodings import RAW
 from cutline.wal.drain.message_stream import stream_messages
-from cutline.wal.drain.rolled_back import XIDS, find_undecodable, is_rolled_back
+from cutline.wal.drain.prepare_record import XIDS, find_undecodable, is_rolled_back
 from tests.integration.refusing import execute
 from tests.integration.test_decoding import confirmed_on_its_node
 from tests.integration.test_global_ids import NAME, pair

@@ -14,8 +14,8 @@ import pytest
 from msgspec import structs
 
 from cutline.fleet.progress import Silent
-from cutline.fleet.tables.left_out import LeftOutKind
-from cutline.fleet.tables.publications import TableNotAdmissibleError
+from cutline.nodes.left_out import LeftOutKind
+from cutline.nodes.publications import TableNotAdmissibleError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import preview_increment
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies

@@ -22,8 +22,8 @@ from cutline.embedded.fleet import stop_fleet
 from cutline.embedded.sandbox import Confinement, UnconfinedError, find_confinement, start_sandboxed
 from cutline.embedded.server import ServerFailedError
 from cutline.fleet.config import DrillTable
-from cutline.fleet.programs.wheel import SERVER_PROGRAMS, shared_temporary_directory
 from cutline.fleet.progress import Noting, Silent
+from cutline.nodes.programs import SERVER_PROGRAMS, shared_temporary_directory
 from cutline.restore.drill.servers import check_confinement
 from tests.integration.sandbox_look import SECRET, SHOWN
 from tests.other_user import needs_root

@@ -14,15 +14,15 @@ import psycopg
 import pytest
 from msgspec import structs
 
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Noting
-from cutline.fleet.tables.groups import SchemaChangedError
-from cutline.fleet.tables.publications import ensure_publications
-from cutline.restore.against_ddl import check_against_ddl
+from cutline.nodes.groups import SchemaChangedError
+from cutline.nodes.publications import ensure_publications
 from cutline.restore.rows.load import LoadError
+from cutline.restore.run.against_ddl import check_against_ddl
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
-from cutline.snapshots.operations.crash_points import CrashPoint
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.wal.slots.slots import slot_name
 from tests.chains.tried_chain import Interrupt, Tried, tried
 from tests.commands.snapshot_runs import slots_of

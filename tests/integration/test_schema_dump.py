@@ -16,9 +16,9 @@ import pytest
 import cutline.snapshots.create.cut_attempt as cut_attempt
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import connect, with_database
-from cutline.fleet.nodes.watch import watch_nodes
-from cutline.fleet.tables.publications import publication_names
+from cutline.nodes.connections import connect, with_database
+from cutline.nodes.publications import publication_names
+from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.running import DdlRun
 from cutline.snapshots.create.counters import read_sequences
 from tests.commands.ddl_runs import dumped_ddl, make_ledger

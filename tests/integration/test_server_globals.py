@@ -21,14 +21,14 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.cli.output.restore_report import lines_of
 from cutline.fleet.config import Fleet, FleetFileError, load_fleet
-from cutline.fleet.nodes.connections import connect, with_database
-from cutline.restore.roles import create_roles
+from cutline.nodes.connections import connect, with_database
+from cutline.restore.plan.roles import create_roles
 from cutline.restore.targets.target import Superusers, TargetUnfitError, target_of
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.globals.server_globals_object import read_globals, read_stored_globals
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.ddl.server_globals_object import read_globals, read_stored_globals
 from cutline.snapshots.records.commit import GLOBALS, DatabaseSetting
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.records.server_globals import ParameterPrivilege, RoleMembership, ServerGlobals, ServerRole
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.in_process import run_as_text, run_here

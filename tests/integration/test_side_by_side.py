@@ -15,13 +15,13 @@ import pytest
 import cutline.restore.ddl.running
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.nodes.sessions import in_parallel
-from cutline.fleet.nodes.watch import watch_nodes
+from cutline.nodes.connections import with_database
+from cutline.nodes.sessions import in_parallel
+from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.ddl import refresh_views
 from cutline.restore.ddl.running import DdlRun
 from cutline.restore.ddl.statements import RESTRICTED_VERSION
-from cutline.restore.refused import _unqualified
+from cutline.restore.run.refused import _unqualified
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from cutline.cli.views.node_status import read_nodes
+from cutline.cli.output.node_status import read_nodes
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.turn import SilentWatch, SilentWatchError, take_turn
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.nodes.lock import FleetBusyError
 from cutline.fleet.own_process import end_sessions_statement, own_label
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.cancelling import CancelResult, cancel_operations
-from cutline.snapshots.activity.under_way import WATCH, read_under_way
+from cutline.nodes.connections import connect
+from cutline.nodes.lock import FleetBusyError
+from cutline.snapshots.operations.cancelling import CancelResult, cancel_operations
 from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.operations.under_way import WATCH, read_under_way
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.storage.ids import new_operation_id
@@ -35,7 +35,7 @@ def say(*_: object, **__: object) -> None:
 def test_a_watch_that_hangs_is_told_by_the_one_that_waits_and_is_not_forgotten(
     shared_fleet: EmbeddedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("cutline.snapshots.operations.cancelling.ANSWER_SECONDS_MAX", 0.0)
     fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     store = LocalStore(tmp_path / "store")
     ensure_identity(store, fleet)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.proven_chains import read_chain
 from tests.commands.snapshot_runs import dropping_slots, sorted_copies
 from tests.integration.test_executors import CODE, GIVEN, ROOT, fleet_on, run_command
 from tests.spark.standalone_cluster import Worker, standalone_workers

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import cutline.fleet.nodes.connections
-import cutline.fleet.nodes.watch
+import cutline.nodes.connections
+import cutline.nodes.watch
 import cutline.wal.slots.slots
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import resume_restore
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.nodes.connections import with_database
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import resume_restore
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.context import CreateRequest
-from cutline.snapshots.restore_point.restore_point import create_restore_point
+from cutline.snapshots.create.restore_point import create_restore_point
 from cutline.storage.errors import SnapshotError, UnreachableError
 from tests.commands.snapshot_runs import (
     Ready,
@@ -58,10 +58,10 @@ PRIMARY, STANDBY = "s2", "s2-b1"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notice silence within seconds."""
-    monkeypatch.setattr(cutline.fleet.nodes.watch, "PROBE_SECONDS", 0.3)
-    monkeypatch.setattr(cutline.fleet.nodes.watch, "ANSWER_SECONDS_MAX", 1.0)
-    monkeypatch.setattr(cutline.fleet.nodes.watch, "SILENCE_SECONDS_MAX", SILENCE_SECONDS)
-    monkeypatch.setattr(cutline.fleet.nodes.connections, "CONNECT_SECONDS_MAX", 2)
+    monkeypatch.setattr(cutline.nodes.watch, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(cutline.nodes.watch, "ANSWER_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(cutline.nodes.watch, "SILENCE_SECONDS_MAX", SILENCE_SECONDS)
+    monkeypatch.setattr(cutline.nodes.connections, "CONNECT_SECONDS_MAX", 2)
     monkeypatch.setattr(cutline.wal.slots.slots, "DROP_CONNECT_SECONDS_MAX", 2)
 
 
@@ -253,10 +253,10 @@ def test_a_stalled_restore_point_ends_and_the_next_one_is_taken(network: Network
 # Prints when it starts to watch, and fails if it took the node for silent.
 WATCHING = """
 import sys, time
-import cutline.fleet.nodes.watch
+import cutline.nodes.watch
 from cutline.fleet.config import Node
-cutline.fleet.nodes.watch.PROBE_SECONDS, cutline.fleet.nodes.watch.SILENCE_SECONDS_MAX = 0.1, 1.0
-with cutline.fleet.nodes.watch.watch_nodes([Node(id="s", dsn=sys.argv[1])]) as watch:
+cutline.nodes.watch.PROBE_SECONDS, cutline.nodes.watch.SILENCE_SECONDS_MAX = 0.1, 1.0
+with cutline.nodes.watch.watch_nodes([Node(id="s", dsn=sys.argv[1])]) as watch:
     time.sleep(0.5)
     print("watching", flush=True)
     sys.stdin.readline()

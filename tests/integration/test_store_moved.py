@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.operations.crash_points import CrashPoint
 from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.store_identity import StoreIdentity
 from cutline.storage.local import LocalStore
@@ -78,7 +78,7 @@ def test_what_is_in_its_place_is_not_taken_for_it(
     """No slot is advanced past what is stored there, and nothing is committed."""
     store, away = tmp_path / "store", tmp_path / "away"
     if in_workers:
-        monkeypatch.setattr("cutline.wal.slots.retained.LITTLE_BYTES", -1)
+        monkeypatch.setattr("cutline.wal.slots.lags.LITTLE_BYTES", -1)
 
     def replace() -> None:
         store.rename(away)

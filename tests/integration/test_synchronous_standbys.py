@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cutline.embedded.fleet import stop_fleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.nodes.connections import with_database
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.refusing import execute
 from tests.servers.dealt import start_fleet

@@ -17,14 +17,14 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.programs.wheel import run_tool
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import run_tool
 from cutline.restore.ddl.ddl import SchemaLoadError
-from cutline.restore.obstacles.obstacles import ObstaclesError, TargetLacksError
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
-from cutline.restore.request import RestoreRequest
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.targets.obstacles import ObstaclesError, TargetLacksError
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database
 from tests.integration.refusing import execute

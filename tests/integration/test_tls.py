@@ -18,13 +18,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-import cutline.fleet.programs.clients as clients
+import cutline.nodes.programs as clients
 from cutline.embedded.fleet import start_fleet, stop_fleet
 from cutline.embedded.server import SUPERUSER
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.connections import NodeUnreachableError, as_connected, program_connection
-from cutline.fleet.programs.clients import ProgramsUnfitError
-from cutline.fleet.programs.wheel import wheel_bin_directory
+from cutline.nodes.connections import NodeUnreachableError, as_connected, program_connection
+from cutline.nodes.programs import ProgramsUnfitError, wheel_bin_directory
 from cutline.snapshots.create.initialise import initialise
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_copies
 from tests.commands.watching import Watching

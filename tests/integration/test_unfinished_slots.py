@@ -10,8 +10,8 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import load_fleet
-from cutline.fleet.nodes.connections import connect_replication
-from cutline.fleet.nodes.sessions import open_sessions
+from cutline.nodes.connections import connect_replication
+from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.operations.operation import Operation, new_operation, record_operation, record_outcome
 from cutline.snapshots.operations.slot_guard import guard_nodes
 from cutline.storage.errors import IndeterminateError

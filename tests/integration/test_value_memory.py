@@ -23,8 +23,8 @@ import pytest
 from cutline.check.base_hashes import BaseHashReport, BaseHashTask, hash_base
 from cutline.columns.allocator import SYSTEM, VARIABLE
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.tables.groups import Group
+from cutline.nodes.connections import connect
+from cutline.nodes.groups import Group
 from cutline.restore.rows.load import BaseLoadTask, Feed, LoadTarget, SegmentLoadTask, create_ledger, load_task
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyReport, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.fold.sources import BaseSource, SegmentSource, Source

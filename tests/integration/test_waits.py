@@ -17,9 +17,9 @@ import pytest
 import cutline.wal.slots.waiting as waiting
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Node, load_fleet
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import with_database
+from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.prepared_transactions import await_prepared

@@ -11,14 +11,14 @@ import pytest
 
 from cutline.embedded.fleet import stop_fleet
 from cutline.fleet.config import Retention
-from cutline.fleet.nodes.clocks import ClocksDifferError
 from cutline.fleet.progress import Silent
+from cutline.nodes.clocks import ClocksDifferError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.operation import current_time
-from cutline.snapshots.records.chains import chain_at, cut_time, read_chain
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.proven_chains import chain_at, cut_time, read_chain
 from cutline.snapshots.removal.pruning import PrunePlan, prune_store
 from cutline.storage.clock import follow_machine
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
@@ -69,7 +69,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[timedelta],
         follow_machine()
 
     monkeypatch.setattr("cutline.storage.clock.datetime", Clock)
-    monkeypatch.setattr("cutline.fleet.nodes.clocks._told_seconds", 0.0)
+    monkeypatch.setattr("cutline.nodes.clocks._told_seconds", 0.0)
     yield set_ahead
     follow_machine()
 
@@ -124,7 +124,7 @@ def test_a_cut_is_refused_if_no_clock_can_be_believed(
 
     # The machine with both servers has lost its clock: an increment would be older than the snapshot.
     with read() as patch:
-        patch.setattr("cutline.fleet.nodes.baseline.time_of_epoch", off_by(-DAYS.total_seconds()))
+        patch.setattr("cutline.nodes.baseline.time_of_epoch", off_by(-DAYS.total_seconds()))
         set_clock(-DAYS)
         with pytest.raises(ClocksDifferError, match=r"^a cut was made at .*, but now it is .* by the clock of node s1"):
             take(runs, "clear", Silent())
@@ -132,7 +132,7 @@ def test_a_cut_is_refused_if_no_clock_can_be_believed(
     # Each server and this machine have another time.
     offs = iter([0.0, 7200.0] * 2)
     with read() as patch:
-        patch.setattr("cutline.fleet.nodes.baseline.time_of_epoch", lambda epoch: off_by(next(offs))(epoch))
+        patch.setattr("cutline.nodes.baseline.time_of_epoch", lambda epoch: off_by(next(offs))(epoch))
         set_clock(DAYS)
         with pytest.raises(ClocksDifferError, match="none can be believed"):
             take(runs, "other", Silent(), full=True)
@@ -141,7 +141,7 @@ def test_a_cut_is_refused_if_no_clock_can_be_believed(
     # By number, nothing depends on the time.
     offs = iter([0.0, 7200.0])
     with read() as patch:
-        patch.setattr("cutline.fleet.nodes.baseline.time_of_epoch", lambda epoch: off_by(next(offs))(epoch))
+        patch.setattr("cutline.nodes.baseline.time_of_epoch", lambda epoch: off_by(next(offs))(epoch))
         notes = Notes()
         assert prune(runs, Retention(keep_full=9), notes).steps == ()
         assert [line for line in notes.lines if "none can be believed" in line]

@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 
 from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.tables.groups import Group, column_list, number_groups, qualify, read_tables
-from cutline.fleet.tables.publications import ensure_publications, publication_names
+from cutline.nodes.groups import Group, column_list, number_groups, qualify, read_tables
+from cutline.nodes.publications import ensure_publications, publication_names
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
-from cutline.wal.segments.archive import check_contiguous
-from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segments import Definition, check_contiguous
 from cutline.wal.slots.slots import create_exported_slot
 
 FLEET = "test"

@@ -15,8 +15,8 @@ import pytest
 import cutline.wal.drain.drain
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import NodeUnreachableError, connect, with_database
-from cutline.fleet.tables.groups import Group
+from cutline.nodes.connections import NodeUnreachableError, connect, with_database
+from cutline.nodes.groups import Group
 from cutline.wal.cut.markers import Marker
 from cutline.wal.slots.slots import drop_slot
 from tests.integration.wal_follower import Follower, copy_lines, follow, prepare_groups

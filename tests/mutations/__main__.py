@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from cutline.cli.spark.start import start_spark_at
 from cutline.embedded.fleet import start_fleet, stop_fleet
+from cutline.spark.start import start_spark_at
 from tests.commands.snapshot_runs import Ready
 from tests.mutations.table import Trial
 from tests.mutations.values import Mutation

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.targets.target import find_xml_columns
 from cutline.snapshots.ddl.dump import find_ddl
-from cutline.snapshots.fold.find_sources import sources_of
-from cutline.snapshots.fold.sources import SegmentSource
+from cutline.snapshots.fold.sources import SegmentSource, sources_of
 from cutline.snapshots.records.commit import list_large_objects
 from cutline.storage.errors import SnapshotError
 from tests.mutations.world import NAME, World

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cutline.check.verify import CheckRequest, check_snapshots
-from cutline.cli.output.exit_codes import CONFLICTS
+from cutline.cli.output.failure import CONFLICTS
 from cutline.fleet.progress import Silent
 from cutline.snapshots.records.kinds import kind_of
 from cutline.storage.errors import SnapshotError

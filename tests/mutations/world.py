@@ -25,10 +25,10 @@ from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.operation import new_operation
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.lost_chains import LostChain, lost_key
 from cutline.snapshots.records.operation_records import LeaseRenewal, operation_key
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from cutline.storage.ids import new_operation_id
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cutline.fleet.programs.wheel import server_programs
+from cutline.nodes.programs import server_programs
 from tests.programs.cached import NotInstallableError
 from tests.programs.debian_program import DebianPackage, DebianProgram
 from tests.s3.server import free_port

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.folders.private_folder import cache_folder
+from cutline.fleet.own_files import cache_folder
 
 INSTALL_SECONDS_MAX = 900
 # What go and npm report if they can't download: such a machine can't install the program, as if it had no go or npm.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-import cutline.check.contents
+import cutline.check.verify
 import cutline.snapshots.fold.limits
 from tests.run.soak import SEED
 
@@ -23,6 +23,6 @@ def drawn_folding(request: pytest.FixtureRequest) -> Iterator[None]:
         for name in ("CHANGES_MAX", "CHOSEN_CHANGES_MAX")[:drawn]:
             patch.setattr(cutline.snapshots.fold.limits, name, 0)
         if drawn == 1:
-            patch.setattr(cutline.check.contents, "STORED_BYTES_MAX", 0)
+            patch.setattr(cutline.check.verify, "STORED_BYTES_MAX", 0)
         patch.setattr(cutline.snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
         yield

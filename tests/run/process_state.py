@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 import cutline.cli.main
-from cutline.cli.output import stopping
-from cutline.fleet.nodes import clocks
+from cutline.cli.process import stopping
+from cutline.nodes import clocks
 from cutline.storage import clock, waits
 
 

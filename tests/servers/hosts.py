@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import PORT, SUPERUSER, EmbeddedNode
-from cutline.fleet.nodes.sessions import in_parallel
+from cutline.nodes.sessions import in_parallel
 from tests.certificates.authority import Authority, make_authority
 
 Way = Literal["socket", "tcp", "tls"]

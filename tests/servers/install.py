@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from cutline.fleet.programs.wheel import ProgramFailedError
+from cutline.nodes.programs import ProgramFailedError
 from tests.programs.cached import INSTALL_SECONDS_MAX, NotInstallableError, check_installed, locked
 from tests.s3.server import LOG_CHARACTERS_MAX
 from tests.servers.installed import SAID, Server, ask, installed, place_of

@@ -22,11 +22,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from cutline.cli.folders.private_folder import cache_folder
 from cutline.embedded.fleet import start_fleet, stop_fleet
+from cutline.fleet.own_files import cache_folder
 from cutline.fleet.own_process import is_own_alone
-from cutline.fleet.programs.clients import PROGRAMS as CLIENT_PROGRAMS
-from cutline.fleet.programs.wheel import shared_temporary_directory, wheel_bin_directory
+from cutline.nodes.programs import PROGRAMS as CLIENT_PROGRAMS
+from cutline.nodes.programs import shared_temporary_directory, wheel_bin_directory
 from tests.servers.packages import WHOLE, WITH_ICU, Package
 
 REQUIRED = os.environ.get("SNAPSHOT_TEST_SERVERS") == "required"

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.nodes.baseline import NodeIdentity
 from cutline.snapshots.create.continuable import check_commits, check_objects
 from cutline.snapshots.operations.committing import has_committed
 from cutline.snapshots.operations.open_operations import has_failed
@@ -29,20 +29,20 @@ from cutline.snapshots.operations.operation import (
 )
 from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import (
+from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous, StoredObject
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import check_not_lost, is_lost
+from cutline.snapshots.records.operation_records import Intent, read_intent
+from cutline.snapshots.records.proven_chains import (
     check_name,
     check_not_pruned,
     commit_missing_error,
+    count_listed,
     free_turn,
     increment_numbers,
     read_chain,
     read_newest_part,
 )
-from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous, StoredObject
-from cutline.snapshots.records.commit_rules import count_listed
-from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import check_not_lost, is_lost
-from cutline.snapshots.records.operation_records import Intent, read_intent
 from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from cutline.storage.digest import digest
 from cutline.storage.errors import BusyError, RefusedError
@@ -50,7 +50,7 @@ from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectExistsError, ObjectMissingError
 from cutline.storage.storing import create_or_find
 from cutline.wal.cut.cut_values import NodeCut
-from cutline.wal.segments.archive import ArchiveError, Segment, archive_prefix, check_contiguous, segment_key
+from cutline.wal.segments.segments import ArchiveError, Segment, archive_prefix, check_contiguous, segment_key
 from cutline.wal.slots.slots import SlotLostError, slot_name
 from tests.simulation.repository_model import NODES, CreateRun
 from tests.simulation.store_processes import ModelLock, Process, exclusive

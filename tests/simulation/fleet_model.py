@@ -11,7 +11,7 @@ import heapq
 import random
 from collections.abc import Callable
 
-from cutline.wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, MARKER, PREPARE, ROLLBACK_PREPARED
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, MARKER, PREPARE, ROLLBACK_PREPARED
 from tests.simulation.fleet_records import APPENDED, ROWS_PER_NODE, Change, Node, Part, Transaction, Wave
 
 WAVES = 3

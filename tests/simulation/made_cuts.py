@@ -19,7 +19,7 @@ from cutline.wal.cut import resolve as rule
 from cutline.wal.cut.cut_events import NodeWindow
 from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
 from cutline.wal.cut.in_doubt import included_and_prepared
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import WAL_BEGIN, Change, Node, Wave
 

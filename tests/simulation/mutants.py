@@ -13,11 +13,11 @@ from unittest.mock import patch
 import numpy as np
 
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints
-from cutline.snapshots.fold.superseding import last_of_every_key
+from cutline.snapshots.fold.changes import last_of_every_key
 from cutline.wal.cut import resolve as rule
 from cutline.wal.cut.cut_events import FleetEvents, NodeWindow, fleet_events
 from cutline.wal.cut.cut_values import NodeCut
-from cutline.wal.segments.segment_schema import COMMIT
+from cutline.wal.segments.segments import COMMIT
 from tests.simulation import made_cuts, promises
 from tests.simulation.fleet_model import Look, World
 from tests.simulation.fleet_records import Change, Node, Wave

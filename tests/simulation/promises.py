@@ -10,7 +10,7 @@ import numpy as np
 
 from cutline.columns.bytes_column import BytesColumn
 from cutline.fleet.lsn import Lsn
-from cutline.snapshots.fold.superseding import last_of_every_key
+from cutline.snapshots.fold.changes import last_of_every_key
 from cutline.wal.cut.cut_values import Cut, Undecided
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import APPENDED, ROWS_PER_NODE, Part, Transaction

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
 from cutline.snapshots.listing.listing import Entry, read_entry
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain, snapshot_names
 from cutline.snapshots.records.operation_records import CONFLICTS, VALID, CheckedPoint, CheckResult
+from cutline.snapshots.records.proven_chains import read_chain, snapshot_names
 from cutline.snapshots.records.store_identity import StoreIdentity
 from cutline.storage.ids import new_operation_id
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed

@@ -8,16 +8,16 @@ from unittest.mock import patch
 
 from cutline.fleet.progress import Progress
 from cutline.snapshots.listing import listing
-from cutline.snapshots.records import chains, operation_records
+from cutline.snapshots.records import operation_records, proven_chains
 from cutline.snapshots.records.operation_records import Outcome
 from cutline.snapshots.records.tombstones import Mark
-from cutline.snapshots.removal import garbage, pruning, removal
+from cutline.snapshots.removal import deletion, gc, pruning
 from cutline.storage.store import ObjectStore
 
 
 def folder_is_a_snapshot() -> AbstractContextManager[object]:
     """Take any folder with objects for a snapshot."""
-    return patch.object(chains, "is_committed", lambda store, name: True)
+    return patch.object(proven_chains, "is_committed", lambda store, name: True)
 
 
 def gc_takes_what_is_open() -> AbstractContextManager[object]:
@@ -27,38 +27,38 @@ def gc_takes_what_is_open() -> AbstractContextManager[object]:
     def broken(store: ObjectStore, owner: str) -> Outcome:
         return real(store, owner) or Outcome(operation=owner, state="failed", reason="", ended_at="")
 
-    return patch.object(garbage, "read_outcome", broken)
+    return patch.object(gc, "read_outcome", broken)
 
 
 def gc_takes_the_next_increment() -> AbstractContextManager[object]:
     """Take the segments after the last committed one for garbage."""
-    return patch.object(garbage, "GARBAGE", garbage.GARBAGE | {garbage.GarbageReason.NEXT})
+    return patch.object(gc, "GARBAGE", gc.GARBAGE | {gc.GarbageReason.NEXT})
 
 
 def gc_trusts_a_listing() -> AbstractContextManager[object]:
     """Take a commit that is missing in a listing for missing in the store."""
-    real = garbage.create_outcome
+    real = gc.create_outcome
 
-    def broken(store: ObjectStore, snapshot: str, owner: str) -> garbage.CreateOutcome:
+    def broken(store: ObjectStore, snapshot: str, owner: str) -> gc.CreateOutcome:
         shown = store.list_children(f"snapshots/{snapshot}")
         if not any(one.startswith("snapshot.") for one in shown):
-            return garbage.CreateOutcome(garbage.GarbageVerdict(garbage.GarbageReason.FAILED))
+            return gc.CreateOutcome(gc.GarbageVerdict(gc.GarbageReason.FAILED))
         return real(store, snapshot, owner)
 
-    return patch.object(garbage, "create_outcome", broken)
+    return patch.object(gc, "create_outcome", broken)
 
 
 def mark_comes_last() -> AbstractContextManager[object]:
     """Store the mark of a removal after the objects are removed, not before."""
-    real_put, real_remove = removal.put_mark, removal._remove
+    real_put, real_remove = deletion.put_mark, deletion._remove
 
     def broken(
         store: ObjectStore,
-        removed: removal.RemovalResult,
-        one: removal.Removal,
-        nodes: removal.NodeCleanup,
+        removed: deletion.RemovalResult,
+        one: deletion.Removal,
+        nodes: deletion.NodeCleanup,
         progress: Progress,
-    ) -> removal.RemovalResult:
+    ) -> deletion.RemovalResult:
         found = real_remove(store, removed, one, nodes, progress)
         real_put(store, one.mark)
         return found
@@ -66,8 +66,8 @@ def mark_comes_last() -> AbstractContextManager[object]:
     @contextmanager
     def both() -> Iterator[None]:
         with (
-            patch.object(removal, "put_mark", lambda store, mark, *, force: mark),
-            patch.object(removal, "_remove", broken),
+            patch.object(deletion, "put_mark", lambda store, mark, *, force: mark),
+            patch.object(deletion, "_remove", broken),
         ):
             yield
 
@@ -78,9 +78,9 @@ def mark_comes_last() -> AbstractContextManager[object]:
 def tombstone_not_looked_for() -> Iterator[None]:
     """List everything that has a commit, even if it is deleted."""
     with (
-        patch.object(chains, "is_deleted", lambda store, name: False),
+        patch.object(proven_chains, "is_deleted", lambda store, name: False),
         patch.object(listing, "check_not_deleted", lambda store, name: None),
-        patch.object(chains, "check_not_deleted", lambda store, name: None),
+        patch.object(proven_chains, "check_not_deleted", lambda store, name: None),
     ):
         yield
 
@@ -92,9 +92,9 @@ def conflicts_take_a_place() -> AbstractContextManager[object]:
 
 def increments_go_unmarked() -> AbstractContextManager[object]:
     """Prune increments without storing the mark."""
-    real = removal.put_mark
+    real = deletion.put_mark
 
     def broken(store: ObjectStore, mark: Mark, *, force: bool) -> Mark:
         return mark if mark.key.endswith("/only-full.json") else real(store, mark, force=force)
 
-    return patch.object(removal, "put_mark", broken)
+    return patch.object(deletion, "put_mark", broken)

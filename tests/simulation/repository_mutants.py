@@ -16,7 +16,7 @@ from cutline.snapshots.operations import committing, settling
 from cutline.snapshots.operations import operation as operations
 from cutline.snapshots.operations.open_operations import is_open, read_open_intents
 from cutline.snapshots.operations.operation import Operation
-from cutline.snapshots.records import chains
+from cutline.snapshots.records import proven_chains
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.operation_records import Intent
 from cutline.storage.digest import digest
@@ -82,7 +82,9 @@ def outcome_decides() -> AbstractContextManager[object]:
 
 def void_at_another_key() -> AbstractContextManager[object]:
     """Put the void under the key of the next turn instead of the operation's own commit key."""
-    return patch.object(committing, "key_of", lambda one: chains.commit_key(one.snapshot, one.increment, one.turn + 1))
+    return patch.object(
+        committing, "key_of", lambda one: proven_chains.commit_key(one.snapshot, one.increment, one.turn + 1)
+    )
 
 
 def interrupt_leaves_the_put() -> AbstractContextManager[object]:
@@ -154,7 +156,7 @@ def turn_used_again() -> AbstractContextManager[object]:
     """Use the same turn again after a void."""
 
     def broken(store: ObjectStore, name: str, increment: int) -> int:
-        chains.free_turn(store, name, increment)
+        proven_chains.free_turn(store, name, increment)
         return 1
 
     return patch.object(create_processes, "free_turn", broken)
@@ -187,11 +189,11 @@ def undone_though_committed() -> AbstractContextManager[object]:
 def listing_counts() -> AbstractContextManager[object]:
     """Rely on the listing for increments instead of reading them by key."""
 
-    def broken(store: ObjectStore, name: str, increment: int) -> chains.CommitPlace:
-        is_listed = not increment or increment in chains.listed_numbers(store, name)
-        return chains.find_place(store, name, increment) if is_listed else chains.CommitPlace("", 1, None)
+    def broken(store: ObjectStore, name: str, increment: int) -> proven_chains.CommitPlace:
+        is_listed = not increment or increment in proven_chains.listed_numbers(store, name)
+        return proven_chains.find_place(store, name, increment) if is_listed else proven_chains.CommitPlace("", 1, None)
 
-    return patch.multiple(chains, read_place=broken, find_place=broken)
+    return patch.multiple(proven_chains, read_place=broken, find_place=broken)
 
 
 def not_verified() -> AbstractContextManager[object]:

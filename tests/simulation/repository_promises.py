@@ -11,8 +11,8 @@ from datetime import timedelta
 from cutline.snapshots.listing.listing import Entry
 from cutline.snapshots.operations.open_operations import OpenOperation, read_open_intents
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.operation_records import read_outcome
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.pruning import PrunePlan
 from cutline.snapshots.removal.retention import RetentionFate
 from cutline.storage.digest import digest

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from cutline.fleet.config import Retention
-from cutline.fleet.nodes.lock import FleetBusyError
+from cutline.nodes.lock import FleetBusyError
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.operations.operation import current_time, record_outcome
 from cutline.snapshots.operations.settling import settle_operations
-from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.deletion import RemovalRun, delete_locked, is_finished
 from cutline.snapshots.removal.gc import RESUMABLE_SECONDS, find_garbage, remove_garbage
 from cutline.snapshots.removal.pruning import PrunePlan, prune_locked

@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 from cutline.snapshots.operations import leases, settling
 from cutline.snapshots.operations import operation as operations
-from cutline.snapshots.records import chains, documents
+from cutline.snapshots.records import documents, proven_chains
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.removal import deletion, garbage, pruning
+from cutline.snapshots.removal import deletion, gc, pruning
 from cutline.snapshots.removal import gc as collecting
 from cutline.storage import ids, storing
 from tests.simulation.calls_in_order import calls_in_order
@@ -55,7 +55,7 @@ def check_once(commit: Commit) -> None:
         _checked[id(commit)] = commit
 
 
-_REAL_UNSEAL, _REAL_PARSE, _REAL_CHECK = documents.unseal, documents.parse_document, chains.check_commit
+_REAL_UNSEAL, _REAL_PARSE, _REAL_CHECK = documents.unseal, documents.parse_document, proven_chains.check_commit
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
         for module, name, value in (
             (operations, "utc_now", now),
             (leases, "utc_now", now),
-            (garbage, "utc_now", now),
+            (gc, "utc_now", now),
             (collecting, "utc_now", now),
             (collecting, "machine_now", now),
             (deletion, "utc_now", now),
@@ -95,10 +95,10 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (storing, "time", SimpleNamespace(sleep=sleep)),
             (settling, "drop_slots", drop_slots),
             (documents, "unseal", unseal_once),
-            (chains, "unseal", unseal_once),
+            (proven_chains, "unseal", unseal_once),
             (documents, "parse_document", parse_once),
-            (chains, "parse_document", parse_once),
-            (chains, "check_commit", check_once),
+            (proven_chains, "parse_document", parse_once),
+            (proven_chains, "check_commit", check_once),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

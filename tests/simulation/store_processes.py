@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from cutline.fleet.nodes.lock import FleetBusyError, FleetLockLostError
 from cutline.fleet.progress import Silent
+from cutline.nodes.lock import FleetBusyError, FleetLockLostError
 from cutline.storage.errors import SnapshotError, StoppedError
 from cutline.storage.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore

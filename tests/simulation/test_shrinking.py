@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from cutline.storage.errors import SnapshotError
-from cutline.wal.segments.segment_schema import MARKER
+from cutline.wal.segments.segments import MARKER
 from tests.run.soak import SOAK_SECONDS
 from tests.simulation.fleet_model import World
 from tests.simulation.mutants import MUTANTS, Mutant, finish_before_all_starts, no_raising

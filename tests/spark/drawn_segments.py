@@ -9,15 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from cutline.fleet.lsn import Lsn
-from cutline.snapshots.fold.base_sources import BaseSources
-from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.changed_keys import KeySet
 from cutline.snapshots.fold.fold import Fold
-from cutline.snapshots.fold.overlay import KeySet
-from cutline.snapshots.fold.sources import BaseSource, SegmentSource, Source
+from cutline.snapshots.fold.sources import BaseSource, BaseSources, SegmentSource, Source, Sources
 from cutline.storage.open import open_store
-from cutline.wal.segments.archive import SegmentRange
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
-from cutline.wal.segments.segments import create_segment
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment
 from tests.run.soak import SEED
 
 INSERTED, UPDATED, DELETED, PARTIAL = (ord(letter) for letter in "IUDu")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyspark
 
-from cutline.cli.spark.java import find_java
+from cutline.spark.java import find_java
 from tests.run.quick_spark import QUICK
 from tests.s3.server import free_port
 

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from cutline.check.contents import check_contents
-from cutline.check.findings import Findings
-from cutline.check.report import Conflict, SnapshotReport
+from cutline.check.report import Conflict, Findings, SnapshotReport
+from cutline.check.verify import check_contents
 from cutline.fleet.progress import Silent
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.fold.base_rows import find_valid_rows
-from cutline.snapshots.fold.find_sources import sources_of
+from cutline.snapshots.fold.changed_keys import find_valid_rows
 from cutline.snapshots.fold.fold import fold
-from cutline.snapshots.fold.sources import read_at_cut
+from cutline.snapshots.fold.sources import read_at_cut, sources_of
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store

@@ -67,9 +67,9 @@ HELD = ROWS + ROWS // 10 - 1 - ROWS // 100 + 40 + ROWS // 40 + ROWS // 10
 DRIVER, SEGMENTS = "cutline.snapshots.fold.limits.CHANGES_MAX", "cutline.snapshots.fold.limits.CHOSEN_CHANGES_MAX"
 KEYS, COUNTED = "cutline.snapshots.fold.changed_keys.KEYS_BYTES_MAX", "cutline.snapshots.fold.changed_keys.COUNTED_FROM"
 WAYS: dict[str, tuple[str, list[str], bool]] = {
-    "by the driver": ("", ["cutline.check.contents.STORED_BYTES_MAX"] if SOAK_SECONDS else [], False),
-    "by segment": ("", [DRIVER, "cutline.check.contents.STORED_BYTES_MAX"], False),
-    "by rows": ("", [DRIVER, SEGMENTS, "cutline.check.contents.STORED_BYTES_MAX"], False),
+    "by the driver": ("", ["cutline.check.verify.STORED_BYTES_MAX"] if SOAK_SECONDS else [], False),
+    "by segment": ("", [DRIVER, "cutline.check.verify.STORED_BYTES_MAX"], False),
+    "by rows": ("", [DRIVER, SEGMENTS, "cutline.check.verify.STORED_BYTES_MAX"], False),
     "with filters": ("", [DRIVER, SEGMENTS, KEYS, COUNTED], False),
     "into one database": ("", [], True),
     "long lines": ("UPDATE wide SET t = t || n, n = n + 1000", [DRIVER, SEGMENTS], False),
@@ -91,7 +91,7 @@ archive_by_spark()
 import psycopg
 import pytest
 import cutline.snapshots.fold.limits
-from cutline.cli.spark.on_demand import SparkOnDemand
+from cutline.spark.on_demand import SparkOnDemand
 from cutline.fleet.config import load_fleet
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 

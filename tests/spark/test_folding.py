@@ -10,28 +10,21 @@ import pyarrow.parquet as pq
 import pytest
 
 import cutline.snapshots.fold.changed_keys
-import cutline.snapshots.fold.key_filter
 import cutline.snapshots.fold.limits
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.tables.groups import Group
+from cutline.nodes.groups import Group
 from cutline.restore.rows.load import Feed, LoadTarget, load_images
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.fold.base_rows import find_valid_rows
-from cutline.snapshots.fold.base_sources import BaseSources
+from cutline.snapshots.fold.changed_keys import KeyFilter, find_valid_rows
 from cutline.snapshots.fold.changes import CHANGE_ROWS
-from cutline.snapshots.fold.find_sources import Sources
 from cutline.snapshots.fold.fold import Fold, _base_rows, _fold_multisets, fold
-from cutline.snapshots.fold.key_filter import KeyFilter
 from cutline.snapshots.fold.long_lines import NO_PLACE
-from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, read_tables
+from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, SegmentSource, Source, Sources, read_tables
 from cutline.storage.digest import digest
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
-from cutline.wal.segments.archive import SegmentRange
-from cutline.wal.segments.parquet_objects import parquet_options
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
-from cutline.wal.segments.segments import create_segment
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment, parquet_options
 from tests.run.soak import draw
 from tests.stores.damage import flip_byte
 
@@ -172,7 +165,7 @@ def test_more_keys_than_the_driver_holds_give_the_same_rows(
     monkeypatch.setattr(cutline.snapshots.fold.changed_keys, "COUNTED_FROM", 0)
     monkeypatch.setattr(cutline.snapshots.fold.changed_keys, "KEYS_BYTES_MAX", 0)
     # So few bits that unchanged rows of all kinds are taken for changed.
-    monkeypatch.setattr(cutline.snapshots.fold.key_filter, "BITS_PER_KEY", 1)
+    monkeypatch.setattr(cutline.snapshots.fold.changed_keys, "BITS_PER_KEY", 1)
     folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"))
     assert {type(found) for found in folded.changed[0].values()} == {KeyFilter}
     (table,) = read_tables(open_store(f"file://{tmp_path}", {}), sources.bases[0].source, BASE_SCHEMA)

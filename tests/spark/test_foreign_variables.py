@@ -16,7 +16,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from cutline.cli.spark.settings import FOREIGN_VARIABLES, FOREIGN_VARIABLES_HERE, drop_foreign_variables
+from cutline.spark.settings import FOREIGN_VARIABLES, FOREIGN_VARIABLES_HERE, drop_foreign_variables
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SOAK_SECONDS
 
@@ -62,7 +62,7 @@ HOSTILE = {
 }
 JOB = """
 import json, sys
-from cutline.cli.spark.start import start_spark_at
+from cutline.spark.start import start_spark_at
 
 with start_spark_at("local[1]", json.loads(sys.stdin.read()), "test") as start:
     session = start.session()

@@ -10,24 +10,21 @@ import pyarrow as pa
 import pytest
 from xxhash import xxh64_intdigest
 
-import cutline.check.last_changes
-from cutline.check.copies import Copies
-from cutline.check.last_changes import LastChanges, last_by_node, last_tasks
+import cutline.check.streams
 from cutline.check.partitions import hash_local, hash_reported
+from cutline.check.report import Copies
+from cutline.check.streams import LastChanges, last_by_node, last_tasks
 from cutline.columns.bytes_column import HASH_SEED
 from cutline.fleet.lsn import Lsn
-from cutline.snapshots.fold import by_segment, limits
-from cutline.snapshots.fold.base_sources import BaseSources
-from cutline.snapshots.fold.by_segment import in_base_tables, keys_size, reported_shares
-from cutline.snapshots.fold.changes import ENTRY
-from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold import changes, limits
+from cutline.snapshots.fold.changes import ENTRY, in_base_tables, keys_size, reported_shares
 from cutline.snapshots.fold.fold import fold
 from cutline.snapshots.fold.long_lines import LONG_LINE_BYTES
-from cutline.snapshots.fold.sources import read_tables
+from cutline.snapshots.fold.sources import BaseSources, Sources, read_tables
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
 from tests.spark.drawn_segments import (
     DELETED,
     INSERTED,
@@ -129,8 +126,8 @@ def test_what_is_too_much_or_needs_rows_is_left_to_spark(tmp_path: Path, monkeyp
     assert list(last_by_node(sources.without(NODES[:1]), reports)) == []
     assert [len(last) for last in last_by_node(sources, reports)] == [1]
     with monkeypatch.context() as patch:
-        patch.setattr("cutline.snapshots.fold.by_segment.REPORTED_BYTES_MAX", 0)
-        patch.setattr("cutline.snapshots.fold.by_segment.REPORTED_BYTES_MIN", 0)
+        patch.setattr("cutline.snapshots.fold.changes.REPORTED_BYTES_MAX", 0)
+        patch.setattr("cutline.snapshots.fold.changes.REPORTED_BYTES_MIN", 0)
         assert list(reports_of(sources, StoreLocation(f"file://{tmp_path / 'one'}")).values()) == [None]
     monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 0)
     assert last_tasks(sources) == {}
@@ -146,12 +143,12 @@ def test_all_reports_together_have_no_more_than_the_driver_should_hold(
     count = len(sources.segments)
     shares = reported_shares(sources.segments)
     assert shares is not None
-    assert by_segment.REPORTED_BYTES_MAX - count < sum(shares) <= by_segment.REPORTED_BYTES_MAX
-    assert min(shares) >= by_segment.REPORTED_BYTES_MIN
-    monkeypatch.setattr(by_segment, "REPORTED_BYTES_MAX", by_segment.REPORTED_BYTES_MIN * count)
-    assert reported_shares(sources.segments) == [by_segment.REPORTED_BYTES_MIN] * count
+    assert changes.REPORTED_BYTES_MAX - count < sum(shares) <= changes.REPORTED_BYTES_MAX
+    assert min(shares) >= changes.REPORTED_BYTES_MIN
+    monkeypatch.setattr(changes, "REPORTED_BYTES_MAX", changes.REPORTED_BYTES_MIN * count)
+    assert reported_shares(sources.segments) == [changes.REPORTED_BYTES_MIN] * count
     assert len(last_tasks(sources)) == count
-    monkeypatch.setattr(by_segment, "REPORTED_BYTES_MAX", by_segment.REPORTED_BYTES_MIN * count - 1)
+    monkeypatch.setattr(changes, "REPORTED_BYTES_MAX", changes.REPORTED_BYTES_MIN * count - 1)
     assert last_tasks(sources) == {}
 
 
@@ -162,13 +159,13 @@ def test_what_will_not_be_reported_is_no_longer_read(tmp_path: Path, monkeypatch
         found for found in read_tables(open_store(f"file://{tmp_path}", {}), one.source, SEGMENT_SCHEMA) if len(found)
     ]
     last = LastChanges(replace(last_tasks(sources)[one.source.key], bytes_max=100))
-    read, changes_in = list[int](), cutline.check.last_changes.changes_in
+    read, changes_in = list[int](), cutline.check.streams.changes_in
 
     def counting(table: pa.Table, *rest: Any) -> Any:
         read.append(len(table))
         return changes_in(table, *rest)
 
-    monkeypatch.setattr(cutline.check.last_changes, "changes_in", counting)
+    monkeypatch.setattr(cutline.check.streams, "changes_in", counting)
     last.add(table)
     assert (last.is_complete, len(last.tables)) == (True, 2)
     for _ in range(5):

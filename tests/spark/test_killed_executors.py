@@ -96,8 +96,8 @@ archive_by_spark()
 from contextlib import contextmanager
 from pathlib import Path
 import psycopg
-import cutline.check.contents
-from cutline.cli.spark.on_demand import SparkOnDemand
+import cutline.check.verify
+from cutline.spark.on_demand import SparkOnDemand
 from cutline.fleet.config import load_fleet
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 
@@ -152,7 +152,7 @@ with SparkOnDemand(source, "test") as start:
             restored.append(runs.restore("cluster", target).rows)
         assert sorted_copies(target.primaries[0].dsn) == sorted_copies(source.primaries[0].dsn)
     # As if the archive were too large for the driver.
-    cutline.check.contents.STORED_BYTES_MAX = 0
+    cutline.check.verify.STORED_BYTES_MAX = 0
     with killing("hash WAL", executor_of), killing("hash base", itself):
         checked = runs.check("cluster")
 

@@ -22,7 +22,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from cutline.cli.spark.settings import PROTECTION, SECRET, session_settings
+from cutline.spark.settings import PROTECTION, SECRET, session_settings
 from tests.spark.standalone_cluster import standalone_master
 from tests.unit.test_kubernetes_manifests import RELEASES, TEMPLATE_FILE, driver_pods, fleet_in
 
@@ -36,7 +36,7 @@ UNNAMED = ("unshare", "--user", "--map-user=12345", "--map-group=12345")
 # A driver without executors of its own; prints where it listens, then the result of a job.
 DRIVER = """
 import json, sys
-from cutline.cli.spark.start import start_spark_at
+from cutline.spark.start import start_spark_at
 
 with start_spark_at(sys.argv[1], json.loads(sys.stdin.readline()), "test") as start:
     context = start.session().sparkContext

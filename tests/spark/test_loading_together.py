@@ -14,7 +14,7 @@ import pytest
 from cutline.fleet.progress import Silent
 from cutline.restore.rows.jobs import run_together
 from cutline.restore.rows.load import LoadError
-from cutline.snapshots.tasks.spark_jobs import run_tasks
+from cutline.spark.spark_jobs import run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

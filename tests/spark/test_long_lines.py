@@ -15,8 +15,8 @@ from pyspark.serializers import CloudPickleSerializer
 
 import cutline.check.partitions
 import cutline.restore.rows.jobs
-from cutline.check.copies import Copies
 from cutline.check.partitions import hash_folded, hash_images
+from cutline.check.report import Copies
 from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.columns.python_workers import map_batches
 from cutline.fleet.lsn import Lsn
@@ -24,22 +24,24 @@ from cutline.restore.rows.jobs import Spread, load_long_images
 from cutline.restore.rows.load import Feed
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold import changed_keys, key_history
-from cutline.snapshots.fold.base_rows import find_valid_rows
-from cutline.snapshots.fold.base_sources import BaseSources
-from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.changed_keys import KeyFilter, KeySet, find_valid_rows
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
-from cutline.snapshots.fold.key_filter import KeyFilter
 from cutline.snapshots.fold.long_lines import LONG_LINE_BYTES
-from cutline.snapshots.fold.overlay import KeySet
-from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, problem_of
+from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, SegmentSource, Source, Sources, problem_of
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.digest import digest
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
-from cutline.wal.segments.archive import SegmentRange
-from cutline.wal.segments.parquet_objects import parquet_options
-from cutline.wal.segments.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
-from cutline.wal.segments.segments import create_segment
+from cutline.wal.segments.segments import (
+    DELETE,
+    INSERT,
+    PARTIAL,
+    SEGMENT_SCHEMA,
+    UPSERT,
+    SegmentRange,
+    create_segment,
+    parquet_options,
+)
 from tests.run.soak import draw
 from tests.stores.damage import flip_byte
 from tests.unit.made_commits import commit, counted

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.spark.settings import PROTECTION, SECRET
+from cutline.spark.settings import PROTECTION, SECRET
 from tests.run.command_lines import recording, seen_programs
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SOAK_SECONDS
@@ -38,7 +38,7 @@ SMALL = {
 # Prints as JSON what the session has, or the code and message of its error. The job broadcasts and shuffles.
 JOB = """
 import json, pathlib, sys
-from cutline.cli.spark.start import start_spark_at
+from cutline.spark.start import start_spark_at
 from cutline.storage.errors import SnapshotError
 
 def run(session):

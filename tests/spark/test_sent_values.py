@@ -13,9 +13,8 @@ import pytest
 from cutline.columns.bytes_column import from_list
 from cutline.columns.python_workers import broadcast, map_batches
 from cutline.fleet.progress import Silent
-from cutline.snapshots.fold.key_filter import KeyFilter
-from cutline.snapshots.fold.overlay import key_set
-from cutline.snapshots.tasks.spark_jobs import run_tasks
+from cutline.snapshots.fold.changed_keys import KeyFilter, key_set
+from cutline.spark.spark_jobs import run_tasks
 from tests.run.quick_spark import SETTINGS
 
 if TYPE_CHECKING:

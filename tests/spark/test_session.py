@@ -35,7 +35,7 @@ MASTERS = [("nonsense", "Master must"), ("local[none]", "Could not parse Master 
 # Prints the JVM's process and its folder, then a JSON line: who ran the tasks, with which packages, on which Java.
 JOB = """
 import json, os, sys
-from cutline.cli.spark.start import start_spark_at
+from cutline.spark.start import start_spark_at
 
 def who(_):
     import cutline.storage.errors, cutline.wal
@@ -181,7 +181,7 @@ def test_no_process_survives_its_command(number: signal.Signals, tmp_path: Path)
 
 STOPPED = """
 import json, os, signal, sys, time
-from cutline.cli.spark.start import start_spark_at
+from cutline.spark.start import start_spark_at
 start = start_spark_at("local[1]", json.loads(sys.argv[1]), "test")
 while start._jvm is None:
     time.sleep(0.01)
@@ -204,7 +204,7 @@ def test_a_jvm_that_can_not_be_reached_yet_ends_with_its_command() -> None:
 @pytest.mark.parametrize(("master", "reason"), draw(MASTERS))
 def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, reason: str) -> None:
     program = (
-        "from cutline.cli.spark.start import start_spark_at, SparkStartError\n"
+        "from cutline.spark.start import start_spark_at, SparkStartError\n"
         "import sys\n"
         "try:\n"
         "    with start_spark_at(sys.argv[1], {}, 'test') as start:\n"
@@ -266,7 +266,7 @@ def test_a_current_folder_that_is_gone_is_told_before_a_jvm_starts(tmp_path: Pat
     gone.mkdir()
     lines = (
         "import os, sys; os.rmdir(os.getcwd())\n"
-        "from cutline.cli.spark.start import start_spark_at\n"
+        "from cutline.spark.start import start_spark_at\n"
         "from cutline.storage.errors import UsageError\n"
         "try: start_spark_at('local[1]', {}, 'x')\n"
         "except UsageError as error: print(error.message)"

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("temporary_files_of_subprocesses")
 # Runs jobs that load native libraries, write blocks and store artifacts, and then waits.
 EVERY_FILE = """
 import json, sys, tempfile, time
-from cutline.cli.folders.session_folder import session_folder
-from cutline.cli.spark.start import start_spark_at
+from cutline.spark.session_folder import session_folder
+from cutline.spark.start import start_spark_at
 
 with session_folder() as folder, start_spark_at(sys.argv[1], json.loads(sys.argv[2]), "test") as start:
     session = start.session()

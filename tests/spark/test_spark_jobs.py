@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cutline.fleet.progress import Reading, Silent
-from cutline.snapshots.tasks import spark_jobs
-from cutline.snapshots.tasks.spark_jobs import Dealing, NodeShares, run_many, run_tasks
+from cutline.spark import spark_jobs
+from cutline.spark.spark_jobs import Dealing, NodeShares, run_many, run_tasks
 from tests.unit.test_node_shares import Kept
 
 if TYPE_CHECKING:

@@ -18,10 +18,8 @@ from cutline.snapshots.fold.sources import SegmentSource, Source
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
 from cutline.wal.decoding.decoder import Decoder
-from cutline.wal.segments.archive import SegmentRange, segment_key
-from cutline.wal.segments.held_objects import HeldObjects
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
-from cutline.wal.segments.segments import create_segment, read_events
+from cutline.wal.segments.damage import HeldObjects
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment, read_events, segment_key
 from tests.stores.damage import flip_byte
 from tests.wal import pgoutput_messages as pgoutput
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from cutline.fleet.progress import Silent
-from cutline.fleet.tables.groups import Group
-from cutline.restore.copies.choice import Wanted
-from cutline.restore.copies.verifying import verify_copies
+from cutline.nodes.groups import Group
+from cutline.restore.plan.copies import Wanted, verify_copies
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, FullSnapshot, StoredObject
 from cutline.snapshots.records.documents import base_prefix
-from cutline.snapshots.tasks.spark_jobs import LANES_PER_CORE_MIN, cores_of
+from cutline.spark.spark_jobs import LANES_PER_CORE_MIN, cores_of
 from cutline.storage.digest import digest
 from cutline.storage.location import StoreLocation
 from tests.stores.damage import flip_byte

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import cutline.snapshots.fold.by_segment
+import cutline.snapshots.fold.changes
 import cutline.snapshots.fold.limits
 from cutline.columns.arrow_numbers import to_mask
-from cutline.snapshots.fold.by_segment import unpack_flags
-from cutline.snapshots.fold.find_sources import Sources
+from cutline.snapshots.fold.changes import unpack_flags
 from cutline.snapshots.fold.fold import IMAGE_COLUMNS, Fold, fold
 from cutline.snapshots.fold.long_lines import LONG_LINE_BYTES
-from cutline.snapshots.fold.sources import read_at_cut
+from cutline.snapshots.fold.sources import Sources, read_at_cut
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
 from tests.run.soak import SEED
 from tests.spark.drawn_segments import (
     DELETED,
@@ -148,9 +147,9 @@ def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
     for module, name, value in (
         (cutline.snapshots.fold.limits, "CHOSEN_KEYS_BYTES_MAX", 0),
         (
-            cutline.snapshots.fold.by_segment,
+            cutline.snapshots.fold.changes,
             "REPORTED_BYTES_MAX",
-            cutline.snapshots.fold.by_segment.REPORTED_BYTES_MIN - 1,
+            cutline.snapshots.fold.changes.REPORTED_BYTES_MIN - 1,
         ),
         (cutline.snapshots.fold.limits, "CHANGES_PER_SEGMENT", 2),
     ):
@@ -160,8 +159,8 @@ def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
         assert (folded.segment_images, folded.images is not None) == ({}, True)
         folded.release()
     with monkeypatch.context() as patch:
-        patch.setattr(cutline.snapshots.fold.by_segment, "REPORTED_BYTES_MAX", 1)
-        patch.setattr(cutline.snapshots.fold.by_segment, "REPORTED_BYTES_MIN", 1)
+        patch.setattr(cutline.snapshots.fold.changes, "REPORTED_BYTES_MAX", 1)
+        patch.setattr(cutline.snapshots.fold.changes, "REPORTED_BYTES_MIN", 1)
         folded = fold(spark, sources, location, for_loading=True)
         assert (folded.segment_images, folded.images is not None) == ({}, True)
         folded.release()

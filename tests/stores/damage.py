@@ -12,14 +12,11 @@ import pyarrow.parquet as pq
 
 from cutline.fleet.record import from_builtins
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.records.chains import commit_key
 from cutline.snapshots.records.commit import LARGE_OBJECTS
 from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.digest import digest
-from cutline.wal.segments.archive import Segment
-from cutline.wal.segments.parquet_objects import parquet_options
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
-from cutline.wal.segments.segments import SegmentMetadata, segment_bytes
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, Segment, SegmentMetadata, parquet_options, segment_bytes
 from tests.stores.history import relink
 
 Document = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from cutline.fleet.programs.wheel import tool
+from cutline.nodes.programs import tool
 
 # Settings of a test's own session where those of the role are HOSTILE.
 QUIET = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from cutline.fleet.tables.groups import read_special_columns
+from cutline.nodes.groups import read_special_columns
 from tests.tables.values_of_types import BUILT_IN, DECLARED, EXTENSIONS, OWN_TYPES
 
 # The types that get a table here: arrays come with their element type, composites with DECLARED.

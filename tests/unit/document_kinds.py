@@ -11,15 +11,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, GroupRules, Node
-from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
-from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
+from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.committing import decide, put_commit
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.majority import claim_majority, read_recorded_primaries
 from cutline.snapshots.operations.open_operations import read_recorded_commits
 from cutline.snapshots.operations.operation import Operation, begin, record_operation
 from cutline.snapshots.operations.signs import store_request, store_sign
-from cutline.snapshots.records.chains import commit_key, find_place, read_chain, read_commit
 from cutline.snapshots.records.commit import Previous, Sequence
 from cutline.snapshots.records.lost_chains import LostChain, lost_key, mark_lost, read_lost
 from cutline.snapshots.records.operation_records import (
@@ -40,6 +39,7 @@ from cutline.snapshots.records.operation_records import (
     read_sign,
     write_operation_record,
 )
+from cutline.snapshots.records.proven_chains import commit_key, find_place, read_chain, read_commit
 from cutline.snapshots.records.store_identity import FLEET_KEY, ensure_identity, read_identity
 from cutline.snapshots.records.tombstones import (
     only_full_key,

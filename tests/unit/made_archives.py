@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cutline.fleet.nodes.encodings import raw_bytes
-from cutline.snapshots.ddl.archive import Contents, read_contents
+from cutline.nodes.encodings import raw_bytes
+from cutline.snapshots.ddl.ddl_archive import Contents, read_contents
 
 
 @dataclass(frozen=True, slots=True)

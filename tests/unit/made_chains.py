@@ -12,8 +12,8 @@ from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
-from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.commit import DDL, FullSnapshot, Previous, StoredObject
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.deletion import RemovalRun
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore

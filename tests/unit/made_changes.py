@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cutline.columns.bytes_column import from_list
-from cutline.fleet.tables.groups import Column, Group
+from cutline.nodes.groups import Column, Group
 from cutline.wal.decoding.decoder import Decoded, Decoder
-from cutline.wal.segments.definitions import Definition
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, Definition
 from tests.wal import pgoutput_messages as pgoutput
 
 # The stored order is a, b (the key), c, d. The order in WAL is c, a, d, b.

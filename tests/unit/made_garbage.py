@@ -14,7 +14,6 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import free_turn, read_chain
 from cutline.snapshots.records.commit import (
     BASE,
     DDL,
@@ -28,13 +27,13 @@ from cutline.snapshots.records.commit import (
 from cutline.snapshots.records.documents import base_prefix, ddl_prefix, seal
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.proven_chains import free_turn, read_chain
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
-from cutline.snapshots.removal.garbage import GarbageReason
-from cutline.snapshots.removal.gc import GcReport, find_garbage, remove_garbage
+from cutline.snapshots.removal.gc import GarbageReason, GcReport, find_garbage, remove_garbage
 from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
+from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
 from tests.unit.made_commits import commit as made_commit
 from tests.unit.made_commits import counted, mark, memory
 

@@ -12,9 +12,9 @@ from cutline.snapshots.operations import object_lists
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.operations.object_lists import replace_by_lists
 from cutline.snapshots.operations.operation import Operation, commit_operation, record_outcome
-from cutline.snapshots.records.chains import read_full
 from cutline.snapshots.records.commit import BASE, Commit, FullSnapshot, StoredObject
 from cutline.snapshots.records.documents import base_prefix, ddl_prefix
+from cutline.snapshots.records.proven_chains import read_full
 from cutline.storage.store import ObjectStore
 from tests.unit.made_commits import commit, counted
 from tests.unit.made_garbage import StoreBuilder

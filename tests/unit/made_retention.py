@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from cutline.fleet.config import Retention
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.ended_operations import EndedCheck
+from cutline.snapshots.operations.ended_operations import EndedCheck
 from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult
 from cutline.snapshots.removal.retention import (
     HeldSnapshot,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cutline.snapshots.metrics.catalog import Metric, Sample
-from cutline.snapshots.metrics.endpoint import render
+from cutline.snapshots.listing.metrics import Metric, Sample
+from cutline.snapshots.listing.metrics_endpoint import render
 
 
 def values_of(text: bytes) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

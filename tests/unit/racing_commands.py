@@ -13,13 +13,13 @@ from cutline.snapshots.operations.committing import decide
 from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
-from cutline.snapshots.records.chains import find_place, free_turn, read_chain, snapshot_names
 from cutline.snapshots.records.lost_chains import is_lost
 from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.proven_chains import find_place, free_turn, read_chain, snapshot_names
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectExistsError
-from cutline.wal.segments.archive import archive_prefix, segment_key
+from cutline.wal.segments.segments import archive_prefix, segment_key
 from tests.unit.made_commits import memory
 from tests.unit.made_garbage import NODES, StoreBuilder, needed_by
 

@@ -7,12 +7,12 @@ import time
 import pytest
 from msgspec import structs
 
-import cutline.snapshots.activity.activity as activity
+import cutline.snapshots.operations.activity as activity
 from cutline.fleet.progress import Reading, Silent
-from cutline.snapshots.activity.activity import SIGN_NODES_MAX, Activity, Command
-from cutline.snapshots.activity.under_way import read_one, read_under_way
+from cutline.snapshots.operations.activity import SIGN_NODES_MAX, Activity, Command
 from cutline.snapshots.operations.operation import begin, current_time
 from cutline.snapshots.operations.signs import sign_numbers, store_request, store_sign
+from cutline.snapshots.operations.under_way import read_one, read_under_way
 from cutline.snapshots.records.operation_records import CancelRequest, operation_key
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.storage.memory import InMemoryStore

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import pytest
 
-import cutline.snapshots.activity.activity as activity
+import cutline.snapshots.operations.activity as activity
 from cutline.fleet.progress import Silent
-from cutline.snapshots.activity.activity import Activity, Command
+from cutline.snapshots.operations.activity import Activity, Command
 from cutline.snapshots.operations.signs import sign_numbers
 from cutline.snapshots.records.store_identity import ensure_identity, read_identity
 from cutline.storage.memory import InMemoryStore

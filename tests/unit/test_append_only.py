@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.fleet.tables.table_state import AppendOnlyChangedError, Counters, check_counters, unknown_counters_warnings
+from cutline.nodes.table_state import AppendOnlyChangedError, Counters, check_counters, unknown_counters_warnings
 
 FIRST, LATER, NOTHING = "since the start", "since a crash", ""
 

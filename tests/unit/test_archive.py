@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutline.snapshots.ddl.archive import (
+from cutline.snapshots.ddl.ddl_archive import (
     DumpFormatError,
     NewEntry,
     extract,

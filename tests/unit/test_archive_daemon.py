@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.spark.served_archive import (
+from cutline.spark import archive_daemon
+from cutline.spark.archive_daemon import DIGEST, PROBLEM, URL, archives_folder, unpack_archive, use_archive
+from cutline.spark.served_archive import (
     ARCHIVE,
     BIND_ADDRESS,
     FILES,
@@ -26,15 +28,6 @@ from cutline.cli.spark.served_archive import (
     PYTHON_PATH,
     PackedArchiveError,
     ServedArchive,
-)
-from cutline.snapshots.executors import archive_daemon
-from cutline.snapshots.executors.archive_daemon import (
-    DIGEST,
-    PROBLEM,
-    URL,
-    archives_folder,
-    unpack_archive,
-    use_archive,
 )
 from tests.other_user import OTHER_UID, needs_root
 

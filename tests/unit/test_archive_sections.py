@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cutline.restore.ddl.archive import read_archive
-from cutline.snapshots.ddl.archive import AFTER_ROWS, BEFORE_ROWS
+from cutline.restore.ddl.entries import read_archive
+from cutline.snapshots.ddl.ddl_archive import AFTER_ROWS, BEFORE_ROWS
 from tests.unit.made_archives import MadeEntry, made_archive
 
 NO_SECTION = 1

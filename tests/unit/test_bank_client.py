@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 from cutline.embedded.bank import shard_of
-from cutline.embedded.bank_client import Transfer, choose_transfer
+from cutline.embedded.bank_workload import Transfer, choose_transfer
 
 
 def choose_transfers(seed: int, *, shards: int, cross_shard_ratio: float, count: int = 400) -> list[Transfer]:

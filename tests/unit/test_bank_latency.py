@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from cutline.embedded.bank_latency import LatencyLog
+from cutline.embedded.bank_workload import LatencyLog
 
 
 def log_of(*entries: tuple[float, float]) -> LatencyLog:

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from cutline.snapshots.fold import base_sources
-from cutline.snapshots.fold.base_sources import (
+from cutline.snapshots.fold import sources
+from cutline.snapshots.fold.schema_at_cut import Conversion, SchemaMapping
+from cutline.snapshots.fold.sources import (
     BaseCursor,
     BaseForm,
     BasePart,
+    BaseSource,
     BaseSources,
     HeldBases,
     ListedBases,
     NodeBases,
 )
-from cutline.snapshots.fold.conversions import Conversion
-from cutline.snapshots.fold.schema_at_cut import SchemaMapping
-from cutline.snapshots.fold.sources import BaseSource
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, LostList, ObjectList, StoredObject, listed_objects
@@ -139,14 +138,14 @@ def test_interleaved_sources_are_each_source_once_from_many_nodes_in_turn(
     """A node takes the place of one that has no more."""
     counts = {"a": 8, "b": 5, "c": 1, "d": 7}
     lists = {node: [structs.replace(one, size=1) for one in some] for node, some in made_lists(*counts.items()).items()}
-    monkeypatch.setattr(base_sources, "EXPANDED_BYTES_MAX", at_once)
+    monkeypatch.setattr(sources, "EXPANDED_BYTES_MAX", at_once)
     found = listed([form(node, number) for number, node in enumerate(counts)], lists)
-    sources = list(found.interleaved())
-    assert len(sources) == len(found) == 21
-    assert "".join(one.source.node for one in sources).startswith(begin)
+    in_turn = list(found.interleaved())
+    assert len(in_turn) == len(found) == 21
+    assert "".join(one.source.node for one in in_turn).startswith(begin)
     for number in range(len(counts)):
         # Each of them once, and those of a node in their order.
-        assert [one for one in sources if one.source.number == number] == [
+        assert [one for one in in_turn if one.source.number == number] == [
             one for one in found if one.source.number == number
         ]
 

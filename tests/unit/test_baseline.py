@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.nodes.baseline import (
+from cutline.nodes.baseline import (
     BaselineChangedError,
     FleetTopologyError,
     FoundNode,
@@ -21,7 +21,7 @@ from cutline.fleet.nodes.baseline import (
     check_presence,
     check_topology,
 )
-from cutline.fleet.nodes.clocks import ClockReading
+from cutline.nodes.clocks import ClockReading
 from cutline.storage.location import StoreLocation
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

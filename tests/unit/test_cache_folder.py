@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import cutline.cli.spark.class_archive as class_archive
-from cutline.cli.folders.private_folder import cache_folder
-from cutline.cli.spark.class_archive import archive_options, is_recording
-from cutline.cli.spark.java import Java
+import cutline.spark.class_archive as class_archive
+from cutline.fleet.own_files import cache_folder
+from cutline.spark.class_archive import archive_options, is_recording
+from cutline.spark.java import Java
 from tests.other_user import OTHER_UID, needs_root
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cutline.fleet.nodes.problems import FUNCTIONS, STANDBY_FUNCTIONS
+from cutline.nodes.problems import FUNCTIONS, STANDBY_FUNCTIONS
 
 ROOT = Path(__file__).parent.parent.parent
 # The functions behind the views that Cutline reads.
@@ -21,7 +21,7 @@ SHOWN = {"pg_reload_conf", "pg_wal_replay_resume"}
 def test_every_function_that_is_called_is_tried() -> None:
     called = {
         name
-        for folder in ("fleet", "snapshots", "wal", "check", "restore")
+        for folder in ("fleet", "nodes", "snapshots", "wal", "check", "restore")
         for path in (ROOT / folder).rglob("*.py")
         for name in re.findall(r"\bpg_[a-z_]+(?=\()", path.read_text())
     }

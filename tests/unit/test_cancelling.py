@@ -11,12 +11,12 @@ from msgspec import structs
 
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
-from cutline.snapshots.activity.cancelling import CancelResult, cancel_operations
-from cutline.snapshots.activity.ended_operations import read_ended, read_history
-from cutline.snapshots.activity.under_way import DEAD_SECONDS, UnderWay, read_under_way
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
+from cutline.snapshots.operations.cancelling import CancelResult, cancel_operations
+from cutline.snapshots.operations.ended_operations import read_ended, read_history
 from cutline.snapshots.operations.operation import PUBLISH, Operation, begin, decide_restore, record_operation
 from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.operations.under_way import DEAD_SECONDS, UnderWay, read_under_way
 from cutline.snapshots.records.operation_records import operation_key, read_cancel_request
 from cutline.snapshots.records.store_identity import StoreOfAnotherFleetError, ensure_identity
 from cutline.storage.errors import StoppedError
@@ -63,7 +63,7 @@ def test_a_process_that_ends_without_an_outcome_is_gone_with_its_signs(
         if len(slept) == 2:
             store.delete(operation_key(one, "sign-1"))
 
-    monkeypatch.setattr("cutline.snapshots.activity.cancelling.time.sleep", sleep)
+    monkeypatch.setattr("cutline.snapshots.operations.cancelling.time.sleep", sleep)
     ensure_identity(store, FLEET)
     asked = [found for found in read_under_way(store) if found.id == one]
     (found,) = cancel_operations(fleet_of(store), asked, 30.0, Silent())
@@ -100,7 +100,7 @@ def test_what_became_of_a_request_is_said(ends: str, result: CancelResult, monke
         except (StoppedError, ValueError):
             pass
 
-    monkeypatch.setattr("cutline.snapshots.activity.cancelling.time.sleep", end)
+    monkeypatch.setattr("cutline.snapshots.operations.cancelling.time.sleep", end)
     assert cancel(store, wait=30.0) == {intent.id: result}
     ended = read_ended(store, intent.id)
     assert ended is not None
@@ -125,7 +125,7 @@ def test_a_dead_restore_is_refused_with_what_ends_it() -> None:
 
 
 def test_a_dead_check_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutline.snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("cutline.snapshots.operations.cancelling.ANSWER_SECONDS_MAX", 0.0)
     store = memory()
     store_sign(store, structs.replace(SIGN, kind="check", by=LABEL), 1)
     assert cancel(store) == {SIGN.operation: CancelResult.SETTLED}
@@ -156,7 +156,7 @@ def test_a_prune_that_was_stopped_says_what_it_has_left(monkeypatch: pytest.Monk
         ending = Ending("failed", "cancelled", code=8)
         record_without_intent(store, whole, Time.of(began), about.by, ending)
 
-    monkeypatch.setattr("cutline.snapshots.activity.cancelling.time.sleep", stop)
+    monkeypatch.setattr("cutline.snapshots.operations.cancelling.time.sleep", stop)
     (found,) = cancel_operations(fleet_of(store), [asked], 30.0, Silent())
     expected = (
         ["to resume it: snapshot delete daily", "to resume it: snapshot delete weekly"] if is_left else ["cleaned"]

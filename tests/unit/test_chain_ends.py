@@ -16,7 +16,7 @@ from cutline.storage.errors import ERRORS, ChainEnd, ReportedError, error_of, re
 from cutline.wal.slots.slots import SlotLostError
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("cli", "restore", "check", "snapshots", "wal", "fleet", "storage")
+PACKAGES = ("cli", "restore", "check", "snapshots", "spark", "wal", "nodes", "fleet", "storage")
 # Where it is a line of a report, and no error's hint.
 NO_ERRORS = {"fleet/messages.py", "cli/output/restore_report.py"}
 

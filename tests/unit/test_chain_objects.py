@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-import cutline.restore.copies.choice
-from cutline.fleet.tables.groups import Group
-from cutline.restore.copies.choice import ChainObject, Wanted, count_bytes, list_entries, list_objects
-from cutline.restore.copies.verifying import needed_entries, needed_objects
+import cutline.restore.plan.copies
+from cutline.nodes.groups import Group
+from cutline.restore.plan.copies import (
+    ChainObject,
+    Wanted,
+    count_bytes,
+    list_entries,
+    list_objects,
+    needed_entries,
+    needed_objects,
+)
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, FullSnapshot, NamedObject, StoredObject, listed_objects
@@ -49,7 +56,7 @@ def expanded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         keys.append(one.key)
         return listed_objects(one)
 
-    monkeypatch.setattr(cutline.restore.copies.choice, "listed_objects", noting)
+    monkeypatch.setattr(cutline.restore.plan.copies, "listed_objects", noting)
     return keys
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cutline.columns.bytes_column import from_list
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.decoding.pgoutput import DecodingError
-from cutline.wal.segments.segment_schema import EVERY_PARTITION, NO_GROUP, SEGMENT_SCHEMA
+from cutline.wal.segments.segments import EVERY_PARTITION, NO_GROUP, SEGMENT_SCHEMA
 from tests.unit.made_changes import (
     ALL_MESSAGES,
     FULL_OID,

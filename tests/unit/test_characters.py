@@ -20,13 +20,13 @@ import pytest
 from msgspec import structs
 
 from cutline.cli.output.drill import SQL_SHOWN_MAX, drill_lines
-from cutline.cli.output.streams import ASCII_LEVELS, BLOCKS, FORMS, RULE, writable
+from cutline.cli.process.streams import ASCII_LEVELS, BLOCKS, FORMS, RULE, writable
 from cutline.fleet.config import AssertionTable, load_fleet
 from cutline.fleet.record import Time
 from cutline.restore.drill.assertions import AssertionResult
 from cutline.restore.drill.drill import DrillReport
-from cutline.restore.report import NodeReport, RestoreReport
-from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
+from cutline.restore.plan.report import NodeReport, RestoreReport
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.store_identity import ensure_identity

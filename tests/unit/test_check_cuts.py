@@ -11,8 +11,7 @@ import pytest
 from msgspec import structs
 
 from cutline.check.cuts import READS_AT_ONCE, check_cuts
-from cutline.check.findings import Findings
-from cutline.check.report import SnapshotReport
+from cutline.check.report import Findings, SnapshotReport
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
@@ -21,8 +20,7 @@ from cutline.snapshots.records.commit import Commit
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore, StoreUnreachableError
 from cutline.wal.cut.cut_values import NodeCut
-from cutline.wal.segments.archive import Segment, SegmentRange
-from cutline.wal.segments.segments import create_segment, read_events
+from cutline.wal.segments.segments import Segment, SegmentRange, create_segment, read_events
 from tests.unit.made_commits import full_commit, increment_commit, memory, unused_url
 from tests.unit.made_segments import event, table
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cutline.check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
-from cutline.cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
+from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
 
 SOMETHING = Compared(objects=1)
 CONFLICT = Conflict("digest", "its bytes are not those that were committed", object="key", node="s1")

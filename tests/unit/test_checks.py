@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cutline.snapshots.activity.ended_operations as checks
-import cutline.snapshots.activity.ended_operations as ended_operations
+import cutline.snapshots.operations.ended_operations as checks
+import cutline.snapshots.operations.ended_operations as ended_operations
 from cutline.cli.commands.list import checks_document
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.ended_operations import (
+from cutline.snapshots.listing.listing import Entry
+from cutline.snapshots.operations.ended_operations import (
     EndedCheck,
     NewestChecks,
     newest_covering,
     read_checks,
     standing_check,
 )
-from cutline.snapshots.listing.listing import Entry
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.records.chain import summary_of

@@ -13,8 +13,8 @@ from cutline.cli.commands.prune import plan_document as prune_plan_document
 from cutline.cli.commands.prune import plan_lines as prune_plan_lines
 from cutline.fleet.config import Retention
 from cutline.snapshots.operations.majority import claim_majority, forget_nodes
-from cutline.snapshots.records.chains import snapshot_names
 from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.proven_chains import snapshot_names
 from cutline.snapshots.removal.deletion import DeletionResult, delete_locked, plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune, prune_locked
 from cutline.storage.memory import InMemoryStore

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.spark import java
-from cutline.cli.spark.java import ABSENT_MODULE_ARGUMENT, NoJavaError, find_java, major_version, version_of
+from cutline.spark import java
+from cutline.spark.java import ABSENT_MODULE_ARGUMENT, NoJavaError, find_java, major_version, version_of
 from tests.other_user import OTHER_UID, needs_root
 
 
@@ -135,7 +135,7 @@ def test_a_wrapper_that_is_whole_stays(no_java: pytest.MonkeyPatch, tmp_path: Pa
 ON_NOEXEC = """
 import sys
 from pathlib import Path
-from cutline.cli.spark import java
+from cutline.spark import java
 from cutline.storage.errors import SnapshotError
 java._homes_of_the_machine = list
 java._bundled_home = lambda: Path(sys.argv[1])

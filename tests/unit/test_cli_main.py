@@ -22,7 +22,7 @@ from rich.text import Text
 import cutline.cli.main
 import cutline.cli.output.failure as failure
 from cutline.cli.main import COMMANDS, SnapshotGroup, app, hoist_shared_options
-from cutline.cli.output.exit_codes import MEANINGS
+from cutline.cli.output.failure import MEANINGS
 from cutline.storage.errors import UsageError
 
 PROGRAM = [sys.executable, "-c", "from cutline.cli.entry import main; main()"]
@@ -407,7 +407,7 @@ def test_help_that_can_not_be_written_is_no_bug(words: str) -> None:
 
 def test_no_other_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     """Whatever writes to stderr would write into that file."""
-    program = "import os; from cutline.cli.output.streams import secure_streams; secure_streams()\n"
+    program = "import os; from cutline.cli.process.streams import secure_streams; secure_streams()\n"
     program += f"handle = os.open('{tmp_path}/file', os.O_WRONLY | os.O_CREAT); print(handle, flush=True)"
     for closed in ("2>&-", "0<&-", "0<&- 2>&-"):
         shell = ["bash", "-c", f'{sys.executable} -c "{program}" {closed}']

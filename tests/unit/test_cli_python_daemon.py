@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.spark.settings import session_settings
+from cutline.spark.settings import session_settings
 
 LIST_THREADS = """
 import os
-from cutline.cli.spark.python_daemon import preload
+from cutline.spark.python_daemon import preload
 preload()
 for thread in os.listdir("/proc/self/task"):
     if int(thread) != os.getpid():
@@ -31,4 +31,4 @@ def test_the_modules_that_the_daemon_imports_start_no_threads() -> None:
 )
 def test_executors_keep_sparks_daemon(master: str, is_ours: bool, tmp_path: Path) -> None:  # noqa: FBT001  # a parameter of the case
     settings = session_settings(master, {"spark.authenticate.secret": "of the cluster"}, "test", tmp_path, [])
-    assert (settings.get("spark.python.daemon.module") == "cutline.cli.spark.python_daemon") is is_ours
+    assert (settings.get("spark.python.daemon.module") == "cutline.spark.python_daemon") is is_ours

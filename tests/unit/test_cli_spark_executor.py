@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.spark import executor
-from cutline.cli.spark.executor import NotInPodError, executor_command
+from cutline.spark import executor
+from cutline.spark.executor import NotInPodError, executor_command
 
 JAVA, HOME = Path("/j/bin/java"), Path("/spark")
 # As in a pod that Spark made; two-digit numbers, so that text and number order them in different ways.
@@ -63,7 +63,7 @@ def test_a_missing_variable_is_named(name: str, tmp_path: Path) -> None:
 def test_outside_of_a_pod_the_program_ends_with_a_hint() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
     done = subprocess.run(
-        [sys.executable, "-m", "cutline.cli.spark.executor"],
+        [sys.executable, "-m", "cutline.spark.executor"],
         env=environment,
         capture_output=True,
         text=True,

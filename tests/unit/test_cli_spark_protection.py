@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cutline.cli.main
-from cutline.cli.spark.settings import (
+from cutline.spark.settings import (
     SECRET,
     SUBMIT_ARGUMENTS,
     SparkUnprotectedError,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.spark import class_archive, start
-from cutline.cli.spark.class_archive import archive_options, is_recording
-from cutline.cli.spark.java import Java
-from cutline.cli.spark.settings import cores_of, driver_memory_bytes, session_settings, set_environment, with_retries
-from cutline.cli.spark.start import _keep_text
 from cutline.fleet.config import runs_on_this_machine
+from cutline.spark import class_archive, start
+from cutline.spark.class_archive import archive_options, is_recording
+from cutline.spark.java import Java
+from cutline.spark.settings import cores_of, driver_memory_bytes, session_settings, set_environment, with_retries
+from cutline.spark.start import _keep_text
 
 
 def test_a_machine_without_a_loopback_of_ipv4_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.spark.start import _reason
+from cutline.spark.start import _reason
 
 # As Spark, py4j and its log have worded them.
 WRAPPED = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import cutline.storage.clock
-from cutline.fleet.nodes.clocks import (
+from cutline.fleet.progress import Silent
+from cutline.nodes.clocks import (
     Agreement,
     ClockReading,
     ClocksDifferError,
@@ -17,7 +18,6 @@ from cutline.fleet.nodes.clocks import (
     note_late_clock,
     use_clocks,
 )
-from cutline.fleet.progress import Silent
 from cutline.storage.clock import follow_machine, set_time, steady_seconds, utc_now
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -37,8 +37,8 @@ class Notes(Silent):
 @pytest.fixture(autouse=True)
 def own_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This machine's clock says that it is noon, and nobody was told anything."""
-    monkeypatch.setattr("cutline.fleet.nodes.clocks.machine_now", lambda: NOON)
-    monkeypatch.setattr("cutline.fleet.nodes.clocks._told_seconds", 0.0)
+    monkeypatch.setattr("cutline.nodes.clocks.machine_now", lambda: NOON)
+    monkeypatch.setattr("cutline.nodes.clocks._told_seconds", 0.0)
     yield
     follow_machine()
 

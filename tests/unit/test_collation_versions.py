@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.collation_versions import CollationVersions, difference_text
+from cutline.nodes.collation_versions import CollationVersions, difference_text
 
 PRIMARY, STANDBY = Node("s1", "dbname=shop"), Node("s1-b1", "dbname=shop", backup_of="s1")
 

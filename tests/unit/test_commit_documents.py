@@ -14,13 +14,12 @@ from msgspec import structs
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.baseline import NodeIdentity
 from cutline.fleet.record import fields_of
-from cutline.fleet.tables.groups import Column, Group
-from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
-from cutline.fleet.tables.table_state import Counters, TableState
+from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.groups import Column, Group
+from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.nodes.table_state import Counters, TableState
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import commit_key, read_commit
 from cutline.snapshots.records.commit import (
     Commit,
     CutRecord,
@@ -33,8 +32,9 @@ from cutline.snapshots.records.commit import (
     Void,
 )
 from cutline.snapshots.records.documents import ManifestError, parse_document, seal, unseal
+from cutline.snapshots.records.proven_chains import commit_key, read_commit
 from cutline.wal.cut.cut_values import NodeCut, Undecided
-from cutline.wal.segments.archive import OpenTransaction, Segment
+from cutline.wal.segments.segments import OpenTransaction, Segment
 from tests.unit.made_commits import as_read, commit, full_commit, memory
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ from cutline.check.structure import check_structure
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.committing import CommitIndeterminateError, put_commit
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import (
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.proven_chains import (
     SnapshotExistsError,
     SnapshotMissingError,
     check_name,
@@ -22,13 +23,12 @@ from cutline.snapshots.records.chains import (
     read_commit,
     snapshot_names,
 )
-from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.tombstones import RestorePoint
 from cutline.snapshots.removal.survey import survey_snapshot
 from cutline.storage.errors import UsageError
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import AnswerLostError, EncryptionIgnoredError, ObjectExistsError, StoreUnreachableError
-from cutline.wal.segments.archive import ArchiveError
+from cutline.wal.segments.segments import ArchiveError
 from tests.unit.made_commits import as_read, commit, full_commit, increment_commit, memory, unused_url
 
 

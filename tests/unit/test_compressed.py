@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from cutline.snapshots.records.compressed import PIECE_BYTES, decompress
+from cutline.snapshots.records.documents import PIECE_BYTES, decompress
 
 # Its frame takes 16 kB.
 LARGE = 256 << 20

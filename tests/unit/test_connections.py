@@ -5,7 +5,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import KnownServer, Node
-from cutline.fleet.nodes.connections import (
+from cutline.nodes.connections import (
     KEEPALIVES,
     LATER_SETTINGS,
     PINNED_SETTINGS,
@@ -20,7 +20,7 @@ from cutline.fleet.nodes.connections import (
     unreachable_error,
     wanted_settings,
 )
-from cutline.fleet.nodes.server_errors import called_functions
+from cutline.nodes.server_errors import called_functions
 from cutline.storage.errors import UsageError
 
 LOST = """consuming input failed: server closed the connection unexpectedly

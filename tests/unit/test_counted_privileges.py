@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from cutline.cli.output.restore_report import lines_of, refused_lines
 from cutline.fleet.config import Node
-from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
-from cutline.restore.ddl.archive import read_archive
+from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.restore.ddl.ddl import POST_DATA, DdlEntry, Refusal
+from cutline.restore.ddl.entries import read_archive
 from cutline.restore.ddl.unprivileged import take_superusers_part
-from cutline.restore.report import RefusedStatement, RestoreReport, describe_refusals
+from cutline.restore.plan.report import RefusedStatement, RestoreReport, describe_refusals
 from cutline.restore.targets.target import target_of
 from tests.unit.made_archives import MadeEntry, made_archive
 

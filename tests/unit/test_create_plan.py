@@ -6,7 +6,7 @@ import pytest
 
 from cutline.cli.commands.create import plan_document, plan_lines
 from cutline.fleet.config import GroupRules
-from cutline.fleet.tables.groups import Column, Group, Table
+from cutline.nodes.groups import Column, Group, Table
 from cutline.snapshots.create.full import FullPlan
 from cutline.snapshots.ddl.table_changes import NodeTables, TableSelection
 

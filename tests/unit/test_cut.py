@@ -8,7 +8,7 @@ import pytest
 from cutline.fleet.lsn import Lsn
 from cutline.wal.cut.cut_values import Cut, NodeCut, Undecided
 from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
 
 # The op, the LSN of its record and its global id; every record is 10 bytes long. The LSN of an R is that of the
 # PREPARE that it rolled back; its own comes fourth.

@@ -8,24 +8,24 @@ import pytest
 
 from cutline.cli.commands.list import entry_document, lines_of
 from cutline.cli.commands.prune import plan_lines
-from cutline.cli.views.flat_list import flat_rows
+from cutline.cli.output.flat_list import flat_rows
 from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.progress import Silent
-from cutline.snapshots.activity.ended_operations import EndedReader
+from cutline.snapshots.listing import metrics
 from cutline.snapshots.listing.figures import figures_of, gaps_of
 from cutline.snapshots.listing.listing import Listing, read_entry, show_snapshot
-from cutline.snapshots.metrics import catalog
-from cutline.snapshots.metrics.gathering import read_facts, samples_of_store
+from cutline.snapshots.listing.metrics_gathering import read_facts, samples_of_store
+from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.operation import current_time, new_operation
-from cutline.snapshots.records.chains import check_not_pruned, read_chain
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.lost_chains import LostChain, check_not_lost, lost_key, mark_lost
+from cutline.snapshots.records.proven_chains import check_not_pruned, read_chain
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import only_full_key
 from cutline.snapshots.removal.deletion import plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune
-from cutline.wal.slots.retained import RetainedAnswers
+from cutline.wal.slots.lags import RetainedAnswers
 from tests.unit.made_chains import FLEET
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.metric_values import of, read
@@ -145,5 +145,5 @@ def test_they_are_counted_and_snapshots_that_are_broken_are_counted_apart(fleet:
         if damaged:
             fleet.store.open().create(key, b"{")
         found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
-        assert of(catalog.DAMAGED_MARKS, found) == {"": damaged}
-        assert of(catalog.SNAPSHOTS, found)["broken"] == 0
+        assert of(metrics.DAMAGED_MARKS, found) == {"": damaged}
+        assert of(metrics.SNAPSHOTS, found)["broken"] == 0

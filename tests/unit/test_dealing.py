@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutline.snapshots.tasks.spark_jobs import (
+from cutline.spark.spark_jobs import (
     LANE_BYTES,
     LANES_AT_LEAST,
     LANES_PER_CORE_MIN,

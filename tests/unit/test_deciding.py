@@ -15,7 +15,10 @@ from cutline.snapshots.operations.committing import (
     has_committed,
     put_commit,
 )
-from cutline.snapshots.records.chains import (
+from cutline.snapshots.records.commit import Previous
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.proven_chains import (
     SnapshotExistsError,
     SnapshotMissingError,
     commit_key,
@@ -25,9 +28,6 @@ from cutline.snapshots.records.chains import (
     read_chain,
     snapshot_names,
 )
-from cutline.snapshots.records.commit import Previous
-from cutline.snapshots.records.documents import ManifestError, seal
-from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import AnswerLostError

@@ -10,13 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.fold.declared import check_footer, counting_groups
-from cutline.snapshots.fold.sources import Source, read_tables
+from cutline.snapshots.fold.sources import Source, check_footer, counting_groups, read_tables
 from cutline.storage.digest import digest
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.parquet_objects import ROW_GROUP_ROWS_MAX, expand_global_ids, open_parquet, parquet_options
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import (
+    ROW_GROUP_ROWS_MAX,
+    SEGMENT_SCHEMA,
+    expand_global_ids,
+    open_parquet,
+    parquet_options,
+)
 
 
 def rows(count: int, group: int = 1) -> pa.Table:

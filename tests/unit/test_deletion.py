@@ -10,7 +10,7 @@ import pytest
 from cutline.check.structure import names_to_check
 from cutline.fleet.config import Retention
 from cutline.snapshots.operations.open_operations import read_open_intents
-from cutline.snapshots.records.chains import commit_key, read_chain, snapshot_names
+from cutline.snapshots.records.proven_chains import commit_key, read_chain, snapshot_names
 from cutline.snapshots.records.tombstones import (
     RestorePoint,
     is_deleted,

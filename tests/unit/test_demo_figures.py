@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.cli.demo.report import longest_gap
-from cutline.cli.demo.view import marks, rates, sparkline
+from cutline.cli.demo.figures import longest_gap, marks, rates, sparkline
 
 
 def test_a_sparkline_is_as_high_as_its_values() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import cutline.cli.demo.command
 from cutline.check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
-from cutline.cli.demo.report import ChapterName, CutWatch, StoryReport
+from cutline.cli.demo.figures import ChapterName, CutWatch, StoryReport
 from cutline.cli.main import run
 from cutline.embedded.bank import BankInvariants
 from cutline.fleet.progress import Silent

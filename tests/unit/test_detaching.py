@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-import cutline.cli.background.detaching as module
+import cutline.cli.process.detaching as module
 
 # It has an operation after a second; a signal ends it before.
 STARTED = "import os, sys, time; time.sleep(1); os.write(int(sys.argv[1]), b'the-operation\\n')"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cutline.snapshots.records.chains import commit_key, read_commit
 from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, TEXT_MAX, ManifestError, seal
+from cutline.snapshots.records.proven_chains import commit_key, read_commit
 from cutline.storage.local import LocalStore
 from tests.mutations.sealing import seal_text
 from tests.unit.made_commits import commit

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cutline.snapshots.records.chains import commit_key
 from cutline.snapshots.records.documents import list_prefix
 from cutline.snapshots.records.kinds import KINDS, json_schemas, kind_of
 from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.records.store_identity import FLEET_KEY, baseline_key
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 

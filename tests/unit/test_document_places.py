@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from cutline.snapshots.operations.majority import read_recorded_primaries
 from cutline.snapshots.operations.open_operations import read_open_intents, read_recorded_commits
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import commit_key, find_place, read_chain
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.lost_chains import lost_key, read_lost
 from cutline.snapshots.records.operation_records import read_intent
+from cutline.snapshots.records.proven_chains import commit_key, find_place, read_chain
 from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
     ForeignSnapshotError,

@@ -15,9 +15,9 @@ from cutline.restore.drill import servers
 from cutline.restore.drill.assertions import AssertionResult, expected_text, is_as_expected
 from cutline.restore.drill.drill import EXIT_CODES, DrillReport
 from cutline.restore.drill.servers import DrillUnfitError, naming_unfit
-from cutline.restore.obstacles.obstacles import Obstacles, TargetLacksError
-from cutline.restore.obstacles.server import DRILL_WITHOUT, WITHOUT
-from cutline.restore.report import NodeReport, RefusedStatement, RestoreReport
+from cutline.restore.plan.report import NodeReport, RefusedStatement, RestoreReport
+from cutline.restore.targets.obstacles import Obstacles, TargetLacksError
+from cutline.restore.targets.requirements import DRILL_WITHOUT, WITHOUT
 
 FLEET = """
 name = "shop"

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import tests.wal.pgoutput_messages as pgoutput
 from cutline.columns.bytes_column import from_list
-from cutline.fleet.nodes.encodings import ADAPTERS, raw_bytes, raw_text, texts_of_raw
-from cutline.fleet.tables.groups import Column, Group, copy_line, copy_text
+from cutline.nodes.encodings import ADAPTERS, raw_bytes, raw_text, texts_of_raw
+from cutline.nodes.groups import Column, Group, copy_line, copy_text
 from cutline.wal.decoding.decoder import Decoder
 from cutline.wal.decoding.pgoutput import DecodingError
-from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segments import Definition
 
 LATIN1_NAME = "größe"
 GROUP = Group(1, "public", LATIN1_NAME, "default", 1, (Column("é", "text", 25, -1, 0, 1),))

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-import cutline.snapshots.metrics.gathering as module
+import cutline.snapshots.listing.metrics_gathering as module
 from cutline.fleet.config import Fleet
-from cutline.snapshots.activity.ended_operations import EndedReader
-from cutline.snapshots.metrics.gathering import EntryReader, read_facts
+from cutline.snapshots.listing.metrics_gathering import EntryReader, read_facts
 from cutline.snapshots.operations.committing import decide
+from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.operations.operation import begin, current_time, new_operation, record_outcome
-from cutline.snapshots.records.chains import commit_key
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, put_mark
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from cutline.fleet.nodes.relation_locks import RelationLockedError
-from cutline.fleet.nodes.server_errors import shorten_message
-from cutline.fleet.tables.groups import Group, Table
-from cutline.fleet.tables.publications import TableNotAdmissibleError, check_admissible
+from cutline.nodes.groups import Group, Table
+from cutline.nodes.publications import TableNotAdmissibleError, check_admissible
+from cutline.nodes.relation_locks import RelationLockedError
+from cutline.nodes.server_errors import shorten_message
 from cutline.storage.errors import (
     ERRORS,
     TEXT_SHOWN_MAX,

@@ -10,9 +10,8 @@ import pyarrow
 import pyspark
 import pytest
 
-from cutline.snapshots.executors.build import build_digest
-from cutline.snapshots.executors.late import check_worker
-from cutline.snapshots.executors.needs import (
+from cutline.spark.late import check_worker
+from cutline.spark.needs import (
     ExecutorNeeds,
     ExecutorTaskError,
     StoreNotSharedError,
@@ -20,7 +19,8 @@ from cutline.snapshots.executors.needs import (
     find_executor_error,
     of_executor,
 )
-from cutline.snapshots.executors.preflight import Examined, _none_hint, _problem_of
+from cutline.spark.packing import build_digest
+from cutline.spark.preflight import Examined, _none_hint, _problem_of
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 

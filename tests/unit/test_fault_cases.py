@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cutline.snapshots.operations.crash_points import (
+from cutline.fleet.crash_points import (
     FULL_POINTS,
     INCREMENT_POINTS,
     CrashPoint,

@@ -12,15 +12,15 @@ import pytest
 from msgspec import structs
 
 from cutline.cli.commands.list import lines_of
+from cutline.cli.output.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
 from cutline.cli.output.results import emit_csv
 from cutline.cli.output.tables import FittingTable
-from cutline.cli.views.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
 from cutline.fleet.record import Time, from_builtins
-from cutline.snapshots.activity.ended_operations import EndedCheck, NewestChecks
 from cutline.snapshots.listing.listing import Entry, Listing
+from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChecks
 from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.operation_records import CheckedPoint
-from cutline.wal.slots.retained import RetainedAnswers
+from cutline.wal.slots.lags import RetainedAnswers
 from tests.chains.redefined_chain import STATES, build_chain
 from tests.unit.made_commits import full_commit, increment_commit, memory
 

@@ -11,13 +11,13 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.committing import decide, has_committed, put_commit
 from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
-from cutline.snapshots.records.chains import commit_key, free_turn, read_chain, snapshot_names
 from cutline.snapshots.records.commit import WITHOUT_ROWS
 from cutline.snapshots.records.documents import Kind, base_prefix, ddl_prefix, parse_key
 from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.proven_chains import commit_key, free_turn, read_chain, snapshot_names
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
-from cutline.snapshots.removal.garbage import GarbageReason
+from cutline.snapshots.removal.gc import GarbageReason
 from cutline.storage.clock import follow_machine, set_time, steady_seconds
 from cutline.storage.ids import new_operation_id
 from cutline.storage.local import LocalStore

@@ -21,8 +21,14 @@ from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.documents import Kind
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.snapshots.removal import gc
-from cutline.snapshots.removal.garbage import GarbageReason, GarbageVerdict
-from cutline.snapshots.removal.gc import Garbage, GcReport, RefusedRemoval, collect_garbage
+from cutline.snapshots.removal.gc import (
+    Garbage,
+    GarbageReason,
+    GarbageVerdict,
+    GcReport,
+    RefusedRemoval,
+    collect_garbage,
+)
 from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.local import LocalStore
 from tests.commands.snapshot_runs import command_line, run_command

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.record import INTEGER_MAX, fields_of, from_builtins
-from cutline.fleet.tables.groups import Column, Group, Table, column_list, number_groups, qualify
-from cutline.fleet.tables.names import is_included, quote_identifier, table_name
+from cutline.fleet.table_names import is_included, quote_identifier, table_name
+from cutline.nodes.groups import Column, Group, Table, column_list, number_groups, qualify
 
 COUNTS = st.integers(0, INTEGER_MAX)
 COLUMNS = st.builds(Column, st.text(min_size=1), st.text(), st.integers(0, 2**32), st.integers(-1, 2**31), COUNTS)

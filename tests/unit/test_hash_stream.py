@@ -11,24 +11,19 @@ from msgspec.structs import replace
 
 import cutline.check.streams
 import cutline.wal.segments.segments
-from cutline.check.copies import Copies
-from cutline.check.findings import Findings
-from cutline.check.last_changes import LastTask
-from cutline.check.report import SnapshotReport
-from cutline.check.streams import StreamReport, StreamTask, hash_stream, hash_streams
+from cutline.check.report import Copies, Findings, SnapshotReport
+from cutline.check.streams import LastTask, StreamReport, StreamTask, hash_stream, hash_streams
 from cutline.columns.arrow_streams import from_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold.changes import ChangeForm
-from cutline.snapshots.fold.conversions import Conversion
-from cutline.snapshots.fold.schema_at_cut import SchemaMapping
+from cutline.snapshots.fold.schema_at_cut import Conversion, SchemaMapping
 from cutline.snapshots.fold.sources import SegmentSource, Source
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.archive import Segment
-from cutline.wal.segments.held_objects import HeldObjects
-from cutline.wal.segments.segments import create_segment
+from cutline.wal.segments.damage import HeldObjects
+from cutline.wal.segments.segments import Segment, create_segment
 from tests.unit.made_commits import commit, counted
 from tests.unit.made_segments import HELD, event, table
 

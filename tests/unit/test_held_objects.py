@@ -12,8 +12,7 @@ from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import StoreUnreachableError
 from cutline.storage.stored_form import stored_form
-from cutline.wal.segments.damage import ObjectDamagedError, read_listed
-from cutline.wal.segments.held_objects import HeldObjects
+from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, read_listed
 
 BODY = bytes(range(100))
 

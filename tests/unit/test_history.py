@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
-from cutline.snapshots.activity.ended_operations import read_history
-from cutline.snapshots.activity.under_way import read_under_way
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
+from cutline.snapshots.operations.ended_operations import read_history
 from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.operations.under_way import read_under_way
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.storage.ids import new_operation_id

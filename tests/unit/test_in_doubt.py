@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from msgspec import UNSET, structs
 
-from cutline.cli.views.recovery import plan_lines, write_transactions
+from cutline.cli.output.recovery import plan_lines, write_transactions
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.listing.recovery_plan import (
     InDoubtUnknownError,
@@ -22,7 +22,7 @@ from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.documents import seal, unseal
 from cutline.wal.cut.cut_values import InDoubt
 from cutline.wal.cut.resolve import NodeWindow, resolve
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
 from tests.unit.made_commits import full_commit
 
 PREPARED = InDoubt("pay-1/a", "pay-1", 7, Lsn(50), is_prepared=True, is_included=True)

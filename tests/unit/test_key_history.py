@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutline.columns.bytes_column import from_list, offsets_of
-from cutline.snapshots.fold.key_history import AFTER_ALL, BASE_LSN, BEFORE_ALL, build_key_history
-from cutline.snapshots.fold.merging import Images, merge
-from cutline.wal.segments.segment_schema import DELETE, PARTIAL, UPSERT
+from cutline.snapshots.fold.key_history import AFTER_ALL, BASE_LSN, BEFORE_ALL, Images, build_key_history, merge
+from cutline.wal.segments.segments import DELETE, PARTIAL, UPSERT
 
 PLACE = [("node", pa.int32()), ("group", pa.int32())]
 WANTED = pa.schema([*PLACE, ("key", pa.binary())])

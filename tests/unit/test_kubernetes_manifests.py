@@ -14,9 +14,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from cutline.cli.spark import executor
-from cutline.cli.spark.settings import check_protection
 from cutline.fleet.config import Fleet, load_fleet
+from cutline.spark import executor
+from cutline.spark.settings import check_protection
 from tests.integration.shown_commands import ShownCommand, parse
 
 FOLDER = Path(__file__).parents[2] / "docs" / "kubernetes"

@@ -11,9 +11,7 @@ import pytest
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.base_copy.copy_slots import find_late_writers
 from cutline.storage.memory import InMemoryStore
-from cutline.wal.segments.archive import SegmentRange
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
-from cutline.wal.segments.segments import create_segment
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment
 
 NAMES = count()
 COPIED, OTHER = 5, 6

@@ -10,8 +10,8 @@ import pytest
 from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease
 from cutline.snapshots.operations.open_operations import read_open_intents
-from cutline.snapshots.records.chains import SnapshotMissingError
 from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.proven_chains import SnapshotMissingError
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectMissingError

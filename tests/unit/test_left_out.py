@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from cutline.cli.output.left_out import left_out_lines, left_out_since, warning_lines, warnings_of_several
 from cutline.fleet.record import fields_of, from_builtins
-from cutline.fleet.tables.left_out import (
-    COUNTED,
-    WARNED,
-    LeftOut,
-    LeftOutKind,
-    mark_large_objects,
-    select_warnings,
-)
+from cutline.nodes.left_out import COUNTED, WARNED, LeftOut, LeftOutKind, mark_large_objects, select_warnings
 
 UNLOGGED, EXCLUDED, LARGE = LeftOutKind.UNLOGGED_TABLE, LeftOutKind.EXCLUDED_TABLE, LeftOutKind.LARGE_OBJECTS
 

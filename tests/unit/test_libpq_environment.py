@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from cutline.fleet.config import Node, load_fleet
 from cutline.fleet.libpq_environment import missing_files, with_environment
-from cutline.fleet.nodes.connections import conninfo, program_connection
+from cutline.nodes.connections import conninfo, program_connection
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cutline.snapshots.listing.listing import read_entry
-from cutline.snapshots.records.chains import commit_key
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.records.store_identity import StoreIdentity
 from cutline.snapshots.records.tombstones import put_mark
 from cutline.storage.memory import InMemoryStore

@@ -5,12 +5,10 @@ from __future__ import annotations
 from itertools import islice
 
 from cutline.fleet.config import Node
-from cutline.fleet.tables.groups import Group
+from cutline.nodes.groups import Group
 from cutline.restore.rows.jobs import base_tasks
 from cutline.restore.rows.load import Feed, LoadTarget
-from cutline.snapshots.fold.base_sources import BaseSources
-from cutline.snapshots.fold.find_sources import Sources
-from cutline.snapshots.fold.sources import BaseSource, Source
+from cutline.snapshots.fold.sources import BaseSource, BaseSources, Source, Sources
 from cutline.storage.location import StoreLocation
 
 NODES, OBJECTS, GROUP, OTHER = tuple(f"n{number}" for number in range(40)), 50, 1, 2

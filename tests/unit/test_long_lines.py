@@ -14,23 +14,22 @@ from hypothesis import strategies as st
 import cutline.snapshots.fold.long_lines
 from cutline.columns.bytes_column import Bytes, from_list
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.fold.base_sources import BaseSources
-from cutline.snapshots.fold.long_images import complete_image
+from cutline.snapshots.fold.key_history import Images, merge
 from cutline.snapshots.fold.long_lines import (
     LONG_LINE_BYTES,
     NO_PLACE,
     LongLines,
+    complete_image,
     line_names,
     read_with_places,
     stand_in_of,
     with_stand_ins,
 )
-from cutline.snapshots.fold.merging import Images, merge
-from cutline.snapshots.fold.sources import BaseSource, Source, problem_of
+from cutline.snapshots.fold.sources import BaseSource, BaseSources, Source, problem_of
 from cutline.storage.digest import digest
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.parquet_objects import parquet_options
+from cutline.wal.segments.segments import parquet_options
 
 LONG = b"k\t" + b"x" * LONG_LINE_BYTES
 LINES = [b"a\tshort\n", LONG + b"1\n", b"x" * (LONG_LINE_BYTES - 1) + b"\n", LONG + b"2\n", LONG + b"1\n"]

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-import cutline.snapshots.records.chains as chains
-import cutline.snapshots.records.chains as commits
+import cutline.snapshots.records.proven_chains as chains
+import cutline.snapshots.records.proven_chains as commits
 import cutline.storage.storing as storing
 from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.lsn import Lsn
@@ -21,19 +21,17 @@ from cutline.snapshots.operations.majority import claim_majority
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
 from cutline.snapshots.operations.settling import settle_operations
-from cutline.snapshots.records.chains import commit_key, snapshot_names
 from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.lost_chains import LostChain, is_lost, lost_key, mark_lost
 from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.proven_chains import commit_key, snapshot_names
 from cutline.snapshots.records.store_identity import FLEET_KEY, ensure_identity
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import AnswerLostError, ObjectExistsError, ObjectStore, StoreUnreachableError
 from cutline.storage.storing import StoreAnswersLostError, create_or_find
-from cutline.wal.segments.archive import SegmentRange, archive_prefix, segment_key
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
-from cutline.wal.segments.segments import create_segment
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, archive_prefix, create_segment, segment_key
 from tests.commands.watching import Watching
 from tests.unit.made_commits import commit, identity, unused_url
 
@@ -244,7 +242,7 @@ DECIDING = {"snapshots/operations/committing.py"}
 
 def test_all_other_modules_create_with_create_or_find() -> None:
     found = set()
-    for package in ("fleet", "wal", "snapshots", "check", "restore", "cli"):
+    for package in ("fleet", "nodes", "spark", "wal", "snapshots", "check", "restore", "cli"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("store.create"):

@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 from msgspec import structs
 
-from cutline.fleet.nodes.baseline import NodeIdentity
+from cutline.nodes.baseline import NodeIdentity
 from cutline.snapshots.operations.majority import (
     MajorityMissingError,
     OtherServersError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cutline.restore.estimates.model import COMPARED_MAX, read_measured
+from cutline.restore.estimates.estimate import COMPARED_MAX, read_measured
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.records.operation_records import Decision, Outcome, RestoreFigures, write_operation_record
 from cutline.storage.local import LocalStore

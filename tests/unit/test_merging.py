@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutline.columns.bytes_column import BytesColumn, from_list, offsets_of
-from cutline.snapshots.fold.merging import Images, merge
+from cutline.snapshots.fold.key_history import Images, merge
 
 MARK = b"\\u"
 # `\\\\u` is COPY's text of a value that is a backslash and a u: not a mark.

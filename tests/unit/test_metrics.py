@@ -13,12 +13,11 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from cutline.fleet.lsn import Lsn
-from cutline.restore.estimates.model import RestoreStep
-from cutline.snapshots.activity.ended_operations import EndedReader
-from cutline.snapshots.metrics import catalog, gathering
-from cutline.snapshots.metrics.catalog import METRICS
-from cutline.snapshots.metrics.endpoint import render
-from cutline.snapshots.metrics.gathering import (
+from cutline.restore.estimates.estimate import RestoreStep
+from cutline.snapshots.listing import metrics, metrics_gathering
+from cutline.snapshots.listing.metrics import METRICS
+from cutline.snapshots.listing.metrics_endpoint import render
+from cutline.snapshots.listing.metrics_gathering import (
     MetricsGatherer,
     archived_positions,
     chains_by_cut,
@@ -26,6 +25,7 @@ from cutline.snapshots.metrics.gathering import (
     samples_of_nodes,
     samples_of_store,
 )
+from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
 from cutline.wal.slots.lags import NodeLags, ReplayLag, SlotLag
@@ -43,31 +43,31 @@ def test_names_units_and_labels_follow_prometheus_conventions() -> None:
     for one in METRICS:
         assert one.name.startswith("cutline_"), one.name
         # A gauge is no counter, and has base units.
-        assert not one.name.endswith(("_total", "_count", "_sum", "_bucket", "_info")) or one is catalog.BUILD_INFO
+        assert not one.name.endswith(("_total", "_count", "_sum", "_bucket", "_info")) or one is metrics.BUILD_INFO
         assert not any(word in one.name for word in ("milli", "micro", "minute", "hour", "_kb", "_mb", "percent"))
         assert one.help.endswith(".")
-        assert catalog.FLEET not in one.labels
+        assert metrics.FLEET not in one.labels
 
 
 def test_steps_are_those_of_a_restore() -> None:
-    assert tuple(RestoreStep) == catalog.RESTORE_STEPS
-    assert catalog.WAL_STEP == RestoreStep.FOLD
+    assert tuple(RestoreStep) == metrics.RESTORE_STEPS
+    assert metrics.WAL_STEP == RestoreStep.FOLD
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", 'x"} 1\ncutline_up{a="', "日本", "\\n", ""])
 def test_hostile_names_stay_in_their_label(name: str) -> None:
-    text = render(name, [catalog.SNAPSHOT_BYTES.of(5, name), catalog.SNAPSHOT_BYTES.of(6, "other")])
+    text = render(name, [metrics.SNAPSHOT_BYTES.of(5, name), metrics.SNAPSHOT_BYTES.of(6, "other")])
     (family,) = text_string_to_metric_families(text.decode())
     assert [(one.labels, one.value) for one in family.samples] == [
         ({"fleet": name, "snapshot": name}, 5.0),
         ({"fleet": name, "snapshot": "other"}, 6.0),
     ]
-    assert family.documentation == catalog.SNAPSHOT_BYTES.help
+    assert family.documentation == metrics.SNAPSHOT_BYTES.help
 
 
 def test_a_sample_has_the_labels_of_its_metric() -> None:
     with pytest.raises(ValueError, match="labels"):
-        catalog.NODE_UP.of(1, "a")
+        metrics.NODE_UP.of(1, "a")
 
 
 def test_the_newest_cut_and_the_sizes_are_those_of_the_commits() -> None:
@@ -78,15 +78,15 @@ def test_the_newest_cut_and_the_sizes_are_those_of_the_commits() -> None:
     facts = read_facts(fleet, EndedReader(100))
     found = read(samples_of_store(facts, NOW))
     commits = {one.name: [*one.chain.commits] for one in facts.entries if one.chain}
-    assert of(catalog.RESTORE_POINTS, found) == {"": 4}
-    assert of(catalog.SNAPSHOT_INCREMENTS, found) == {"daily": 2, "weekly": 0}
-    assert of(catalog.SNAPSHOTS, found)["complete"] == 2
+    assert of(metrics.RESTORE_POINTS, found) == {"": 4}
+    assert of(metrics.SNAPSHOT_INCREMENTS, found) == {"daily": 2, "weekly": 0}
+    assert of(metrics.SNAPSHOTS, found)["complete"] == 2
     last = commits["daily"][-1]
     cut_at = datetime.fromisoformat(times[-1]).timestamp() + last.seconds
-    assert of(catalog.NEWEST_CUT, found) == {"": pytest.approx(cut_at)}
-    sizes = of(catalog.SNAPSHOT_BYTES, found)
-    assert of(catalog.COMMITTED_BYTES, found) == {"": sum(sizes.values())}
-    assert set(of(catalog.SUCCESS, found)) == {"full", "increment"}
+    assert of(metrics.NEWEST_CUT, found) == {"": pytest.approx(cut_at)}
+    sizes = of(metrics.SNAPSHOT_BYTES, found)
+    assert of(metrics.COMMITTED_BYTES, found) == {"": sum(sizes.values())}
+    assert set(of(metrics.SUCCESS, found)) == {"full", "increment"}
     # The outcomes of what has committed are not read.
     assert facts.ended.found == ()
 
@@ -102,9 +102,9 @@ def test_the_newest_cut_is_one_that_can_be_restored() -> None:
     cut_at = datetime.fromisoformat("2026-11-20T00:00:00Z").timestamp() + later.chain.full.seconds
     for other in (without_rows, replace(later, problem="commit 1 is missing")):
         found = read(samples_of_store(replace(facts, entries=(daily, other)), NOW))
-        assert of(catalog.NEWEST_CUT, found) == {"": pytest.approx(cut_at)}
+        assert of(metrics.NEWEST_CUT, found) == {"": pytest.approx(cut_at)}
         nothing = read(samples_of_store(replace(facts, entries=(other,)), NOW))
-        assert catalog.NEWEST_CUT.name not in nothing
+        assert metrics.NEWEST_CUT.name not in nothing
 
 
 def test_of_many_snapshots_only_the_newest_are_named() -> None:
@@ -112,28 +112,28 @@ def test_of_many_snapshots_only_the_newest_are_named() -> None:
     for number in range(1, 24):
         store_chain(fleet, f"n{number:02d}", f"2026-11-{number:02d}T00:00:00Z")
     found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
-    assert set(of(catalog.SNAPSHOT_BYTES, found)) == {f"n{number:02d}" for number in range(4, 24)}
-    assert of(catalog.RESTORE_POINTS, found) == {"": 23}
+    assert set(of(metrics.SNAPSHOT_BYTES, found)) == {f"n{number:02d}" for number in range(4, 24)}
+    assert of(metrics.RESTORE_POINTS, found) == {"": 23}
 
 
 def test_what_is_not_known_of_a_node_is_absent() -> None:
     (node,) = FLEET.nodes
     away = read(samples_of_nodes(FLEET, {"a": NodeLags("a", "no answer")}, {"a": Lsn(5)}))
-    assert set(away) == {catalog.NODE_UP.name, catalog.RETAINED_LIMIT.name}
-    assert of(catalog.NODE_UP, away) == {"a/primary": 0}
+    assert set(away) == {metrics.NODE_UP.name, metrics.RETAINED_LIMIT.name}
+    assert of(metrics.NODE_UP, away) == {"a/primary": 0}
     lags = NodeLags("a", position=Lsn(1000), slots=(SlotLag("cutline_x", 300, 400),))
     there = read(samples_of_nodes(FLEET, {"a": lags}, {}))
-    assert of(catalog.SLOT_LAG, there) == {"a/cutline_x": 300}
-    assert of(catalog.RETAINED, there) == {"a/cutline_x": 400}
-    assert of(catalog.RETAINED_LIMIT, there) == {"a": node.retained_wal_bytes_max}
-    assert catalog.ARCHIVE_LAG.name not in there
-    assert catalog.REPLAY_LAG.name not in there
+    assert of(metrics.SLOT_LAG, there) == {"a/cutline_x": 300}
+    assert of(metrics.RETAINED, there) == {"a/cutline_x": 400}
+    assert of(metrics.RETAINED_LIMIT, there) == {"a": node.retained_wal_bytes_max}
+    assert metrics.ARCHIVE_LAG.name not in there
+    assert metrics.REPLAY_LAG.name not in there
     archived = read(samples_of_nodes(FLEET, {"a": lags}, {"a": Lsn(900)}))
-    assert of(catalog.ARCHIVE_LAG, archived) == {"a": 100}
+    assert of(metrics.ARCHIVE_LAG, archived) == {"a": 100}
     late = replace(lags, is_in_recovery=True, replay=ReplayLag(50, None))
     standby = read(samples_of_nodes(FLEET, {"a": late}, {}))
-    assert of(catalog.REPLAY_LAG, standby) == {"a": 50}
-    assert catalog.REPLAY_LAG_SECONDS.name not in standby
+    assert of(metrics.REPLAY_LAG, standby) == {"a": 50}
+    assert metrics.REPLAY_LAG_SECONDS.name not in standby
 
 
 def test_the_archive_is_as_far_as_the_newest_commit_says_not_the_highest_position() -> None:
@@ -154,10 +154,10 @@ def test_a_store_that_is_not_there_is_down_and_nodes_are_told_all_the_same(tmp_p
     fleet = replace(fleet, store=StoreLocation(unused_url()))
     gathered = MetricsGatherer().gather(fleet)
     found = read(gathered.samples)
-    assert of(catalog.STORE_UP, found) == {"": 0}
-    assert of(catalog.NODE_UP, found) == {"a/primary": 0}
-    assert catalog.SNAPSHOTS.name not in found
-    assert catalog.OPEN_OPERATIONS.name not in found
+    assert of(metrics.STORE_UP, found) == {"": 0}
+    assert of(metrics.NODE_UP, found) == {"a/primary": 0}
+    assert metrics.SNAPSHOTS.name not in found
+    assert metrics.OPEN_OPERATIONS.name not in found
     assert len(gathered.problems) == 2
 
 
@@ -171,14 +171,14 @@ def test_a_store_that_hangs_keeps_one_thread_and_no_caller(monkeypatch: pytest.M
         answer.wait(30)
         return read_facts(fleet, EndedReader(1))
 
-    monkeypatch.setattr(gathering, "read_facts", hang)
+    monkeypatch.setattr(metrics_gathering, "read_facts", hang)
     gatherer = MetricsGatherer()
     began = time.monotonic()
     for _ in range(3):
-        assert of(catalog.STORE_UP, read(gatherer.gather(fleet, 0.2).samples)) == {"": 0}
+        assert of(metrics.STORE_UP, read(gatherer.gather(fleet, 0.2).samples)) == {"": 0}
     assert time.monotonic() - began < 30
     assert len(asked) == 1
     answer.set()
     deadline = time.monotonic() + 30
-    while of(catalog.STORE_UP, read(gatherer.gather(fleet, 5.0).samples)) != {"": 1}:
+    while of(metrics.STORE_UP, read(gatherer.gather(fleet, 5.0).samples)) != {"": 1}:
         assert time.monotonic() < deadline

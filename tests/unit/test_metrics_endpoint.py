@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-import cutline.snapshots.metrics.endpoint as module
+import cutline.snapshots.listing.metrics_endpoint as module
 from cutline.fleet.config import ListenAddress
-from cutline.snapshots.metrics.endpoint import EndpointTakenError, MetricsEndpoint
+from cutline.snapshots.listing.metrics_endpoint import EndpointTakenError, MetricsEndpoint
 
 HOST, SECONDS_MAX = "127.0.0.1", 30.0
 

@@ -9,10 +9,10 @@ import pytest
 from msgspec import UNSET, structs
 
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
-from cutline.snapshots.activity.ended_operations import EndedReader
-from cutline.snapshots.metrics import catalog
-from cutline.snapshots.metrics.gathering import read_facts, samples_of_store
+from cutline.snapshots.listing import metrics
+from cutline.snapshots.listing.metrics_gathering import read_facts, samples_of_store
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
+from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.operations.operation import OutcomeDetails, begin, new_operation, record_outcome
 from cutline.snapshots.operations.signs import store_sign
 from cutline.snapshots.records.operation_records import Intent, RestoreFigures, StepFigures
@@ -47,7 +47,7 @@ def checked(store: ObjectStore, code: int, *, ago: float, number: int = 0) -> No
     """A check that ended so many seconds ago, and took a minute."""
     began, at = NOW - timedelta(seconds=ago + 60), Time.of(NOW - timedelta(seconds=ago))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cutline.snapshots.activity.activity.current_time", lambda: at)
+        patch.setattr("cutline.snapshots.operations.activity.current_time", lambda: at)
         command = Command("check", "", f"{began:%Y%m%dT%H%M%SZ}-{number:010d}")
         ending = Ending("done", "valid", code, {"objects": 7, "rows": 40})
         record_without_intent(store, command, Time.of(began), "cutline check ops@db7:1", ending)
@@ -64,17 +64,17 @@ def test_operations_are_counted_by_kind_and_exit_code() -> None:
     checked(store, 1, ago=300, number=2)
     found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
     # By code and kind.
-    assert of(catalog.ENDED, found) == {"9/increment": 1, "6/increment": 1, "0/restore": 1, "0/check": 1, "1/check": 1}
-    assert of(catalog.LAST_CODE, found) == {"increment": 6, "restore": 0, "check": 1}
-    assert of(catalog.SUCCESS, found) == pytest.approx(
+    assert of(metrics.ENDED, found) == {"9/increment": 1, "6/increment": 1, "0/restore": 1, "0/check": 1, "1/check": 1}
+    assert of(metrics.LAST_CODE, found) == {"increment": 6, "restore": 0, "check": 1}
+    assert of(metrics.SUCCESS, found) == pytest.approx(
         {"restore": NOW.timestamp() - 40, "check": NOW.timestamp() - 3000}, abs=0.01
     )
-    assert of(catalog.SUCCESS_SECONDS, found) == pytest.approx({"restore": 20, "check": 60}, abs=0.01)
-    assert of(catalog.SUCCESS_ROWS, found) == {"restore": 5, "check": 40}
-    assert of(catalog.SUCCESS_BYTES, found) == {"restore": 9}
-    assert of(catalog.SUCCESS_OBJECTS, found) == {"check": 7}
-    assert of(catalog.HISTORY_WINDOW, found) == {"": 24 * 3600}
-    assert catalog.NEWEST_CUT.name not in found
+    assert of(metrics.SUCCESS_SECONDS, found) == pytest.approx({"restore": 20, "check": 60}, abs=0.01)
+    assert of(metrics.SUCCESS_ROWS, found) == {"restore": 5, "check": 40}
+    assert of(metrics.SUCCESS_BYTES, found) == {"restore": 9}
+    assert of(metrics.SUCCESS_OBJECTS, found) == {"check": 7}
+    assert of(metrics.HISTORY_WINDOW, found) == {"": 24 * 3600}
+    assert metrics.NEWEST_CUT.name not in found
 
 
 def test_a_store_says_what_kind_a_record_is_of_only_as_far_as_it_is_known() -> None:
@@ -83,7 +83,7 @@ def test_a_store_says_what_kind_a_record_is_of_only_as_far_as_it_is_known() -> N
     for number, kind in enumerate(("made up", 'x"y', "gc")):
         ended(store, kind, number + 1, ago=10)
     found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
-    assert of(catalog.ENDED, found) == {"1/other": 1, "2/other": 1, "3/gc": 1}
+    assert of(metrics.ENDED, found) == {"1/other": 1, "2/other": 1, "3/gc": 1}
 
 
 def test_many_checks_hide_no_restore_and_the_window_says_how_far_back_it_reaches() -> None:
@@ -94,11 +94,11 @@ def test_many_checks_hide_no_restore_and_the_window_says_how_far_back_it_reaches
         checked(store, 0, ago=(number + 1) * 600, number=number)
     facts = read_facts(fleet, EndedReader(3))
     found = read(samples_of_store(facts, NOW))
-    assert set(of(catalog.SUCCESS, found)) == {"restore", "check"}
+    assert set(of(metrics.SUCCESS, found)) == {"restore", "check"}
     # Three checks were read: the window begins where the oldest of them ended.
     assert [one.kind for one in facts.ended.found] == ["check"] * 3 + ["restore"]
-    assert of(catalog.HISTORY_WINDOW, found) == pytest.approx({"": 1800}, abs=1)
-    assert of(catalog.ENDED, found)["0/check"] in (2, 3)
+    assert of(metrics.HISTORY_WINDOW, found) == pytest.approx({"": 1800}, abs=1)
+    assert of(metrics.ENDED, found)["0/check"] in (2, 3)
 
 
 def test_an_outcome_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +130,8 @@ def test_a_restore_says_how_long_its_wal_phase_took() -> None:
     figures = RestoreFigures(rows=9, bytes=8, seconds=4.5, steps=steps, nodes={})
     ended(store, "restore", 0, ago=10, details=OutcomeDetails(figures=figures))
     found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
-    assert of(catalog.RESTORE_STEP, found) == {"fold changes": 1.5, "load rows": 3.0}
-    assert of(catalog.RESTORE_CHANGES, found) == {"": 700}
+    assert of(metrics.RESTORE_STEP, found) == {"fold changes": 1.5, "load rows": 3.0}
+    assert of(metrics.RESTORE_CHANGES, found) == {"": 700}
 
 
 def test_open_operations_are_counted_by_kind_and_state() -> None:
@@ -147,7 +147,7 @@ def test_open_operations_are_counted_by_kind_and_state() -> None:
         sign = structs.replace(SIGN, operation=intent.id, seen_at=Time.of(NOW - timedelta(seconds=ago)))
         store_sign(store, sign, 1)
     found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
-    counts = of(catalog.OPEN_OPERATIONS, found)
+    counts = of(metrics.OPEN_OPERATIONS, found)
     assert {name: count for name, count in counts.items() if count} == {
         "full/running": 1, "full/dead": 1, "only-cut/running": 1,
     }  # fmt: skip

@@ -12,17 +12,22 @@ from cutline.check.structure import check_structure, names_to_check
 from cutline.cli.commands.list import entry_document, lines_of
 from cutline.cli.main import run
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.snapshots.activity.ended_operations import EndedReader
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
 from cutline.snapshots.listing import listing
 from cutline.snapshots.listing.listing import find_doubts, list_store, read_restorable
-from cutline.snapshots.metrics.gathering import read_facts, samples_of_store
+from cutline.snapshots.listing.metrics_gathering import read_facts, samples_of_store
+from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.operations.open_operations import document_names, read_recorded_commits
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import SnapshotMissingError, commit_key, increments_pruned_error, read_chain
 from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.proven_chains import (
+    SnapshotMissingError,
+    commit_key,
+    increments_pruned_error,
+    read_chain,
+)
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.snapshots.records.tombstones import is_deleted, only_full_key, put_mark
 from cutline.snapshots.removal.deletion import plan_deletion

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cutline.snapshots.metrics.catalog import FLEET, METRICS
-from cutline.snapshots.metrics.endpoint import render
+from cutline.snapshots.listing.metrics import FLEET, METRICS
+from cutline.snapshots.listing.metrics_endpoint import render
 from tests.unit.metric_values import values_of
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,8 +13,8 @@ import cutline.snapshots.listing.name_templates as module
 from cutline.fleet.config import load_fleet
 from cutline.snapshots.listing.name_templates import new_name, newest_name, next_number, read_template, used_names
 from cutline.snapshots.operations.operation import begin, new_operation
-from cutline.snapshots.records.chains import SnapshotMissingError, commit_key
 from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key
 from cutline.storage.errors import UsageError
 from cutline.storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, memory, named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.fleet.nodes.beside import ASIDE, LOADING, is_beside, name_beside
+from cutline.nodes.other_databases import ASIDE, LOADING, is_beside, name_beside
 
 # Two long names that end differently, in ASCII and in characters of two and three bytes.
 LONG = [(f"{part * (60 // len(part.encode()))}1", f"{part * (60 // len(part.encode()))}2") for part in ("a", "ä", "数")]

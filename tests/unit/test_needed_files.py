@@ -8,7 +8,7 @@ import pytest
 
 from cutline.embedded import needed_files as module
 from cutline.embedded.needed_files import needed_files
-from cutline.fleet.programs.wheel import Programs
+from cutline.nodes.programs import Programs
 
 
 @pytest.fixture

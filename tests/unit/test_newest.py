@@ -13,14 +13,6 @@ from cutline.fleet.record import Time
 from cutline.snapshots.ddl.table_changes import known_tables
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.records.chain import Chain, summary_of
-from cutline.snapshots.records.chains import (
-    SnapshotMissingError,
-    commit_key,
-    read_chain,
-    read_commit,
-    read_newest_part,
-    read_summaries,
-)
 from cutline.snapshots.records.commit import (
     COMMENT_MAX,
     DDL,
@@ -32,10 +24,18 @@ from cutline.snapshots.records.commit import (
     Void,
 )
 from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.proven_chains import (
+    SnapshotMissingError,
+    commit_key,
+    read_chain,
+    read_commit,
+    read_newest_part,
+    read_summaries,
+)
 from cutline.snapshots.records.tombstones import only_full_key
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.archive import ArchiveError
+from cutline.wal.segments.segments import ArchiveError
 from tests.unit.made_commits import commit, counted, mark, unused_url
 
 BLOCK = 64

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.watch import _Probe
+from cutline.nodes.watch import _Probe
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.fleet.nodes.problems import (
+from cutline.nodes.problems import (
     NodeProblem,
     NodeUnfitError,
     Place,

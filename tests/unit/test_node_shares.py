@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cutline.fleet.progress import Reading, Silent, StepPace
-from cutline.snapshots.tasks.spark_jobs import NodeShares
+from cutline.spark.spark_jobs import NodeShares
 
 
 @dataclass

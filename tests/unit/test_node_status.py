@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.cli.views.node_status import NodeStatus
+from cutline.cli.output.node_status import NodeStatus
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.lock import LockAnswer
+from cutline.nodes.lock import LockAnswer
 from cutline.wal.slots.lags import NodeLags
 
 LATE, LATER = "no answer within 2 s", "no answer within 5 s"

@@ -16,9 +16,9 @@ from cutline.snapshots.operations.object_lists import (
 )
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_full, read_newest_part
 from cutline.snapshots.records.commit import BASE, DefinitionChanges
 from cutline.snapshots.records.documents import base_prefix, seal
+from cutline.snapshots.records.proven_chains import read_full, read_newest_part
 from cutline.snapshots.removal.survey import survey_snapshot
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError

@@ -15,15 +15,14 @@ from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.open_operations import read_open_intents, read_recorded_commits
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.operations.signs import store_request, store_sign
-from cutline.snapshots.records.chains import commit_key
 from cutline.snapshots.records.operation_records import (
     CancelRequest,
     LeaseRenewal,
     operation_key,
     write_operation_record,
 )
-from cutline.snapshots.removal.garbage import GarbageReason, GarbageVerdict
-from cutline.snapshots.removal.gc import judge_probe
+from cutline.snapshots.records.proven_chains import commit_key
+from cutline.snapshots.removal.gc import GarbageReason, GarbageVerdict, judge_probe
 from cutline.storage.ids import new_operation_id
 from cutline.storage.local import LocalStore
 from cutline.storage.memory import InMemoryStore

@@ -15,15 +15,16 @@ import psycopg
 import pytest
 
 from cutline.cli.output.failure import failure_of
-from cutline.fleet.nodes.connections import THREADS_MAX
-from cutline.fleet.nodes.sessions import in_parallel
+from cutline.nodes.connections import THREADS_MAX
+from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import IndeterminateError, SnapshotError
-from cutline.storage.open_files import is_used_up
+from cutline.storage.process_limits import is_used_up
 from cutline.storage.store import AnswerLostError, StoreUnreachableError, WritingRefusedError
 
 USED_UP = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 SHOW = (
-    "import resource; from cutline.storage.open_files import raise_limit; raise_limit(); print(*resource.getrlimit(7))"
+    "import resource; from cutline.storage.process_limits import raise_limit; "
+    "raise_limit(); print(*resource.getrlimit(7))"
 )
 
 

@@ -9,8 +9,8 @@ from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.operations.open_operations import naming_open_operations, read_open_operations
 from cutline.snapshots.operations.operation import Operation, record_operation, record_outcome
 from cutline.snapshots.operations.settling import settle_operations
-from cutline.snapshots.records.chains import SnapshotMissingError, read_chain
 from cutline.snapshots.records.operation_records import Intent, operation_key
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, read_chain
 from cutline.snapshots.records.tombstones import tombstone_key
 from cutline.storage.errors import IndeterminateError
 from cutline.storage.memory import InMemoryStore

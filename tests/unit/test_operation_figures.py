@@ -13,9 +13,9 @@ from cutline.check.report import EXAMPLES_MAX, Compared, Conflict, Skipped, Snap
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Silent, StepTimes
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
 from cutline.snapshots.listing.figures import PhaseFigures, read_figures, read_figures_of, read_operation_figures
 from cutline.snapshots.listing.listing import show_snapshot
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.operation import (
     Operation,
     OutcomeDetails,

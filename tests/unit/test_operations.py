@@ -11,9 +11,9 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.open_operations import read_open_intents, read_recorded_commits
 from cutline.snapshots.operations.operation import Operation, begin, new_operation, record_operation
 from cutline.snapshots.operations.settling import settle_operations
-from cutline.snapshots.records.chains import commit_key
 from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.operation_records import Failure, read_failure, read_outcome, write_operation_record
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.errors import IndeterminateError, StoppedError
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.open import open_store

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.storage.store import RequestStoppedError, check_not_stopped, stoppable_requests
-from cutline.wal.drain.overlap import AHEAD_BYTES, BackgroundCalls, read_ahead
+from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, read_ahead
 
 SECONDS_MAX = 30.0
 LOST_LOCK = re.compile("(un-acquired|unlocked) lock")

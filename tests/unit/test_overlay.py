@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cutline.snapshots.fold.overlay as module
+import cutline.snapshots.fold.changed_keys as module
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
-from cutline.snapshots.fold.overlay import key_set, overlays
+from cutline.snapshots.fold.changed_keys import key_set, overlays
 
 KEYS = st.lists(st.binary(max_size=12), max_size=30)
 

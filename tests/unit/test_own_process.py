@@ -13,9 +13,9 @@ from msgspec import structs
 
 import cutline.fleet.own_process
 from cutline.fleet.own_process import is_gone, own_process
-from cutline.snapshots.activity.under_way import ActivityState, read_under_way
 from cutline.snapshots.operations.operation import begin, new_operation
 from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.operations.under_way import ActivityState, read_under_way
 from cutline.snapshots.records.operation_records import Intent
 from tests.unit.document_kinds import SIGN
 from tests.unit.made_commits import memory

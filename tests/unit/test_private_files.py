@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cutline.embedded import private_files
-from cutline.embedded.private_files import find_private
+from cutline.embedded import needed_files
+from cutline.embedded.needed_files import find_private
 
 
 def make(path: Path, mode: int) -> None:
@@ -49,6 +49,6 @@ def test_a_home_folder_is_private_as_a_whole_whatever_its_mode_and_by_whatever_l
 
 
 def test_of_very_many_files_the_folder_is_private(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_files, "MANY", 1)
+    monkeypatch.setattr(needed_files, "MANY", 1)
     make(system / "etc/below/key", 0o600)
     assert private(system / "etc") == ["."]

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from cutline.cli.output.failure import failure_of
-from cutline.cli.spark.start import _start_error
 from cutline.snapshots.operations.operation import code_of
+from cutline.spark.start import _start_error
 from cutline.storage.errors import IndeterminateError, RefusedError
 from cutline.storage.store import StoreUnreachableError
 

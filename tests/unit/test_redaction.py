@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cutline.fleet.config import FleetFileError, Node, load_fleet, remember_secret_settings
-from cutline.fleet.nodes.connections import unreachable_error
+from cutline.nodes.connections import unreachable_error
 from cutline.storage.errors import SnapshotError, error_of, redact, report_of
 
 PASSWORD = "Unmistakable%40@ '\\:é/"

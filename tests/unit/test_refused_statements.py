@@ -12,8 +12,8 @@ from cutline.cli.output.refused_statements import write_refused
 from cutline.fleet.config import Node
 from cutline.restore.ddl.ddl import POST_DATA, PRE_DATA, DdlEntry, Refusal
 from cutline.restore.ddl.statements import statements_of
-from cutline.restore.refused import DdlRefusedError
-from cutline.restore.report import describe_refusals
+from cutline.restore.plan.report import describe_refusals
+from cutline.restore.run.refused import DdlRefusedError
 from cutline.restore.targets.target import target_of
 from cutline.storage.errors import remember_secret
 

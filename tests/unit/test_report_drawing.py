@@ -8,6 +8,7 @@ from io import StringIO
 from rich.console import Console
 from rich.text import Text
 
+from cutline.cli.output.tables import ASCII, BLOCKS
 from cutline.cli.report.sections import (
     Bar,
     BarPart,
@@ -23,10 +24,9 @@ from cutline.cli.report.sections import (
     shaded_columns,
 )
 from cutline.cli.report.terminal import bar_line, time_line, timeline_of
-from cutline.cli.views.sparkline import ASCII, BLOCKS
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.ended_operations import EndedCheck
 from cutline.snapshots.listing.figures import OperationFigures, PhaseFigures
+from cutline.snapshots.operations.ended_operations import EndedCheck
 from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult
 from tests.unit.made_figures import BEGIN, made_figures, made_snapshot
 

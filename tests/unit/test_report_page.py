@@ -7,11 +7,11 @@ import hashlib
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from cutline.cli.report.command import figures_document
+from cutline.cli.commands.report import figures_document
 from cutline.cli.report.page import page_of
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.ended_operations import EndedCheck
 from cutline.snapshots.listing.figures import NodeLag, OperationFigures, PhaseFigures, StoreFigures
+from cutline.snapshots.operations.ended_operations import EndedCheck
 from cutline.snapshots.records.operation_records import CheckedPoint, CheckFigures, SkippedPart
 from tests.unit.made_figures import BEGIN, made_figures, made_snapshot
 

@@ -10,7 +10,7 @@ from msgspec import UNSET, structs
 from cutline.cli.output.arguments import parse_moment
 from cutline.fleet.record import Time
 from cutline.snapshots.records.chain import Chain, summary_of
-from cutline.snapshots.records.chains import SnapshotMissingError, chain_at, cut_time
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, chain_at, cut_time
 from cutline.storage.errors import UsageError
 from tests.unit.made_commits import full_commit, increment_commit
 

@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from cutline.cli.output.restore_scope import check_options, parse_role_map
-from cutline.restore.parts.scope import RestoreScope, TableMove
-from cutline.restore.request import RestoreRequest
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.scope.scope import RestoreScope, TableMove
 
 ROLES = (("a b", "c"), ("d=e", '"f'))
 SCOPE = RestoreScope(nodes=("s1", "s2"), role_map=ROLES, no_database_settings=True)

@@ -8,8 +8,8 @@ import pytest
 from cutline.columns.bytes_column import from_list
 from cutline.columns.fields import field_of, find_nulls, read_integers, read_texts, read_uuids
 from cutline.columns.hashing import hash_integers, hash_values
-from cutline.restore.routing.table_routes import Route, RouteKind, TableRoute, parse_route
-from cutline.restore.topology.topology import Topology, keeps_foreign_key
+from cutline.restore.plan.topology import Topology, keeps_foreign_key
+from cutline.restore.scope.table_routes import Route, RouteKind, TableRoute, parse_route
 from cutline.storage.errors import UsageError
 
 # What hashint8, hashtext and uuid_hash of a PostgreSQL 18 server return.

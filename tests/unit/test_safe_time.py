@@ -15,8 +15,8 @@ from cutline.snapshots.create.make_cut import latest_time
 from cutline.wal.cut.cut_values import Cut, NodeCut
 from cutline.wal.cut.markers import WrittenMarker
 from cutline.wal.cut.resolve import NodeWindow, resolve
-from cutline.wal.cut.safe_time import clock_skew, safe_time, with_markers
-from cutline.wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, SEGMENT_SCHEMA
+from cutline.wal.cut.safe_time import clock_skew, safe_time_of_nodes, with_markers
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, SEGMENT_SCHEMA
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 MICROSECONDS_TO_NOON = (NOON - datetime(2000, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
@@ -83,13 +83,13 @@ def test_a_clock_that_was_an_hour_ahead_and_set_back_does_not_set_the_safe_time_
 ) -> None:
     """The commits after the cut have times from noon on."""
     cut = cut_of(a=window(*events, last=last, marked=time_of(0)))
-    assert safe_time(with_markers(cut, {"a": marker(0)})) == time_of(0)
+    assert safe_time_of_nodes(with_markers(cut, {"a": marker(0)})) == time_of(0)
     was_ahead = last is not None or (event(COMMIT, 200, 3600) in events)
     expected = time_of(0) if was_ahead else time_of(-90) if events else UNSET
     assert cut.nodes[0].last_commit_at == expected
     # The cut after it has no time of before, either.
     again = cut_of(a=window(last=time_of(0), marked=time_of(60)))
-    assert safe_time(with_markers(again, {"a": marker(60)})) == time_of(60)
+    assert safe_time_of_nodes(with_markers(again, {"a": marker(60)})) == time_of(60)
 
 
 def test_of_a_clock_that_was_set_back_commits_after_the_marker_count_with_their_own_time() -> None:
@@ -100,7 +100,7 @@ def test_of_a_clock_that_was_set_back_commits_after_the_marker_count_with_their_
         marked=time_of(10),
     )  # fmt: skip
     nodes = with_markers(cut_of(a=a, b=b), {"a": marker(20), "b": marker(10.0)})
-    assert safe_time(nodes) == nodes[1].last_commit_at == time_of(10.1)
+    assert safe_time_of_nodes(nodes) == nodes[1].last_commit_at == time_of(10.1)
 
 
 def test_a_time_after_the_year_9999_does_not_end_the_cut() -> None:
@@ -115,7 +115,7 @@ def test_an_early_segment_has_no_times() -> None:
 def test_an_idle_node_does_not_hold_the_fleet_back() -> None:
     cut = cut_of(busy=window(event(COMMIT, 900, 9.9)), idle=window(event(COMMIT, 200, -3600)))
     nodes = with_markers(cut, {"busy": marker(10.0), "idle": marker(10.2)})
-    assert safe_time(nodes) == time_of(10.0)
+    assert safe_time_of_nodes(nodes) == time_of(10.0)
 
 
 def test_a_node_whose_position_was_raised_past_its_marker_counts_with_its_newest_commit() -> None:
@@ -124,14 +124,14 @@ def test_a_node_whose_position_was_raised_past_its_marker_counts_with_its_newest
     b = window(event(COMMIT, 1010, 10.1), event(PREPARE, 1020, 10.2, "g"))
     nodes = with_markers(cut_of(a=a, b=b), {"a": marker(10.3), "b": marker(10.0)})
     assert [node.position for node in nodes] == [START, 1028]
-    assert safe_time(nodes) == time_of(10.1)
+    assert safe_time_of_nodes(nodes) == time_of(10.1)
 
 
 def test_a_cut_with_a_node_of_unknown_time_has_no_safe_time() -> None:
     cut = cut_of(a=window(), b=window())
     known, early = with_markers(cut, {"a": marker(1), "b": marker(2)})
-    assert safe_time([known, early]) == time_of(1)
-    assert safe_time([known, NodeCut("b", START, FINISH, START, 0, (), ())]) is UNSET
+    assert safe_time_of_nodes([known, early]) == time_of(1)
+    assert safe_time_of_nodes([known, NodeCut("b", START, FINISH, START, 0, (), ())]) is UNSET
 
 
 def test_the_skew_is_known_but_for_the_time_that_a_marker_takes() -> None:

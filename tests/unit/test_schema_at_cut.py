@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from cutline.columns.bytes_column import from_list, partition_of
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.tables.groups import Column, Group
+from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold import schema_at_cut as module
-from cutline.snapshots.fold.conversions import conversion
-from cutline.snapshots.fold.schema_at_cut import SchemaMapping, schema_mapping, to_schema_at_cut
-from cutline.wal.segments.segment_schema import COMMIT, DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, TRUNCATE, UPSERT
+from cutline.snapshots.fold.schema_at_cut import SchemaMapping, conversion, schema_mapping, to_schema_at_cut
+from cutline.wal.segments.segments import COMMIT, DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, TRUNCATE, UPSERT
 
 # COPY's text: `\\\\u` is a value that is a backslash and a u, not a mark; likewise `\\\\N` is not NULL.
 VALUES = st.sampled_from([b"", b"a", b"\\N", b"\\\\N", b"\\\\u", b"x\\ty", b"longer value", "é".encode()])

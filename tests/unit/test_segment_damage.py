@@ -11,13 +11,16 @@ import cutline.wal.segments.segments as module
 from cutline.fleet.record import fields_of, from_builtins
 from cutline.storage.encryption.encrypted_store import EncryptedStore
 from cutline.storage.local import LocalStore
-from cutline.wal.segments.archive import (
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.segments import (
     ArchiveError,
     Segment,
+    create_segment,
+    list_unlisted,
+    read_events,
+    read_metadata,
     segment_key,
 )
-from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
 from tests.unit.made_segments import HELD, event, memory, small_segment, store_with, table
 
 

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from cutline.columns.bytes_column import from_list
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import fields_of, from_builtins
-from cutline.fleet.tables.groups import Column, Group, SchemaChangedError
+from cutline.nodes.groups import Column, Group, SchemaChangedError
 from cutline.storage.errors import error_of, report_of
 from cutline.wal.decoding.decoder import Decoded, Decoder
 from cutline.wal.decoding.known_definitions import SchemaMovedError
-from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segments import Definition
 from tests.unit.made_changes import FULL, FULL_OID, KEYED, list_changes
 from tests.wal import pgoutput_messages as pgoutput
 

@@ -18,18 +18,22 @@ from cutline.storage.memory import InMemoryStore
 from cutline.storage.open import open_store
 from cutline.storage.store import ObjectExistsError
 from cutline.storage.stored_form import stored_form
-from cutline.wal.segments.archive import (
+from cutline.wal.segments.segments import (
+    SEGMENT_SCHEMA,
     ArchiveError,
+    Definition,
     OpenTransaction,
     Segment,
     SegmentRange,
     archive_prefix,
     check_contiguous,
+    check_rows,
+    create_segment,
+    list_unlisted,
+    read_events,
+    read_metadata,
     segment_key,
 )
-from cutline.wal.segments.definitions import Definition
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA, check_rows
-from cutline.wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
 from tests.unit.made_changes import FULL, KEYED
 from tests.unit.made_segments import HELD, event, memory, table
 

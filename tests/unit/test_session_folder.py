@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
-import cutline.cli.folders.session_folder as session_folder_module
-from cutline.cli.folders.session_folder import PREFIX, claimed_folder, delete_dead_sessions, session_folder
+import cutline.spark.session_folder as session_folder_module
+from cutline.spark.session_folder import PREFIX, claimed_folder, delete_dead_sessions, session_folder
 from tests.other_user import OTHER_UID, as_other_user, needs_root
 
 PROGRAM = [sys.executable, "-c", "from cutline.cli.main import main; main()"]
 # Prints its folder, makes files as a command does, and waits.
 HOLDER = """
 import os, sys, tempfile
-from cutline.cli.folders.session_folder import session_folder
+from cutline.spark.session_folder import session_folder
 with session_folder() as folder:
     tempfile.mkdtemp(prefix="cutline-ddl-")
     with open(os.path.join(os.environ["TMPDIR"], "of a child"), "w"):

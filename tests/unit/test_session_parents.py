@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import cutline.cli.folders.session_folder as session_folder_module
-from cutline.cli.folders.session_folder import NoTemporaryFolderError, lasting_folder, session_folder
+import cutline.spark.session_folder as session_folder_module
+from cutline.spark.session_folder import NoTemporaryFolderError, lasting_folder, session_folder
 from tests.other_user import OTHER_UID, needs_root
 
 REPLACEABLE = ["itself", "above", "behind a link"]

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-import cutline.fleet.nodes.sessions as module
+import cutline.nodes.sessions as module
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import NodeUnreachableError
-from cutline.fleet.nodes.sessions import in_parallel, open_sessions
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.sessions import in_parallel, open_sessions
 from tests.unit.made_fleets import new_fleet
 
 SECONDS_MAX = 10.0

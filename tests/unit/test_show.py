@@ -6,7 +6,7 @@ import tracemalloc
 
 from cutline.cli.commands.show import _rows_statement, lines_of, script_line, statement_lines
 from cutline.cli.output.tables import FittingTable
-from cutline.snapshots.globals.extension_rows import ConfigurationRows, ExtensionTable
+from cutline.snapshots.ddl.extension_tables import ConfigurationRows, ExtensionTable
 from cutline.snapshots.listing.listing import Entry
 from tests.chains.redefined_chain import BASE, COPIED, build_chain
 from tests.unit.made_commits import memory

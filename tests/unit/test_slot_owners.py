@@ -8,8 +8,8 @@ from msgspec import structs
 from cutline.fleet.config import Retention
 from cutline.snapshots.operations.operation import begin, new_operation
 from cutline.snapshots.operations.slot_guard import KeptChain, find_kept_chain, read_slot_owners
-from cutline.snapshots.records.chains import snapshot_names
 from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.proven_chains import snapshot_names
 from cutline.snapshots.records.tombstones import (
     DELETED,
     ONLY_FULL,
@@ -19,7 +19,7 @@ from cutline.snapshots.records.tombstones import (
 from cutline.snapshots.removal.deletion import plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.retained import Retained
+from cutline.wal.slots.lags import Retained
 from cutline.wal.slots.slots import chain_of_slot, slot_name
 from tests.unit.made_chains import FLEET, nodes_of, store_chain
 from tests.unit.made_commits import memory

@@ -17,11 +17,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-import cutline.snapshots.metrics.spans as module
+import cutline.snapshots.listing.spans as module
 from cutline.fleet.config import Fleet, MetricsRules
 from cutline.fleet.progress import Reading, Silent
-from cutline.snapshots.activity.activity import Command
-from cutline.snapshots.metrics.spans import ENDPOINTS, EXPORTER, Spans, TracesMissingError, traced
+from cutline.snapshots.listing.spans import ENDPOINTS, EXPORTER, Spans, TracesMissingError, traced
+from cutline.snapshots.operations.activity import Command
 from cutline.storage.errors import BusyError
 from tests.faults.ports import free_ports
 from tests.held.retained_wal import Notes
@@ -273,7 +273,7 @@ def test_without_spans_opentelemetry_is_not_imported() -> None:
 
     program = (
         "import sys\nfrom pathlib import Path\nimport cutline.cli.commands.create\n"
-        "from cutline.snapshots.metrics.spans import traced\n"
+        "from cutline.snapshots.listing.spans import traced\n"
         "print(*[name for name in sys.modules if name.startswith(('opentelemetry', 'prometheus_client'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

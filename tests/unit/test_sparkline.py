@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.cli.views.sparkline import ASCII, BLOCKS, CELLS_MAX, levels_of, sparkline
+from cutline.cli.output.tables import ASCII, BLOCKS, CELLS_MAX, levels_of, sparkline
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from aiobotocore.httpsession import AIOHTTPSession
 import cutline.storage.s3_private
 
 FOLDER = Path(__file__).parent.parent.parent / "storage"
-# thread_starts uses Python's own.
-PRIVATE = {"s3_private.py", "thread_starts.py"}
+# process_limits uses Python's own.
+PRIVATE = {"s3_private.py", "process_limits.py"}
 
 
 def test_the_session_of_aiohttp_is_made_where_it_was() -> None:

@@ -23,7 +23,7 @@ from cutline.snapshots.records.commit import (
 from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.parquet_objects import parquet_options
+from cutline.wal.segments.segments import parquet_options
 from tests.tables.large_object_states import HOSTILE_DEFINITIONS
 
 OWNED = json.dumps({"owner": "o", "comment": "it's", "grants": [["o", "", "SELECT", False]]})

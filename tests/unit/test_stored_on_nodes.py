@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from cutline.fleet.read_only.frozen import Frozen, ReadOnlySetting
 from cutline.fleet.record import Time, fields_of, from_json
+from cutline.nodes.read_only import Frozen, ReadOnlySetting
 from cutline.wal.cut.markers import Marker, marker_from_bytes
 
 FROZEN = Frozen(

@@ -9,7 +9,8 @@ from msgspec import UNSET, structs
 
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.committing import put_commit
-from cutline.snapshots.records.chains import (
+from cutline.snapshots.records.commit import Commit, Increment, Previous
+from cutline.snapshots.records.proven_chains import (
     cut_time,
     read_chain,
     read_commit,
@@ -17,7 +18,6 @@ from cutline.snapshots.records.chains import (
     read_summaries,
     safe_time,
 )
-from cutline.snapshots.records.commit import Commit, Increment, Previous
 from cutline.storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, counted, memory
 

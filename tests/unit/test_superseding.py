@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutline.columns.bytes_column import from_list
-from cutline.snapshots.fold.superseding import last_of_every_key
+from cutline.snapshots.fold.changes import last_of_every_key
 
 CHANGES = st.lists(
     st.tuples(st.integers(1, 3), st.sampled_from([b"", b"a", b"b", b"ab"]), st.integers(0, 4)), max_size=40

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.output.exit_codes import CANCELLED, MEANINGS, USAGE
+from cutline.cli.output.failure import CANCELLED, MEANINGS, USAGE
 from tests.integration.shown_commands import ShownCommand, parse
 
 UNIT = Path(__file__).parents[2] / "docs" / "systemd" / "cutline-watch.service"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from cutline.fleet.tables.groups import Column, Group, Table
-from cutline.fleet.tables.publications import PublicationChangedError
-from cutline.fleet.tables.table_state import TableState
+from cutline.nodes.groups import Column, Group, Table
+from cutline.nodes.publications import PublicationChangedError
+from cutline.nodes.table_state import TableState
 from cutline.snapshots.ddl.table_changes import ChangedTable, ShardPlan, TableBefore, plan_shard
 
 INT, TEXT, VARCHAR = 23, 25, 1043

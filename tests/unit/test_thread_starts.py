@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-import cutline.cli.spark.start as spark
-import cutline.fleet.nodes.connections as daemon_threads
+import cutline.spark.start as spark
+import cutline.nodes.connections as daemon_threads
 import cutline.storage.s3_client as s3_client
-import cutline.storage.thread_starts as module
-import cutline.wal.drain.overlap as overlap
+import cutline.storage.process_limits as module
+import cutline.wal.drain.message_stream as overlap
 from cutline.cli.output.failure import failure_of
-from cutline.fleet.nodes.connections import await_futures, start_daemons
+from cutline.nodes.connections import await_futures, start_daemons
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.probe import probe_race
-from cutline.storage.process_memory import TooLittleMemoryError, lacks_memory
+from cutline.storage.process_limits import TooLittleMemoryError, lacks_memory
 
 SECONDS_MAX = 60
 
@@ -30,7 +30,7 @@ SECONDS_MAX = 60
 WITHOUT_MEMORY = """
 import os, resource, threading
 from pathlib import Path
-import cutline.storage.thread_starts as module
+import cutline.storage.process_limits as module
 
 module.BEGIN_SECONDS_MAX = 1
 module.limit_thread_starts()

@@ -8,7 +8,7 @@ import pytest
 
 from cutline.fleet.progress import Reading, Silent
 from cutline.restore.estimates import pace
-from cutline.restore.estimates.model import COSTS, Estimate, RestoreStep, ShardVolume, estimate_restore
+from cutline.restore.estimates.estimate import COSTS, Estimate, RestoreStep, ShardVolume, estimate_restore
 from cutline.restore.estimates.pace import RestorePace
 from cutline.snapshots.fold.limits import CHANGES_MAX
 from cutline.snapshots.records.operation_records import RestoreFigures, StepFigures

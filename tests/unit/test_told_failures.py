@@ -12,10 +12,10 @@ from cutline.cli.watch.notices import adopt_failures, state_of, told_failures
 from cutline.cli.watch.schedule import Task, TaskKind
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.activity import Command, Ending, record_without_intent
-from cutline.snapshots.activity.cancelling import forget
-from cutline.snapshots.activity.under_way import WATCH, read_one
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
+from cutline.snapshots.operations.cancelling import forget
 from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.operations.under_way import WATCH, read_one
 from cutline.snapshots.records.operation_records import WatchState
 from cutline.storage.errors import UnreachableError
 from cutline.storage.ids import new_operation_id
@@ -73,7 +73,7 @@ def test_the_last_watch_that_had_the_turn_counts_and_what_others_told_since() ->
 def test_one_that_was_killed_says_it_in_its_sign_and_in_its_record_once_it_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cutline.snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("cutline.snapshots.operations.cancelling.ANSWER_SECONDS_MAX", 0.0)
     store = memory()
     stopped(store, state(1, PRUNE))
     killed = signed(store, state(2, INCREMENT))

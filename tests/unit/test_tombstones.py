@@ -15,15 +15,15 @@ from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.operations.leases import SnapshotInUseError
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import begin, new_operation
-from cutline.snapshots.records.chains import (
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.lost_chains import lost_key
+from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     check_not_pruned,
     commit_key,
     read_chain,
     snapshot_names,
 )
-from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.tombstones import (
     RestorePoint,
     SnapshotDeletedError,

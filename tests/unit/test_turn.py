@@ -12,9 +12,9 @@ import pytest
 
 from cutline.cli.watch.turn import RENEW_SECONDS, Turn
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import NodeUnreachableError
-from cutline.fleet.nodes.lock import FleetLock, FleetLockLostError
-from cutline.fleet.nodes.watch import SilentNodeError
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.lock import FleetLock, FleetLockLostError
+from cutline.nodes.watch import SilentNodeError
 
 
 @pytest.mark.parametrize("is_silent", [False, True])

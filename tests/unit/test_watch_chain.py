@@ -9,8 +9,8 @@ import pytest
 import cutline.cli.watch.following as module
 from cutline.cli.watch.following import find_chain, find_others, matching_names
 from cutline.fleet.config import Fleet
-from cutline.snapshots.records.chains import read_full
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.proven_chains import read_full
 from tests.unit.made_fleets import new_fleet, store_chain
 
 TEMPLATE = "watch-{date}-{n}"

@@ -14,10 +14,10 @@ from cutline.cli.watch.watch_metrics import _Publisher, samples_of_watch
 from cutline.cli.watch.watcher import Watcher
 from cutline.fleet.config import Fleet, ListenAddress, MetricsRules
 from cutline.fleet.progress import Silent
-from cutline.snapshots.activity.activity import Activity
-from cutline.snapshots.metrics import catalog
-from cutline.snapshots.metrics.endpoint import MetricsEndpoint
-from cutline.snapshots.metrics.gathering import Gathered, MetricsGatherer
+from cutline.snapshots.listing import metrics
+from cutline.snapshots.listing.metrics_endpoint import MetricsEndpoint
+from cutline.snapshots.listing.metrics_gathering import Gathered, MetricsGatherer
+from cutline.snapshots.operations.activity import Activity
 from cutline.storage.errors import UnreachableError
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_fleets import new_fleet
@@ -61,7 +61,7 @@ def test_only_the_active_watch_writes_the_file_and_without_an_endpoint_only_it_g
     assert (file.read_text(), gathered) == ("the active watch's", [])
     watcher.is_active = True
     gather_in_turn(publisher)
-    assert of(catalog.WATCH_ACTIVE, values_of(file.read_bytes())) == {"": 1}
+    assert of(metrics.WATCH_ACTIVE, values_of(file.read_bytes())) == {"": 1}
 
 
 def test_a_watch_that_stands_by_serves_its_metrics_and_leaves_the_file_alone(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_watch_that_stands_by_serves_its_metrics_and_leaves_the_file_alone(tmp
     with MetricsEndpoint(ListenAddress("127.0.0.1", 0), 60.0) as endpoint:
         publisher = _Publisher(watcher, endpoint)
         publisher._publish(watcher.source.fleet)
-        assert of(catalog.WATCH_ACTIVE, values_of(endpoint.answer("/metrics").body)) == {"": 0}
+        assert of(metrics.WATCH_ACTIVE, values_of(endpoint.answer("/metrics").body)) == {"": 0}
     assert not file.exists()
 
 
@@ -101,7 +101,7 @@ def test_a_watch_that_waits_counts_how_often_it_could_not_begin(tmp_path: Path) 
     watcher = new_watcher(tmp_path, [], MetricsRules())
     for number in range(4):
         found = read(samples_of_watch(watcher))
-        assert (of(catalog.WATCH_ACTIVE, found), of(catalog.WATCH_FAILURES, found)) == ({"": 0}, {"watch": number})
+        assert (of(metrics.WATCH_ACTIVE, found), of(metrics.WATCH_FAILURES, found)) == ({"": 0}, {"watch": number})
         watcher.notices.waits(UnreachableError("node a is away"))
     watcher.notices.waits(None)
-    assert of(catalog.WATCH_FAILURES, read(samples_of_watch(watcher))) == {"watch": 0}
+    assert of(metrics.WATCH_FAILURES, read(samples_of_watch(watcher))) == {"watch": 0}

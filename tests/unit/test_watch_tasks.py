@@ -81,7 +81,7 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_command_has_no_folder_that_goes_with_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutline.cli.folders.session_folder._outside", [str(tmp_path)])
+    monkeypatch.setattr("cutline.spark.session_folder._outside", [str(tmp_path)])
     monkeypatch.setenv("TMPDIR", str(tmp_path / "of-the-watch"))
     program = "import json, os; print(json.dumps({'folder': os.environ['TMPDIR']}))"
     monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", program))

@@ -15,11 +15,11 @@ from cutline.cli.watch.tasks import TaskResult
 from cutline.fleet.config import NEVER, WatchTable
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.units import Interval
-from cutline.snapshots.between_cuts.archive_ahead import ArchivedAhead
+from cutline.snapshots.create.archive_ahead import ArchivedAhead
 from cutline.snapshots.operations.operation import current_time
-from cutline.snapshots.records.chains import read_full
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, put_mark
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UnreachableError

@@ -16,16 +16,16 @@ from msgspec import structs
 import cutline.cli.commands.watch as command
 import cutline.cli.main
 import cutline.cli.watch.watcher as module
-from cutline.cli.output import stopping
+from cutline.cli.process import stopping
 from cutline.cli.watch.schedule import TaskKind
 from cutline.cli.watch.tasks import TaskResult
 from cutline.cli.watch.turn import DeadWatches, SilentWatch, SilentWatchError
 from cutline.cli.watch.watcher import CANCELLED_SECONDS, Watcher
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
-from cutline.snapshots.activity.under_way import read_under_way
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.operations.under_way import read_under_way
 from cutline.snapshots.records.operation_records import CancelRequest
 from cutline.storage.errors import BusyError, RefusedError, SnapshotError, UnreachableError
 from cutline.storage.ids import new_operation_id
@@ -163,7 +163,7 @@ def test_status_shows_what_a_watch_does_after_it_has_waited(watched: Watched, mo
 def test_an_earlier_watch_that_was_killed_is_forgotten_and_nothing_else(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.snapshots.activity.cancelling.ANSWER_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("cutline.snapshots.operations.cancelling.ANSWER_SECONDS_MAX", 0.0)
     fleet, now = watched.watcher.source.fleet, module.utc_now()
     store, long_ago = fleet.store.open(), Time.of(now - timedelta(hours=1))
     found = {"dead": ("watch", long_ago), "alive": ("watch", Time.of(now)), "check": ("check", long_ago)}

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.tables.groups import Column, Group
+from cutline.nodes.groups import Column, Group
 from cutline.snapshots.operations.committing import put_commit
-from cutline.snapshots.records.chains import commit_key, read_chain, read_commit
 from cutline.snapshots.records.commit import DefinitionChanges, FullSnapshot, Previous
 from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.proven_chains import commit_key, read_chain, read_commit
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.cut.cut_values import InDoubt
 from tests.unit.made_commits import commit, counted, full_commit, memory

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.fleet.programs.wheel import ProgramFailedError, run_tool
+from cutline.nodes.programs import ProgramFailedError, run_tool
 
 
 def failing(folder: Path, said: str) -> None:

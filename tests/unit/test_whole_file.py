@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.folders.whole_file import replaced_file
-from cutline.cli.monitoring.metrics_file import replace_metrics
+from cutline.cli.output.metrics_file import replace_metrics
 from cutline.embedded.fleet import open_fleet
 from cutline.embedded.folder import check_directory, refuse_foreign_folder
-from cutline.fleet.programs.wheel import check_programs_folder
+from cutline.fleet.own_files import replaced_file
+from cutline.nodes.programs import check_programs_folder
 from cutline.storage.errors import UsageError
 
 

@@ -23,7 +23,7 @@ from cutline.cli.watch.watcher import Watcher
 from cutline.fleet.config import NEVER, WatchTable
 from cutline.fleet.progress import Silent
 from cutline.fleet.units import Interval
-from cutline.snapshots.activity.activity import Activity
+from cutline.snapshots.operations.activity import Activity
 from cutline.snapshots.records.operation_records import WatchState
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
 from tests.unit.made_fleets import new_fleet, store_chain

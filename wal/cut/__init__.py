@@ -3,6 +3,4 @@
 A *cut* is one WAL position per primary, with the set of global transactions committed before these positions. A
 *marker* is a logical message in a node's WAL: the `start` or `finish` of a cut. docs/consistency.md has the rule and
 its proof.
-
-Imports `columns`, `fleet`, `fleet.nodes`, `storage` and `wal.segments`.
 """

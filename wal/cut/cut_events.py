@@ -20,7 +20,7 @@ from cutline.columns.bytes_column import Flags, Ints, texts_array
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time
 from cutline.wal.cut.cut_values import InDoubt, Undecided
-from cutline.wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
 NO_GLOBAL_ID = -1
 

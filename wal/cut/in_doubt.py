@@ -21,7 +21,7 @@ from cutline.columns.bytes_column import Flags, Ints, texts_array
 from cutline.fleet.lsn import Lsn
 from cutline.wal.cut.cut_events import NodeWindow
 from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut
-from cutline.wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
 # Only few events get further than numpy.
 READ = ("global_id", "row", "xid", "lsn")

@@ -21,8 +21,8 @@ from psycopg import pq
 from psycopg.errors import error_from_result
 
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.clocks import time_of_epoch
 from cutline.fleet.record import Record, fields_of, from_json
+from cutline.nodes.clocks import time_of_epoch
 from cutline.storage.clock import machine_now
 
 MARKER_PREFIX = b"cutline"

@@ -20,7 +20,7 @@ from cutline.storage.errors import RefusedError
 from cutline.wal.cut.cut_events import FleetEvents, NodeWindow, fleet_events
 from cutline.wal.cut.cut_values import Cut, NodeCut, Undecided
 from cutline.wal.cut.in_doubt import with_in_doubt
-from cutline.wal.cut.last_commits import with_last_commits
+from cutline.wal.cut.safe_time import with_last_commits
 
 __all__ = ["GlobalIdReusedError", "NodeWindow", "resolve"]
 

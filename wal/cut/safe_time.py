@@ -10,14 +10,18 @@ transactions that were just between the two. A clock that was set back before th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType, structs
 
+from cutline.columns.arrow_numbers import to_numpy
+from cutline.columns.bytes_column import Ints
 from cutline.fleet.record import Time
+from cutline.wal.cut.cut_events import NodeWindow
 from cutline.wal.cut.cut_values import Cut, NodeCut
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED
 
 if TYPE_CHECKING:
     from cutline.wal.cut.markers import WrittenMarker
@@ -31,7 +35,7 @@ def with_markers(cut: Cut, markers: Mapping[str, WrittenMarker]) -> tuple[NodeCu
     return tuple(structs.replace(one, marked_at=Time.of(markers[one.node].written_at)) for one in cut.nodes)
 
 
-def safe_time(nodes: Iterable[NodeCut]) -> Time | UnsetType:
+def safe_time_of_nodes(nodes: Iterable[NodeCut]) -> Time | UnsetType:
     """The safe time of the cut of these nodes; UNSET if an early version made it."""
     times = [node_time(one) for one in nodes]
     known = [one for one in times if isinstance(one, str)]
@@ -74,3 +78,29 @@ def clock_skew(markers: Mapping[str, WrittenMarker]) -> Skew:
     behind, ahead = min(highest, key=lambda node: highest[node]), max(lowest, key=lambda node: lowest[node])
     most = max(highest.values()) - min(lowest.values()) if len(markers) > 1 else 0.0
     return Skew(max(lowest[ahead] - highest[behind], 0.0), most, behind, ahead)
+
+
+POSTGRESQL_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+# PostgreSQL has later times than Python.
+LATEST_MICROSECONDS = (datetime.max.replace(tzinfo=UTC) - POSTGRESQL_EPOCH) // timedelta(microseconds=1)
+
+
+def with_last_commits(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
+    """The resolved cut with the time of each node's newest commit before it."""
+    return replace(cut, nodes=tuple(_with_last_commit(windows[one.node], one) for one in cut.nodes))
+
+
+def _with_last_commit(window: NodeWindow, cut: NodeCut) -> NodeCut:
+    op, lsn, times = (to_numpy(window.events[name]) for name in ("op", "lsn", "seq"))
+    is_commit = ((op == COMMIT) | (op == COMMIT_PREPARED)) & (lsn >= window.previous) & (lsn < cut.position)
+    is_early = lsn < window.start
+    before_marker = later(_newest(times[is_commit & is_early]), window.last_commit_at)
+    if isinstance(before_marker, str) and isinstance(window.marked_at, str):
+        before_marker = min(before_marker, window.marked_at, key=datetime.fromisoformat)
+    return structs.replace(cut, last_commit_at=later(before_marker, _newest(times[is_commit & ~is_early])))
+
+
+def _newest(times: Ints) -> Time | UnsetType:
+    """The latest of these times of commits; UNSET if there is none. Early segments have 0."""
+    newest = min(int(times.max(initial=0)), LATEST_MICROSECONDS)
+    return Time.of(POSTGRESQL_EPOCH + timedelta(microseconds=newest)) if newest else UNSET

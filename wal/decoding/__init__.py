@@ -2,6 +2,4 @@
 
 Every message is checked against the format of its kind before any of its fields is used. Decoded rows are the same
 bytes that COPY writes for the same rows.
-
-Imports `columns`, `fleet`, `fleet.nodes`, `fleet.tables`, `storage`, `wal.cut` and `wal.segments`.
 """

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from cutline.columns.bytes_column import BytesColumn, Ints, gather, partition_of
 from cutline.columns.lines import Values, key_lines, keys_of, lines_of
-from cutline.fleet.tables.groups import Group
+from cutline.nodes.groups import Group
 from cutline.wal.decoding import pgoutput
 from cutline.wal.decoding.pgoutput import Messages, read_tuples, refuse
-from cutline.wal.segments.segment_schema import DELETE, INSERT, PARTIAL, UPSERT
+from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL, UPSERT
 
 NEW_TUPLE, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
 # The tuple by which an UPDATE or DELETE identifies the old row, by replica identity; OLD_KEY for all others.

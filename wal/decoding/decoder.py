@@ -20,19 +20,16 @@ import pyarrow as pa
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Ints
 from cutline.fleet.lsn import ORIGIN, Lsn
-from cutline.fleet.nodes.encodings import Texts
-from cutline.fleet.tables.groups import Group
+from cutline.nodes.encodings import Texts
+from cutline.nodes.groups import Group
 from cutline.wal.decoding import pgoutput
 from cutline.wal.decoding.changes import ChangeColumns, changes_of_relation
-from cutline.wal.decoding.events import events_of
 from cutline.wal.decoding.known_definitions import EVERYWHERE, KnownDefinitions, SchemaMovedError, TableDescription
-from cutline.wal.decoding.message_forms import check_forms, truncated_tables
-from cutline.wal.decoding.nesting import BEGINS, ENDS, check_nesting, check_order
+from cutline.wal.decoding.message_forms import BEGINS, ENDS, check_forms, check_nesting, check_order, truncated_tables
 from cutline.wal.decoding.pgoutput import DecodingError, Messages, messages_of, read_relation
-from cutline.wal.decoding.transactions import ROW_KINDS, OpenTransactionHead, Transactions
+from cutline.wal.decoding.transactions import ROW_KINDS, OpenTransactionHead, Transactions, events_of
 from cutline.wal.decoding.undecodable import refuse_long_lines
-from cutline.wal.segments.definitions import Definition
-from cutline.wal.segments.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE
+from cutline.wal.segments.segments import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE, Definition
 
 
 @dataclass(frozen=True, slots=True)

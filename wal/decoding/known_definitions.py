@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.tables.groups import ColumnSignature, Group, SchemaChangedError, Signature
-from cutline.fleet.tables.names import table_name
+from cutline.fleet.table_names import table_name
+from cutline.nodes.groups import ColumnSignature, Group, SchemaChangedError, Signature
 from cutline.storage.errors import ChainEnd
 from cutline.wal.decoding.pgoutput import Relation
-from cutline.wal.segments.definitions import Definition
+from cutline.wal.segments.segments import Definition
 
 # Beyond every position.
 EVERYWHERE = 1 << 63

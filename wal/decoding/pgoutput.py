@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, texts_array
 from cutline.columns.lines import Values, with_constants
-from cutline.fleet.nodes.encodings import Texts
+from cutline.nodes.encodings import Texts
 from cutline.storage.errors import SnapshotError
 
 BEGIN, COMMIT_LOCAL, BEGIN_PREPARE, PREPARED, COMMIT_OF_PREPARED, ROLLBACK_OF_PREPARED = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.nodes.server_errors import KEY_CHARACTERS_MAX, row_hint
-from cutline.fleet.tables.groups import Group
+from cutline.nodes.groups import Group
+from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, row_hint
 from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.wal.decoding.changes import ChangeColumns
 

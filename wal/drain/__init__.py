@@ -2,6 +2,4 @@
 
 A slot is never advanced past the end of the archive. Any later drain can resume one that died: positions tell what is
 already archived.
-
-Imports `columns`, `fleet`, `fleet.nodes`, `storage`, `wal.decoding`, `wal.segments` and `wal.slots`.
 """

@@ -21,30 +21,31 @@ from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import from_arrow, from_list
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.nodes.connections import connect, unreachable_error
-from cutline.fleet.nodes.encodings import Texts, texts_of
+from cutline.nodes.connections import connect, unreachable_error
+from cutline.nodes.encodings import Texts, texts_of
 from cutline.storage.errors import ChainEnd, SnapshotError, UnreachableError, report_of
 from cutline.storage.store import ObjectExistsError, ObjectStore
 from cutline.wal.decoding.decoder import Decoded, Decoder
 from cutline.wal.decoding.pgoutput import DecodingError
 from cutline.wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive_busy_error
-from cutline.wal.drain.overlap import AHEAD_BYTES, BackgroundCalls, read_ahead
+from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, read_ahead
 from cutline.wal.drain.peek import SlotInUseError, peek, slot_in_use
-from cutline.wal.drain.rolled_back import RolledBack, find_undecodable
+from cutline.wal.drain.prepare_record import RolledBack, find_undecodable
 from cutline.wal.drain.unprintable import find_unprintable
-from cutline.wal.segments.archive import (
+from cutline.wal.segments.own_store import check_own_store
+from cutline.wal.segments.segments import (
+    SEGMENT_SCHEMA,
     ArchivedSegment,
     OpenTransaction,
     Segment,
     SegmentRange,
     archive_prefix,
     check_contiguous,
+    create_segment,
+    list_unlisted,
 )
-from cutline.wal.segments.own_store import check_own_store
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA
-from cutline.wal.segments.segments import create_segment, list_unlisted
-from cutline.wal.slots.replay import check_replayed
 from cutline.wal.slots.slots import SlotLostError, advance_slot, check_slot, slot_state
+from cutline.wal.slots.waiting import check_replayed
 
 FIRST_CHUNK_MESSAGES = 200_000
 CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000

@@ -1,16 +1,27 @@
-"""Read a slot's messages one by one, as a standby does: a query that fails returns nothing of what it read."""
+"""Read a slot's messages one by one, and overlap reading, decoding and storing by threads.
+
+The server decodes WAL in one stream, so a node's drain is one task. What it does besides should take no time of its
+own: libpq, Arrow's encoder and the store's client release Python's lock while they work.
+"""
 
 from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from contextvars import copy_context
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Self, TypeAlias
 
 import psycopg
+import pyarrow as pa
 from psycopg.pq import DiagnosticField, ExecStatus
 
 from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.storage.process_limits import TooLittleMemoryError
 
 # A walsender sends a keepalive at least this often: every half wal_sender_timeout, which is a minute by default. Unless
 # it is answered, the server ends the session after that time.
@@ -80,3 +91,116 @@ def await_input(pgconn: Any, seconds_max: float) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(pgconn.socket, selectors.EVENT_READ)
         return bool(selector.select(seconds_max))
+
+
+Batches: TypeAlias = "Generator[pa.Array[Any], None, None]"
+# Reading pauses at this size of the batches that are not released yet; one more batch may exceed it.
+AHEAD_BYTES = 16 << 20
+LOOK_SECONDS = 1.0
+
+
+class _Ahead:
+    """Batches that a thread reads, bounded by their bytes; a batch counts until the next one is asked for.
+
+    The two threads share queues alone, which no interrupt can leave locked.
+    """
+
+    def __init__(self, read: Callable[[], Batches]) -> None:
+        self._read = read
+        # Of each batch its size and then itself; at last None.
+        self._ready: SimpleQueue[Any] = SimpleQueue()
+        # The sizes of the batches that were used; None to stop.
+        self._released: SimpleQueue[int | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="read ahead", daemon=True)
+
+    def _run(self) -> None:
+        held_bytes = 0
+        try:
+            with closing(self._read()) as batches:
+                for batch in batches:
+                    held_bytes += batch.nbytes
+                    self._ready.put(batch.nbytes)
+                    self._ready.put(batch)
+                    # A batch may have 100 MB.
+                    del batch
+                    while held_bytes >= AHEAD_BYTES or not self._released.empty():
+                        released_bytes = self._released.get()
+                        if released_bytes is None:
+                            return
+                        held_bytes -= released_bytes
+        except BaseException as error:  # noqa: BLE001  # raised where the batches are used
+            self._error = error
+        finally:
+            self._ready.put(None)
+
+    def batches(self) -> Iterator[pa.Array[Any]]:
+        """Yield the batches; raise what the reading raised."""
+        self._thread.start()
+        while (size_bytes := self._next()) is not None:
+            # Hold no reference to a batch: one may have 100 MB.
+            yield self._next()
+            self._released.put(size_bytes)
+        if self._error is not None:
+            raise self._error
+
+    def _next(self) -> Any:
+        while True:
+            try:
+                return self._ready.get(timeout=LOOK_SECONDS)
+            except Empty:
+                if not self._thread.is_alive() and self._ready.empty():
+                    raise self._error or TooLittleMemoryError("the thread that reads ahead has ended") from None
+
+    def stop(self) -> None:
+        """Stop reading after the current batch, and wait for the thread.
+
+        If an interrupt came while the thread was starting, it may not be joined yet: it ends after its first batch.
+        """
+        self._released.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+@contextmanager
+def read_ahead(read: Callable[[], Batches]) -> Iterator[Iterator[pa.Array[Any]]]:
+    """Yield an iterator over the batches of `read`, which a thread reads in advance.
+
+    The thread has ended when the block ends.
+    """
+    ahead = _Ahead(read)
+    try:
+        yield ahead.batches()
+    finally:
+        ahead.stop()
+
+
+class BackgroundCalls:
+    """Runs calls in a thread, in order, while the caller prepares the next one.
+
+    Use it in a `with` block, which waits for the last call. An error of a call is raised by the next `run` or `wait`,
+    or at the end of the block unless the block raises another one.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(max_workers=1)
+        self._running: Future[None] | None = None
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Wait for the call before, and start this one in this thread's context: who stops its requests stops these."""
+        self.wait()
+        self._running = self._threads.submit(copy_context().run, call)
+
+    def wait(self) -> None:
+        """Wait until the last call has ended."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._threads.shutdown(wait=True)
+        if kind is None:
+            self.wait()

@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from cutline.fleet.config import Node
 from cutline.fleet.libpq_environment import missing_files
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.connections import (
+from cutline.nodes.connections import (
     SessionState,
     check_server,
     conninfo,
@@ -25,7 +25,7 @@ from cutline.fleet.nodes.connections import (
     state_query,
     wanted_settings,
 )
-from cutline.fleet.nodes.encodings import RAW
+from cutline.nodes.encodings import RAW
 from cutline.storage.errors import BusyError, SnapshotError, UnreachableError
 from cutline.wal.drain.quiet_connecting import quiet_connecting
 

@@ -4,7 +4,7 @@ Before a session begins the server may warn, as of a database whose collation ve
 client_min_messages the session asks for, which it reads later (PostgreSQL's postinit.c). libpq writes such a warning on
 C's `stderr` until its program gives it a function for warnings, which the driver does only once the session is open.
 Between lines of progress, or of JSON, nobody can tell what it is of: Cutline says it itself
-(fleet/nodes/collation_versions.py).
+(nodes/collation_versions.py).
 
 So `stderr`, C's variable, leads nowhere meanwhile. The descriptor stays as it is: Python and programs that are started
 write as ever.

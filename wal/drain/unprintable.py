@@ -15,9 +15,9 @@ from psycopg.pq import Format
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.nodes.connections import connect, connect_replication
-from cutline.fleet.nodes.encodings import RAW
-from cutline.fleet.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error
+from cutline.nodes.connections import connect, connect_replication
+from cutline.nodes.encodings import RAW
+from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error
 from cutline.storage.errors import SnapshotError
 from cutline.wal.decoding.undecodable import RowUndecodableError
 from cutline.wal.drain.message_stream import stream_messages

@@ -2,6 +2,4 @@
 
 A *segment* holds the row changes and transaction events of one node in a range of WAL positions. A node's *archive* is
 its segments in order, numbered without a hole.
-
-Imports `columns`, `fleet`, `fleet.tables` and `storage`.
 """

@@ -1,4 +1,16 @@
-"""Segments as Parquet objects: writing and reading them.
+"""Segments: decoded WAL as Parquet objects, and the archive of a node that they form in a chain.
+
+A segment holds row changes and transaction events, in separate row groups. The `lsn` of a change is the position where
+the commit record of its transaction begins (of a prepared one: its PREPARE record); the `lsn` of an event is the
+position of its own record. `end_lsn` is where that record ends. Of a marker only the end is known. A ROLLBACK PREPARED
+has its own end, and as `lsn` the end of the PREPARE that it undid.
+
+A few kilobytes can hold gigabytes: a value that is stored once in a dictionary, for every row. Cutline writes keys,
+rows and the data of large objects as they are, so their size is that of the pages; only columns of short values have
+dictionaries.
+
+Pure values: code here reads no object. Segment n + 1 begins where segment n ends. This is checked whenever an archive
+is read, never assumed.
 
 A segment is created once, under the number after the last. Its metadata says which operation wrote it and which range
 of the node's WAL it holds. Segment n + 1 begins where segment n ends. This is checked whenever an archive is read,
@@ -14,38 +26,284 @@ digest of the whole file, with zeros in the place of the seal.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cutline.columns.arrow_numbers import to_numpy
+from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Ints
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.record import Count, Record, fields_of, from_json
+from cutline.fleet.record import Count, Integer, Record, fields_of, from_json
+from cutline.nodes.groups import Group
 from cutline.storage.digest import digest
-from cutline.storage.errors import ChainEnd
+from cutline.storage.errors import ChainEnd, SnapshotError
 from cutline.storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
 from cutline.storage.stored_form import StoredForm, UndecryptableError, stored_form
 from cutline.storage.storing import create_or_find
-from cutline.wal.segments.archive import (
-    ArchivedSegment,
-    ArchiveError,
-    OpenTransaction,
-    Segment,
-    SegmentRange,
-    segment_key,
-)
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
-from cutline.wal.segments.definitions import Definition
-from cutline.wal.segments.parquet_objects import expand_global_ids, open_parquet, parquet_options
-from cutline.wal.segments.segment_schema import SEGMENT_SCHEMA, check_rows
-from cutline.wal.segments.tail_file import TailFile
+
+INSERT, UPSERT, PARTIAL, DELETE, TRUNCATE = (ord(letter) for letter in "IUuDT")
+COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for letter in "CPKRM")
+
+# op, an ASCII code:
+#   I  insert of a row of a group without a key; `row` is its line
+#   U  insert or update; `row` is the complete new line
+#   u  update; `row` is the new line, in which \u marks values that are unchanged
+#   D  delete of the row with this `key` (in a group without a key: with the line `row`). If an update changed the key
+#      and left values unchanged, `row` is the new key as a line: with a newline, because a key may be empty
+#   T  truncate of the group
+#   C  COMMIT   P  PREPARE; `row` is its gid if that is not the global id   K  COMMIT PREPARED   R  ROLLBACK PREPARED
+#   M  a marker; `row` is its content
+#
+# seq: on a change, its number within its transaction. On an event, when the transaction ended, or was prepared: by the
+# node's clock, in microseconds since 2000, as PostgreSQL has it. 0 on markers and in early segments.
+#
+# global_id: that of a two-phase transaction, on its changes and events. On a COMMIT: the transaction's tag
+# (wal.decoding.transactions), which names the distributed transaction of which its node committed a part in one phase.
+SEGMENT_SCHEMA = pa.schema(
+    [
+        pa.field("lsn", pa.int64(), nullable=False),
+        pa.field("end_lsn", pa.int64(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("xid", pa.int64(), nullable=False),
+        pa.field("global_id", pa.string()),
+        pa.field("op", pa.int8(), nullable=False),
+        pa.field("group", pa.int32(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("row", pa.binary(), nullable=False),
+    ]
+)
+NO_GROUP = 0
+EVERY_PARTITION = -1
+CHANGES = (INSERT, UPSERT, PARTIAL, DELETE, TRUNCATE)
+OF_TWO_PHASES = (PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED)
+EVENTS = (COMMIT, *OF_TWO_PHASES, MARKER)
+
+
+def check_rows(table: pa.Table) -> None:
+    """Raise ValueError unless each row is a change of a group, or an event of none with the global id that it needs."""
+    op, group = to_numpy(table["op"]), to_numpy(table["group"])
+    is_change = np.isin(op, CHANGES)
+    if not (is_change | np.isin(op, EVENTS)).all():
+        raise ValueError("it has a row that is neither a change nor an event")
+    if (group[is_change] <= NO_GROUP).any() or (group[~is_change] != NO_GROUP).any():
+        raise ValueError("it has a change of no group, or an event of one")
+    needs_id = np.isin(op, OF_TWO_PHASES)
+    if needs_id.any() and table["global_id"].filter(to_mask(needs_id)).null_count:
+        raise ValueError("it has an event of a two-phase transaction without a global id")
+
+
+# Arrow writes no row group with more rows, and a line of COPY has at most 1 GB, besides its key.
+ROW_GROUP_ROWS_MAX, ROW_GROUP_BYTES_MAX = 1 << 20, 4 << 30
+INCREASING = frozenset({"lsn", "end_lsn", "seq", "xid"})
+REPEATED = frozenset({"group", "partition", "op", "global_id"})
+# The only texts with a dictionary. PostgreSQL's own have less than 200 bytes, before they are escaped.
+GLOBAL_ID, GLOBAL_ID_BYTES_MAX = "global_id", 4096
+BYTES = "BYTE_ARRAY"
+# RLE and BIT_PACKED are for what says which values are missing.
+PLAIN = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
+
+
+def parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    """The encoding of all our Parquet objects: zstd; increasing numbers as differences, repeated values as runs."""
+    names = frozenset(schema.names)
+    return {
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": sorted(names & REPEATED),
+        "column_encoding": dict.fromkeys(sorted(names & INCREASING), "DELTA_BINARY_PACKED"),
+        "write_statistics": False,
+        # Of a page of version 1 Arrow makes one more copy before it compresses it.
+        "data_page_version": "2.0",
+        "store_schema": False,
+    }
+
+
+def open_parquet(source: Any) -> pq.ParquetFile:
+    """Open an object whose footer declares no more than Cutline writes; raise ValueError, or a pa.ArrowException."""
+    file = pq.ParquetFile(source)
+    footer = file.metadata
+    if GLOBAL_ID in footer.schema.names:
+        file = pq.ParquetFile(source, metadata=footer, read_dictionary=[GLOBAL_ID])
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        if not 0 <= group.num_rows <= ROW_GROUP_ROWS_MAX or not 0 <= group.total_byte_size <= ROW_GROUP_BYTES_MAX:
+            declared = f"{group.num_rows} rows and {group.total_byte_size} bytes"
+            raise ValueError(f"a row group declares {declared}, more than Cutline writes")
+        for column in map(group.column, range(group.num_columns)):
+            is_text = column.physical_type == BYTES and column.path_in_schema != GLOBAL_ID
+            if is_text and not PLAIN.issuperset(column.encodings):
+                raise ValueError(f"column {column.path_in_schema} is encoded as Cutline writes none")
+    return file
+
+
+def expand_global_ids(table: pa.Table) -> pa.Table:
+    """Replace the dictionary of a table's global ids by the texts; raise ValueError if one is longer than any is."""
+    place = table.schema.get_field_index(GLOBAL_ID)
+    if place < 0 or not pa.types.is_dictionary(table.schema.field(place).type):
+        return table
+    column = table.column(place)
+    lengths = [pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0 for chunk in column.chunks]
+    if max(lengths, default=0) > GLOBAL_ID_BYTES_MAX:
+        raise ValueError(f"a global id has {max(lengths)} bytes, more than PostgreSQL takes")
+    return table.set_column(place, pa.field(GLOBAL_ID, pa.string()), column.cast(pa.string()))
+
+
+class TailFile(io.RawIOBase):
+    """A file of `size` bytes that ends with `tail`; the bytes before read as zeros."""
+
+    def __init__(self, tail: bytes, size: int) -> None:
+        super().__init__()
+        self._tail, self._size = tail, size
+        self._place = 0
+
+    def readable(self) -> bool:
+        """Always True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always True."""
+        return True
+
+    def tell(self) -> int:
+        """The offset of the next byte."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset from the beginning, from the current position or from the end."""
+        self._place = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence] + offset
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        """Read up to `size` bytes, or all that are left."""
+        left = max(self._size - self._place, 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        begin = self._place - (self._size - len(self._tail))
+        self._place += wanted
+        zeros = min(max(-begin, 0), wanted)
+        return bytes(zeros) + self._tail[max(begin, 0) : max(begin + wanted, 0)]
+
+
+class Definition(Record, frozen=True):
+    """A definition of the table with this `oid`; if `oid` is 0, the table is identified by its name.
+
+    `copied_from` is the position of the node's base copy under this definition, None if it has no separate base copy.
+    `is_gone`: the table no longer exists.
+    """
+
+    oid: Count
+    group: Group
+    copied_from: Lsn | None = None
+    is_gone: bool = False
+
+
+class ArchiveError(SnapshotError):
+    """The archive of a node does not match its commits or its own metadata."""
+
+    exit_code = 3
+
+
+class OpenTransaction(Record, frozen=True):
+    """Where a segment ends within a transaction that is too large for one segment: after the change `seq`."""
+
+    lsn: Lsn
+    seq: Integer
+
+
+class SegmentRange(Record, frozen=True):
+    """The WAL of `node` that a segment holds: all records that end after `after`, up to `through`.
+
+    With `open`, the segment also holds the beginning of the next transaction.
+    """
+
+    node: str
+    operation: str
+    after: Lsn
+    through: Lsn
+    open: OpenTransaction | None = None
+
+
+class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One stored segment, as commits list it. The counts are of its whole content, regardless of any cut.
+
+    `node` to `open` are its range. The events can be read from the end of the object alone, from `events_at` on;
+    `events_digest` is the digest of that part. Older commits have neither.
+    """
+
+    key: str
+    number: Count
+    size: Count
+    digest: str
+    events_at: Count | None = None
+    events_digest: str = ""
+    changes: Count
+    events: Count
+    partials: Count
+    truncates: Count
+    node: str
+    operation: str
+    after: Lsn
+    through: Lsn
+    open: OpenTransaction | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSegment:
+    """A segment with those of its metadata that commits do not list.
+
+    `definitions` are those that no commit listed when the segment was written. `first_changes` are the positions of the
+    first changes under them, by group number.
+    """
+
+    segment: Segment
+    definitions: tuple[Definition, ...] = ()
+    first_changes: Mapping[int, Lsn] = field(default_factory=dict)
+
+
+def archive_prefix(snapshot: str, node: str, chain: str) -> str:
+    """The folder of one node's archive in one chain."""
+    return f"snapshots/{snapshot}/wal/{node}/{chain}"
+
+
+def segment_key(prefix: str, number: int) -> str:
+    """The key of segment `number` of the archive; numbers start at 1."""
+    return f"{prefix}/{number:020d}.parquet"
+
+
+def last_number(segments: Sequence[Segment]) -> int:
+    """The number of the last of a node's segments, which are in order; 0 without any."""
+    return segments[-1].number if segments else 0
+
+
+def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: Lsn = ORIGIN, first: int = 1) -> None:
+    """Raise ArchiveError unless the segments, numbered from `first` on, reach from `base` to `finish` with no hole."""
+    through = base
+    for expected, segment in enumerate(segments, start=first):
+        if segment.number != expected or segment.after != through or segment.node != node:
+            raise ArchiveError(
+                f"node {node}: the archive has a hole at {through}, before segment {segment.key}",
+                hint=NEW_CHAIN,
+                ends_chain=ChainEnd.FOR_GOOD,
+                details={"node": node, "object": segment.key},
+            )
+        through = segment.through
+    if through < finish:
+        raise ArchiveError(
+            f"node {node}: the archive ends at {through}, before the end of the cut at {finish}",
+            hint=NEW_CHAIN,
+            ends_chain=ChainEnd.FOR_GOOD,
+            details={"node": node},
+        )
+
 
 METADATA_KEY = b"cutline"
 FORMAT = "cutline/segment/3"

@@ -1,4 +1,1 @@
-"""Slots: the replication slots of a chain, the transactions for which creating them waits, and the WAL they retain.
-
-Imports `fleet`, `fleet.nodes` and `storage`.
-"""
+"""Slots: the replication slots of a chain, the transactions for which creating them waits, and the WAL they retain."""

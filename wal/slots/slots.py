@@ -20,13 +20,21 @@ from psycopg import sql
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
-from cutline.fleet.nodes.problems import lacks_function, read_role, unfit_error
-from cutline.fleet.nodes.sessions import in_parallel, let_end
 from cutline.fleet.progress import Progress, Silent
+from cutline.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
+from cutline.nodes.problems import lacks_function, read_role, unfit_error
+from cutline.nodes.sessions import in_parallel, let_end
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
-from cutline.wal.slots.replay import ReplayState, read_replay, replay_error, report_replay
-from cutline.wal.slots.waiting import Awaited, WaitNotes, open_transactions, wait_error
+from cutline.wal.slots.waiting import (
+    Awaited,
+    ReplayState,
+    WaitNotes,
+    open_transactions,
+    read_replay,
+    replay_error,
+    report_replay,
+    wait_error,
+)
 
 PLUGIN = "pgoutput"
 # How often to check a slot that is being created.
@@ -308,3 +316,19 @@ def drop_slots(nodes: Iterable[Node], name: str) -> list[str]:
     targets = list(nodes)
     dropped = in_parallel(lambda node: drop_slot(node, name), targets, let_end)
     return [node.id for node, is_dropped in zip(targets, dropped, strict=True) if not is_dropped]
+
+
+OWN_SLOTS = "slot_name ^@ 'cutline_'"
+# Those in the session's database that retain WAL: a slot that the server has invalidated has no restart_lsn.
+RETAINING_SLOTS = f"{OWN_SLOTS} AND database = current_database() AND restart_lsn IS NOT NULL"
+# Where a primary writes, and a standby replays.
+POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
+NAMES_QUERY = f"""
+SELECT slot_name FROM pg_replication_slots
+ WHERE {OWN_SLOTS} AND datoid = coalesce(%s::oid, (SELECT oid FROM pg_database WHERE datname = current_database()))
+"""
+
+
+def list_own_slots(connection: psycopg.Connection[Any], database: int | None = None) -> list[str]:
+    """The names of Cutline's slots in the session's database, or in another one of the server, given by its oid."""
+    return [name for (name,) in connection.execute(NAMES_QUERY, (database,))]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import cutline.check.contents
+import cutline.check.verify
 from cutline.embedded.fleet import EmbeddedFleet
 from tests.commands.snapshot_runs import Ready
 from tests.integration.damage.copied_chain import CopiedChain, copied_chain, copy_chain
@@ -32,7 +32,7 @@ def shared_fleet(shared_fleets: SharedFleets) -> EmbeddedFleet:
 def reads_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Archives as small as these are read by the driver: in every other test, drawn by the seed, by jobs."""
     if random.Random(f"{SEED} {request.node.nodeid}").random() < 0.5:
-        monkeypatch.setattr(cutline.check.contents, "STORED_BYTES_MAX", 0)
+        monkeypatch.setattr(cutline.check.verify, "STORED_BYTES_MAX", 0)
 
 
 @pytest.fixture(scope="package")

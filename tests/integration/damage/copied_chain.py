@@ -13,10 +13,10 @@ import psycopg
 from cutline.embedded.bank import INITIAL_BALANCE
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.nodes.connections import with_database
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import read_chain
 from cutline.snapshots.records.commit import BASE
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.refusing import execute

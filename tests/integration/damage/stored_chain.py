@@ -18,7 +18,7 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.chains import commit_key, read_chain
+from cutline.snapshots.records.proven_chains import commit_key, read_chain
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute

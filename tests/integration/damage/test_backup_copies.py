@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.parts.scope import RestoreScope, TableMove
-from cutline.restore.plan import plan_restore
-from cutline.restore.report import RestoreReport
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.report import RestoreReport
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.scope.scope import RestoreScope, TableMove
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.storage.errors import UsageError
 from cutline.wal.segments.damage import ObjectDamagedError

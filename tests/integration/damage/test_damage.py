@@ -19,16 +19,15 @@ from cutline.check.report import CheckReport
 from cutline.check.structure import check_structure
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.progress import Silent
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
 from cutline.snapshots.fold.changes import read_changes
-from cutline.snapshots.fold.find_sources import sources_of
-from cutline.snapshots.fold.sources import problem_of
-from cutline.snapshots.records.chains import SnapshotMissingError, commit_key
+from cutline.snapshots.fold.sources import problem_of, sources_of
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key
 from cutline.snapshots.records.store_identity import StoreNotInitialisedError
 from cutline.storage.errors import SnapshotError
-from cutline.wal.segments.segment_schema import PREPARE
+from cutline.wal.segments.segments import PREPARE
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import run_command
 from tests.integration.damage.stored_chain import (

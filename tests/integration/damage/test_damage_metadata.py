@@ -14,14 +14,14 @@ from cutline.check.report import CheckReport
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.progress import Silent
 from cutline.fleet.units import size_text
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.continuable import ChainObjectMissingError
 from cutline.snapshots.create.increment import preview_increment
 from cutline.snapshots.listing.listing import list_store, show_snapshot
-from cutline.snapshots.records.chains import commit_key
 from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.records.store_identity import ForeignSnapshotError
 from tests.integration.damage.stored_chain import NAME, ONLY_PRIMARIES, StoredChain
 from tests.stores.damage import change_document, empty, extend, flip_byte, remove, truncate

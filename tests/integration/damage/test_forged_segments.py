@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-import cutline.check.contents
+import cutline.check.verify
 from tests.integration.damage.stored_chain import NAME, StoredChain
 from tests.stores.damage import change_segment, with_value
 
@@ -25,7 +25,7 @@ def exchanged(changes: pa.Table, events: pa.Table) -> tuple[pa.Table, pa.Table]:
     )
 
 
-@pytest.mark.parametrize("held_bytes_max", [0, cutline.check.contents.STORED_BYTES_MAX], ids=["jobs", "held"])
+@pytest.mark.parametrize("held_bytes_max", [0, cutline.check.verify.STORED_BYTES_MAX], ids=["jobs", "held"])
 @pytest.mark.parametrize("node", ["s1", "s2-b1"])
 @pytest.mark.parametrize("layout", [in_one_place, exchanged])
 def test_events_where_a_create_would_not_read_them_are_damage(
@@ -35,7 +35,7 @@ def test_events_where_a_create_would_not_read_them_are_damage(
     node: str,
     held_bytes_max: int,
 ) -> None:
-    monkeypatch.setattr(cutline.check.contents, "STORED_BYTES_MAX", held_bytes_max)
+    monkeypatch.setattr(cutline.check.verify, "STORED_BYTES_MAX", held_bytes_max)
     change_segment(stored.store, NAME, 1, node, lambda table: table, layout)
     found = [one for one in stored.conflicts() if one.kind == "rows"]
     assert [one.node for one in found] == [node]

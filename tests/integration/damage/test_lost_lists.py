@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cutline.check.verify import CheckRequest, check_snapshots
-from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from cutline.snapshots.operations import object_lists
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.snapshot_runs import Ready

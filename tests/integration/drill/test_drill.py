@@ -15,16 +15,16 @@ import pytest
 from msgspec import UNSET, structs
 
 import cutline.restore.drill.drill
-import cutline.restore.obstacles.server
+import cutline.restore.targets.requirements
 from cutline.embedded.fleet import open_fleet
 from cutline.fleet.config import AssertionTable, Node, load_fleet
-from cutline.fleet.nodes.baseline import NodeIdentity
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.nodes.baseline import NodeIdentity
 from cutline.restore.drill.drill import run_drill, settle_dead_drills
 from cutline.restore.drill.servers import DrillUnfitError
-from cutline.restore.request import RestoreRequest
-from cutline.snapshots.activity.ended_operations import read_history
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.snapshots.operations.ended_operations import read_history
 from cutline.snapshots.operations.open_operations import read_open_intents, read_open_operations
 from cutline.snapshots.records.chain import Chain
 from tests.commands.in_process import run_and_capture, run_here
@@ -139,7 +139,7 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
     drilled: Drilled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
-    monkeypatch.setattr(cutline.restore.obstacles.server, "EXTENSION", "VIEW")
+    monkeypatch.setattr(cutline.restore.targets.requirements, "EXTENSION", "VIEW")
     with pytest.raises(DrillUnfitError, match="node s1 lacks extensions that the snapshot has: who") as raised:
         run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
     assert raised.value.hint.splitlines() == [
@@ -149,7 +149,7 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
     ]
     # As pg_cron is: whatever fleet.toml allows, and wherever the servers are, it can't be created.
     with monkeypatch.context() as patch:
-        patch.setattr(cutline.restore.obstacles.server, "OF_ONE_DATABASE", {"who"})
+        patch.setattr(cutline.restore.targets.requirements, "OF_ONE_DATABASE", {"who"})
         with pytest.raises(DrillUnfitError, match="in one database alone: who") as raised:
             run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
         assert raised.value.hint == "drill without them: --allow-refused-ddl"

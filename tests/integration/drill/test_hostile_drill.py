@@ -17,14 +17,14 @@ from cutline.cli.output.restore_report import preview_lines
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.sandbox import find_confinement
 from cutline.fleet.config import AssertionTable, DrillTable, Fleet, load_fleet
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
 from cutline.fleet.units import Duration
+from cutline.nodes.connections import with_database
 from cutline.restore.drill.drill import DrillReport, run_drill
 from cutline.restore.drill.servers import DrillUnfitError
-from cutline.restore.plan import RestorePlan
-from cutline.restore.preview import RestorePreview
-from cutline.restore.request import RestoreRequest
+from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import RestorePreview
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.faults.cancelled_command import cancel_when
 from tests.integration.documented_roles import drop_role

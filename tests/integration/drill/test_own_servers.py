@@ -19,21 +19,21 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import cutline.restore.drill.assertions
-import cutline.restore.restore
+import cutline.restore.run.restore
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import AssertionTable, Node, load_fleet
-from cutline.fleet.nodes.connections import NodeUnreachableError, connect, shut_down, with_database
-from cutline.fleet.nodes.watch import watch_nodes
 from cutline.fleet.progress import Noting, Silent
 from cutline.fleet.units import Duration
-from cutline.restore.crash_points import RestoreCrashPoint
+from cutline.nodes.connections import NodeUnreachableError, connect, shut_down, with_database
+from cutline.nodes.watch import watch_nodes
 from cutline.restore.drill.assertions import ROWS_SHOWN_MAX, Reader, ask
 from cutline.restore.drill.drill import run_drill
 from cutline.restore.drill.own_servers import _check_roles, _drop_databases, _drop_roles, drop_dead
 from cutline.restore.drill.servers import DrillUnfitError
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.request import RestoreRequest
-from cutline.restore.roles import missing_roles
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.plan.roles import missing_roles
+from cutline.restore.scope.scope import RestoreScope
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from cutline.restore.targets.target import TargetUnfitError, target_of
 from cutline.storage.errors import UnreachableError, UsageError
 from tests.commands.in_process import run_here
@@ -273,7 +273,7 @@ def test_a_drill_that_the_store_ends_advises_nothing_and_leaves_nothing(
     before = left_on(shared_fleet)
     fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
     to = ("--to", str(describe(tmp_path / "spare.toml", shared_fleet, "postgres")))
-    monkeypatch.setattr(cutline.restore.restore, "decide_restore", lose)
+    monkeypatch.setattr(cutline.restore.run.restore, "decide_restore", lose)
     words = ("restore", NAME, "--drill", *to[: 2 * on_own_servers])
     code, document = run_here(fleet, *words, spark=drilled.spark)
     assert (code, ADVICE.search(document["hint"]), "unfinished" in document["details"]) == (6, None, False)

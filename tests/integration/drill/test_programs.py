@@ -11,7 +11,7 @@ from cutline.fleet.config import load_fleet
 from cutline.fleet.progress import Silent
 from cutline.restore.drill.drill import run_drill
 from cutline.restore.drill.servers import DrillUnfitError
-from cutline.restore.request import RestoreRequest
+from cutline.restore.plan.request import RestoreRequest
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import NoSpark, execute
 from tests.run.soak import draw

@@ -21,10 +21,10 @@ from cutline.embedded.bank import create_bank, read_invariants
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.connections import connect, with_database
-from cutline.fleet.nodes.problems import NodeUnfitError
 from cutline.fleet.progress import Silent
-from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
+from cutline.nodes.connections import connect, with_database
+from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.nodes.problems import NodeUnfitError
 from cutline.restore.targets.target import TargetUnfitError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import preview_full

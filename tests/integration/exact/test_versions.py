@@ -14,7 +14,7 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Node
-from cutline.restore.obstacles.obstacles import TargetLacksError
+from cutline.restore.targets.obstacles import TargetLacksError
 from cutline.storage.errors import RefusedError
 from tests.chains.exact_chain import LAST, NAME, OTHER, RESTORED, History, differences
 from tests.chains.exact_databases import OtherVersionDatabase

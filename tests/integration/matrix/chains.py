@@ -16,8 +16,8 @@ from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.sessions import in_parallel
-from cutline.fleet.programs.wheel import run_tool, wheel_bin_directory
+from cutline.nodes.programs import run_tool, wheel_bin_directory
+from cutline.nodes.sessions import in_parallel
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.matrix.shop import CHANGES, LATER, SCHEMA

@@ -11,8 +11,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.server import EmbeddedNode
-from cutline.fleet.programs.wheel import run_tool
-from cutline.restore.parts.scope import RestoreScope
+from cutline.nodes.programs import run_tool
+from cutline.restore.scope.scope import RestoreScope
 from tests.chains.exact_chain import differences
 from tests.commands.snapshot_runs import Runs, dropping_slots, sorted_copies
 from tests.integration.matrix.chains import DATABASE, DDL, Matrix

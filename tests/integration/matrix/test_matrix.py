@@ -11,17 +11,16 @@ import psycopg
 import pytest
 
 from cutline.embedded.bank import read_invariants
-from cutline.fleet.programs import clients
-from cutline.fleet.programs.clients import ProgramsUnfitError
-from cutline.fleet.programs.clients import programs_for as programs_for_node
-from cutline.fleet.programs.wheel import wheel_bin_directory
 from cutline.fleet.progress import Silent
-from cutline.restore.obstacles.obstacles import ObstaclesError
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.nodes import programs
+from cutline.nodes.programs import ProgramsUnfitError, wheel_bin_directory
+from cutline.nodes.programs import programs_for as programs_for_node
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.scope.scope import RestoreScope
+from cutline.restore.targets.obstacles import ObstaclesError
 from cutline.restore.targets.target import TargetUnfitError
 from cutline.snapshots.create.initialise import initialise
 from tests.chains.exact_chain import differences
@@ -138,7 +137,7 @@ def test_the_programs_of_the_servers_own_version_come_first(
     with psycopg.connect(node.dsn) as connection:
         for missing in (None, server):
             there = [folder for version, folder in folders.items() if version not in (missing, NEWEST)]
-            monkeypatch.setattr(clients, "installed_folders", there.copy)
+            monkeypatch.setattr(programs, "installed_folders", there.copy)
             expected = server if missing is None else min(server + 1, NEWEST)
             found = programs_for_node(node, connection)
             assert (found.version, found.folder) == (expected, (folders | {NEWEST: wheel_bin_directory()})[expected])

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-import cutline.restore.loading
-from cutline.fleet.nodes.connections import NodeUnreachableError
+import cutline.restore.run.loading
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.parts.scope import RestoreScope, TableMove
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.scope.scope import RestoreScope, TableMove
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.parts.two_places import NAME, OWNER, TwoPlaces, ask, await_sessions_over, value
@@ -131,13 +131,13 @@ def test_a_restore_that_ends_right_after_the_renaming_is_resumed(
     places: TwoPlaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record says "indexing", but nothing is left to be done."""
-    finish = cutline.restore.loading.finish_database
+    finish = cutline.restore.run.loading.finish_database
 
     def finish_and_lose(*given: Any, **more: Any) -> None:
         finish(*given, **more)
         raise NodeUnreachableError("node s1: it is gone", hint="bring it back")
 
-    monkeypatch.setattr(cutline.restore.loading, "finish_database", finish_and_lose)
+    monkeypatch.setattr(cutline.restore.run.loading, "finish_database", finish_and_lose)
     scope = RestoreScope(moves=(TableMove("app", "customer", SCHEMA, TABLE),))
     plan = plan_restore(places.fleet, places.beside, RestoreRequest(NAME, scope=scope))
     with pytest.raises(NodeUnreachableError):

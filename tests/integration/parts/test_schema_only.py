@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.scope.scope import RestoreScope
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from tests.commands.in_process import run_here
 from tests.commands.watching import Reached, Watching
 from tests.integration.parts.two_places import PLAIN, TwoPlaces, ask, await_sessions_over, databases, value

@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import stop_fleet
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.nodes.connections import with_database
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute

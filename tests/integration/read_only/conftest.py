@@ -9,8 +9,8 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.tables.publications import ensure_publications
+from cutline.nodes.connections import connect
+from cutline.nodes.publications import ensure_publications
 from tests.commands.snapshot_runs import configure_fleet
 from tests.integration.read_only.frozen_nodes import FLEET_ID
 from tests.servers.dealt import start_fleet

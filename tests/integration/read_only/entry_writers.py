@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from cutline.embedded.bank import read_invariants
-from cutline.fleet.nodes.connections import with_database
+from cutline.nodes.connections import with_database
 from tests.commands.snapshot_runs import Runs, sorted_copies
 from tests.integration.read_only.frozen_nodes import execute
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import connect
+from cutline.nodes.connections import connect
 
 FLEET_ID = "ab12cd34"
 WRITE = "UPDATE public.account SET balance = balance WHERE id = 1"

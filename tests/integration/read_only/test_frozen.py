@@ -12,12 +12,12 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.nodes.other_sessions import end_sessions
-from cutline.fleet.nodes.problems import NodeUnfitError
-from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Silent
-from cutline.fleet.read_only.frozen import check_freezable, freeze, is_on, read_frozen, read_record, thaw
+from cutline.nodes.connections import connect
+from cutline.nodes.other_sessions import end_sessions
+from cutline.nodes.problems import NodeUnfitError
+from cutline.nodes.read_only import check_freezable, freeze, is_on, read_frozen, read_record, thaw
+from cutline.nodes.sessions import open_sessions
 from tests.integration.read_only.frozen_nodes import (
     FLEET_ID,
     WRITE,

@@ -10,13 +10,19 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.connections import connect
-from cutline.fleet.nodes.lock import FleetBusyError, lock_fleet
-from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Silent
-from cutline.fleet.read_only.frozen import FreezeRecordError, freeze
-from cutline.fleet.read_only.resume import ReadOnlyLeftError, check_terminal, resume_fleet, undo_freeze
+from cutline.nodes.connections import connect
+from cutline.nodes.lock import FleetBusyError, lock_fleet
+from cutline.nodes.read_only import (
+    FreezeRecordError,
+    ReadOnlyLeftError,
+    check_terminal,
+    freeze,
+    resume_fleet,
+    undo_freeze,
+)
+from cutline.nodes.sessions import open_sessions
 from tests.commands.watching import Watching
 from tests.integration.read_only.frozen_nodes import (
     FLEET_ID,

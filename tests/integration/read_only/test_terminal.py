@@ -13,16 +13,16 @@ import pytest
 
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.bank_workload import BankStoppedError, BankWorkload
+from cutline.fleet.crash_points import FULL_POINTS, PER_NODE, CrashPoint, terminal_crash_points
 from cutline.fleet.progress import Silent
-from cutline.fleet.read_only.resume import FleetFrozenError, resume_fleet
+from cutline.nodes.read_only import FleetFrozenError, resume_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.terminal import FinalStateError
 from cutline.snapshots.listing.name_templates import new_name, newest_name
-from cutline.snapshots.operations.crash_points import FULL_POINTS, PER_NODE, CrashPoint, terminal_crash_points
 from cutline.snapshots.operations.open_operations import read_open_intents
-from cutline.snapshots.records.chains import SnapshotExistsError, read_chain
+from cutline.snapshots.records.proven_chains import SnapshotExistsError, read_chain
 from cutline.storage.errors import SnapshotError
 from cutline.wal.slots.waiting import SlotWaitError
 from tests.commands.in_process import run_here

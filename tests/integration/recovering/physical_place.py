@@ -16,8 +16,8 @@ import psycopg
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode, delete_server, log_tail, running_pid, start_server
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.nodes.sessions import in_parallel
-from cutline.fleet.programs.wheel import Programs, run_as, server_programs
+from cutline.nodes.programs import Programs, run_as, server_programs
+from cutline.nodes.sessions import in_parallel
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import SERVERS, Server

@@ -15,13 +15,13 @@ import pytest
 from cutline.embedded.bank import read_invariants
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.server import EmbeddedNode, delete_server, start_server
-from cutline.fleet.programs.wheel import run_as
 from cutline.fleet.progress import Silent
+from cutline.nodes.programs import run_as
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.restore_point import create_restore_point
 from cutline.snapshots.listing.listing import show_snapshot
 from cutline.snapshots.listing.recovery_plan import NodeRecovery, plan_recovery
-from cutline.snapshots.restore_point.restore_point import create_restore_point
 from tests.integration.recovering.physical_place import (
     RECOVERING,
     PhysicalPlace,

@@ -17,10 +17,10 @@ import pytest
 
 from cutline.embedded.bank import read_invariants
 from cutline.embedded.bank_workload import BankWorkload
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import with_database
 from cutline.snapshots.create.context import CreateRequest
-from cutline.snapshots.restore_point.restore_point import create_restore_point
+from cutline.snapshots.create.restore_point import create_restore_point
 from tests.commands.snapshot_runs import command_line, run_command, sorted_copies
 from tests.integration.recovering.physical_place import RESTORED, PhysicalPlace, prepared_on, run_all
 from tests.run.soak import SOAK_SECONDS

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
-from cutline.restore.undoing.undoing import AbandonReport, abandon_restore, preview_abandon
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.unfinished.undoing import AbandonReport, abandon_restore, preview_abandon
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.restoring.target_place import (

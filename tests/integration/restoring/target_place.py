@@ -16,13 +16,13 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Node, load_fleet
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.nodes.connections import with_database
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.operations.open_operations import read_open_intents
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.refusing import execute

@@ -6,14 +6,14 @@ import psycopg
 import pytest
 
 from cutline.cli.commands.restore_ends import Confirmation, NotConfirmedError
-from cutline.fleet.nodes.connections import with_database
-from cutline.fleet.nodes.lock import FleetBusyError, lock_fleet
-from cutline.fleet.nodes.sessions import open_sessions
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.plan import plan_restore
-from cutline.restore.restore import restore_fleet
-from cutline.restore.undoing.undoing import discard_old
+from cutline.nodes.connections import with_database
+from cutline.nodes.lock import FleetBusyError, lock_fleet
+from cutline.nodes.sessions import open_sessions
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.unfinished.undoing import discard_old
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready

@@ -8,18 +8,18 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from cutline.fleet.nodes.lock import FleetBusyError, lock_fleet
-from cutline.fleet.nodes.sessions import open_sessions
-from cutline.fleet.tables.publications import EventTriggerError
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.data_only.checks import find_used
-from cutline.restore.data_only.references import ForeignKeyViolatedError
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
+from cutline.nodes.lock import FleetBusyError, lock_fleet
+from cutline.nodes.publications import EventTriggerError
+from cutline.nodes.sessions import open_sessions
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.rows.fill_checks import find_used
 from cutline.restore.rows.load import LoadError
+from cutline.restore.rows.references import ForeignKeyViolatedError
+from cutline.restore.scope.scope import RestoreScope
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from cutline.snapshots.ddl.dump import find_ddl
-from cutline.snapshots.records.chains import read_chain
+from cutline.snapshots.records.proven_chains import read_chain
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute

@@ -6,11 +6,11 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import with_database
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.data_only.filled_tables import TablesUnfitError
-from cutline.restore.data_only.filling import TablesChangedError
-from cutline.restore.data_only.references import KeyUntrustedError
+from cutline.nodes.connections import with_database
+from cutline.restore.rows.filled_tables import TablesUnfitError
+from cutline.restore.rows.filling import TablesChangedError
+from cutline.restore.rows.references import KeyUntrustedError
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume
 from tests.integration.restoring.filled import acting_at, assert_empty, leave, load, rows_of

@@ -9,16 +9,16 @@ from collections import Counter
 import psycopg
 import pytest
 
-from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.data_only.filled_tables import TablesUnfitError
-from cutline.restore.data_only.filling import Filling
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import resume_restore
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.rows.filled_tables import TablesUnfitError
+from cutline.restore.rows.filling import Filling
 from cutline.restore.rows.load import LoadError
-from cutline.restore.undoing.undoing import abandon_restore
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.run.restore import resume_restore
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.unfinished.undoing import abandon_restore
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
@@ -108,7 +108,7 @@ def test_before_the_decision_it_ends_either_way(
         else:
             # What is in the ledger is not loaded again, and another version loads all again.
             if point == RestoreCrashPoint.ROWS_LOADED and draw([True, False])[0]:
-                monkeypatch.setattr("cutline.restore.run.version", lambda _package: "another")
+                monkeypatch.setattr("cutline.restore.run.run.version", lambda _package: "another")
             resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
             assert_filled(place)
 
@@ -141,7 +141,7 @@ def test_a_sequence_that_is_dropped_after_the_decision_is_named_and_set_when_it_
 
 
 def test_an_undo_that_is_refused_says_so_and_how_to_end_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutline.restore.data_only.filling.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.rows.filling.LOCK_SECONDS_MAX", 1)
     with tables_to_fill(place), psycopg.connect(place.target.primaries[1].dsn) as reader:
 
         def lock_and_fail(reached: Reached) -> None:
@@ -165,7 +165,7 @@ def test_what_another_version_has_loaded_again_is_recorded_as_its_own(
 ) -> None:
     with tables_to_fill(place):
         leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
-        monkeypatch.setattr("cutline.restore.run.version", lambda _package: "another")
+        monkeypatch.setattr("cutline.restore.run.run.version", lambda _package: "another")
 
         def lose(reached: Reached) -> None:
             if reached.point == str(RestoreCrashPoint.ROWS_LOADED):
@@ -224,7 +224,7 @@ def test_what_is_ended_after_the_decision_leaves_nothing_in_the_databases(
             raise NodeUnreachableError("node s2: it is gone")
 
         with monkeypatch.context() as patch:
-            patch.setattr("cutline.restore.ending.clear_records", lose)
+            patch.setattr("cutline.restore.run.ending.clear_records", lose)
             with pytest.raises(NodeUnreachableError):
                 resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_filled(place)

@@ -10,14 +10,14 @@ import pytest
 import cutline.snapshots.operations.leases
 from cutline.fleet.config import Node
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.data_only.filling import find_fillings
-from cutline.restore.data_only.held_tables import BLOCKING, SECONDS_MAX
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.rows.filling import find_fillings
+from cutline.restore.rows.held_tables import BLOCKING, SECONDS_MAX
 from cutline.restore.rows.load import TablesInUseError
-from cutline.restore.undoing.undoing import abandon_restore
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.unfinished.undoing import abandon_restore
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.operations.operation import PUBLISH, decide_restore
 from cutline.snapshots.records.operation_records import read_intent
 from cutline.storage.errors import SnapshotError
@@ -153,7 +153,7 @@ def test_who_keeps_rows_from_being_loaded_is_named(place: Place, filled: Node, m
 def test_a_locked_sequence_is_not_waited_for_without_end(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.restore.loading.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.run.loading.LOCK_SECONDS_MAX", 1)
     error = in_use_by(place, filled.dsn, lock_sequence, RestoreCrashPoint.DECIDED)
     assert re.match(r"node s2: .*or sequences, locked for 1 s", error.message)
     assert "--abandon" not in error.hint
@@ -164,7 +164,7 @@ def test_a_locked_sequence_is_not_waited_for_without_end(
 def test_a_dry_run_waits_for_a_locked_table_for_a_bounded_time(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.restore.loading.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.run.loading.LOCK_SECONDS_MAX", 1)
     with psycopg.connect(filled.dsn) as other:
         other.execute("LOCK TABLE account")
         with pytest.raises(TablesInUseError, match=r"node s2: .*locked for 1 s"):
@@ -173,7 +173,7 @@ def test_a_dry_run_waits_for_a_locked_table_for_a_bounded_time(
 
 def test_resume_does_not_set_a_sequence_again(place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """An application may have taken values since: they must not come twice."""
-    monkeypatch.setattr("cutline.restore.loading.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.run.loading.LOCK_SECONDS_MAX", 1)
     in_use_by(place, filled.dsn, lock_sequence, RestoreCrashPoint.DECIDED)
     first = place.dsns()[0]
     # The snapshot has 99.
@@ -188,7 +188,7 @@ def test_what_the_restore_kept_is_not_waited_for_without_end(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch, *, is_stored: bool
 ) -> None:
     """Such as by a pg_dump of the database, which locks every table."""
-    monkeypatch.setattr("cutline.restore.data_only.filling.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.rows.filling.LOCK_SECONDS_MAX", 1)
 
     def refuse(*_: object) -> None:
         raise StoreUnreachableError(url="s3://x", reason="403 AccessDenied")
@@ -237,7 +237,7 @@ def test_tables_of_others_are_not_read_to_warn_of_their_emptiness(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their owner could exchange the table for a view while we wait."""
-    monkeypatch.setattr("cutline.restore.loading.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.run.loading.LOCK_SECONDS_MAX", 1)
     execute(filled.dsn, "CREATE ROLE guest", "ALTER TABLE kind OWNER TO guest")
     try:
         with psycopg.connect(filled.dsn) as other:

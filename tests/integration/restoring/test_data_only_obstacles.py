@@ -8,12 +8,12 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
-from cutline.restore.data_only.references import ForeignKeyViolatedError
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
-from cutline.restore.restore import restore_fleet
+from cutline.nodes.connections import with_database
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.rows.references import ForeignKeyViolatedError
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.run.restore import restore_fleet
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready

@@ -16,18 +16,12 @@ import pytest
 from msgspec import structs
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import NodeUnreachableError
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.data_only.filled_tables import TablesUnfitError
-from cutline.restore.data_only.held_tables import (
-    ALTERING,
-    LOOK_SECONDS,
-    SECONDS_MAX,
-    STOP_SECONDS_MAX,
-    refusing_waiting,
-)
-from cutline.restore.data_only.references import ForeignKeyViolatedError
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.rows.filled_tables import TablesUnfitError
+from cutline.restore.rows.held_tables import ALTERING, LOOK_SECONDS, SECONDS_MAX, STOP_SECONDS_MAX, refusing_waiting
 from cutline.restore.rows.load import LoadError, TablesInUseError
+from cutline.restore.rows.references import ForeignKeyViolatedError
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from tests.commands.watching import Watching
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume
@@ -85,7 +79,7 @@ def wait_then(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Non
         act()
         sleep(seconds)
 
-    monkeypatch.setattr("cutline.restore.data_only.held_tables.sleep", wait)
+    monkeypatch.setattr("cutline.restore.rows.held_tables.sleep", wait)
 
 
 def test_a_row_that_is_being_deleted_at_the_other_end_of_a_key_is_waited_for(
@@ -137,7 +131,7 @@ def test_a_row_that_was_added_before_a_restore_is_resumed_is_found(place: Place)
 def test_a_transaction_that_does_not_end_is_named_and_nothing_is_lost(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch, *, is_prepared: bool
 ) -> None:
-    monkeypatch.setattr("cutline.restore.data_only.held_tables.WRITERS_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.rows.held_tables.WRITERS_SECONDS_MAX", 1)
     with psycopg.connect(filled.dsn, autocommit=True) as other:
         other.execute("BEGIN")
 
@@ -230,7 +224,7 @@ def test_rows_in_a_schema_that_took_the_name_of_another_are_noticed(place: Place
 def test_tables_at_the_other_ends_of_keys_are_not_waited_for_without_end(
     place: Place, filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.restore.data_only.references.LOCK_SECONDS_MAX", 1)
+    monkeypatch.setattr("cutline.restore.rows.references.LOCK_SECONDS_MAX", 1)
 
     def lock(other: psycopg.Connection) -> None:
         other.execute("LOCK TABLE kind IN ACCESS EXCLUSIVE MODE")

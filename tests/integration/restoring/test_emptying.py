@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import GroupRules, Node
-from cutline.fleet.tables.groups import read_tables
-from cutline.restore.data_only.checks import WantedRows, check_tables
-from cutline.restore.data_only.filling import Filling
-from cutline.restore.obstacles.obstacles import Obstacles
+from cutline.nodes.groups import read_tables
+from cutline.restore.rows.fill_checks import WantedRows, check_tables
+from cutline.restore.rows.filling import Filling
 from cutline.restore.rows.load import TablesInUseError
+from cutline.restore.targets.obstacles import Obstacles
 from cutline.storage.errors import SnapshotError
 from tests.integration.refusing import execute
 

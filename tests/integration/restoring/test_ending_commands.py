@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from cutline.fleet.progress import Noting, Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import resume_restore
-from cutline.restore.undoing.undoing import abandon_restore
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import resume_restore
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.unfinished.undoing import abandon_restore
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment

@@ -8,16 +8,16 @@ from typing import Any
 import psycopg
 import pytest
 
-import cutline.restore.data_only.filling as filling
+import cutline.restore.rows.filling as filling
 from cutline.fleet.config import Node
 from cutline.fleet.progress import Silent
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import resume_restore
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.run.restore import resume_restore
 from cutline.restore.targets.databases import list_databases
-from cutline.restore.undoing.undoing import abandon_restore
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.unfinished.undoing import abandon_restore
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from tests.integration.refusing import NoSpark, execute
 from tests.integration.restoring.filled import REQUEST, tables_to_fill
 from tests.integration.restoring.target_place import DATABASE, NAME, Place

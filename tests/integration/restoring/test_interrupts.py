@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cutline.cli.spark.on_demand import SparkOnDemand
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.ending import ALL_RESTORED
-from cutline.restore.plan import plan_restore
-from cutline.restore.restore import restore_fleet
-from cutline.restore.undoing.undoing import abandon_restore, discard_old
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.run.ending import ALL_RESTORED
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.unfinished.undoing import abandon_restore, discard_old
+from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import StoppedError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
@@ -143,7 +143,7 @@ def test_a_removal_of_old_databases_that_is_interrupted_says_so(place: Place, mo
     with old_databases(place):
         restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         with monkeypatch.context() as patch:
-            patch.setattr("cutline.restore.undoing.undoing.drop_database", interrupt)
+            patch.setattr("cutline.restore.unfinished.undoing.drop_database", interrupt)
             with pytest.raises(StoppedError, match="some of the old databases may be dropped") as raised:
                 discard_old(place.fleet, place.target, NAME, lambda _: None, Silent())
         assert f"snapshot restore {NAME} --discard-old" in raised.value.hint

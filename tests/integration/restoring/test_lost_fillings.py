@@ -5,11 +5,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from cutline.fleet.nodes.connections import NodeUnreachableError
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.data_only.filled_tables import TablesUnfitError
-from cutline.restore.request import RestoreRequest
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.rows.filled_tables import TablesUnfitError
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume
 from tests.integration.restoring.filled import acting_at, assert_empty, leave, load, tables_to_fill
@@ -55,15 +55,15 @@ def test_a_resumed_filling_that_had_begun_to_be_undone_knows_again_what_is_lost(
 
     with tables_to_fill(place):
         with monkeypatch.context() as patch:
-            patch.setattr("cutline.restore.loading.finish_databases", refuse)
-            patch.setattr("cutline.restore.data_only.filling.LOCK_SECONDS_MAX", 1)
+            patch.setattr("cutline.restore.run.loading.finish_databases", refuse)
+            patch.setattr("cutline.restore.rows.filling.LOCK_SECONDS_MAX", 1)
             with psycopg.connect(place.dsns()[1]) as other:
                 watching = acting_at(RestoreCrashPoint.ROWS_LOADED, lambda: other.execute("SELECT FROM item"))
                 with pytest.raises(TablesUnfitError):
                     load(place, watching)
         assert any("could not be undone" in note for note in watching.notes)
         with monkeypatch.context() as patch:
-            patch.setattr("cutline.restore.loading.finish_databases", lose)
+            patch.setattr("cutline.restore.run.loading.finish_databases", lose)
             with pytest.raises(NodeUnreachableError):
                 resume(place)
         execute(maintenance_of(place, 0), f"ALTER DATABASE {DATABASE} RENAME TO hidden", f"CREATE DATABASE {DATABASE}")

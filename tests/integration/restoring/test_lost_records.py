@@ -10,18 +10,18 @@ import psycopg
 import pytest
 
 import cutline.snapshots.operations.leases
-from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_resumed
-from cutline.restore.publishing import RestoredMissingError, publish_database
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_resumed
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.scope.scope import RestoreScope
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.swap import RestoredMissingError, publish_database
 from cutline.restore.targets.target import Target, TargetExistsError
-from cutline.restore.undoing.undoing import abandon_restore
-from cutline.restore.unfinished import NothingUnfinishedError, UnfinishedRestoreError
+from cutline.restore.unfinished.undoing import abandon_restore
+from cutline.restore.unfinished.unfinished import NothingUnfinishedError, UnfinishedRestoreError
 from cutline.snapshots.records.operation_records import read_outcome
 from cutline.storage.store import StoreUnreachableError
 from tests.commands.snapshot_runs import Ready
@@ -59,7 +59,7 @@ def drop_in(hint: str) -> str:
 def leave_marked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin to undo the restore, and end before anything is renamed."""
     with monkeypatch.context() as patch:
-        patch.setattr("cutline.restore.undoing.undoing.put_back", lose)
+        patch.setattr("cutline.restore.unfinished.undoing.put_back", lose)
         with pytest.raises(NodeUnreachableError):
             abandon_restore(place.fleet, place.target, NAME, print, Silent())
 
@@ -223,7 +223,7 @@ def test_an_undo_that_is_cut_off_at_the_end_is_no_restore_that_has_published(
         restore_left(place, RestoreCrashPoint.RENAMED, 2)
         (operation,) = open_restores(place)
         with monkeypatch.context() as patch:
-            patch.setattr("cutline.restore.undoing.undoing.drop_database", lose)
+            patch.setattr("cutline.restore.unfinished.undoing.drop_database", lose)
             with pytest.raises(NodeUnreachableError):
                 abandon_restore(place.fleet, place.target, NAME, print, Silent())
         outcome = read_outcome(place.fleet.store.open(), operation)
@@ -359,7 +359,7 @@ def test_what_was_published_first_is_not_forgotten_without_its_record(
             return publish_database(target, *more)
 
         with monkeypatch.context() as patch:
-            patch.setattr("cutline.restore.restore.publish_database", lose_others)
+            patch.setattr("cutline.restore.run.restore.publish_database", lose_others)
             with pytest.raises(NodeUnreachableError):
                 restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         assert place.states()[0] == "new"

@@ -14,15 +14,15 @@ import pytest
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.nodes.connections import NodeUnreachableError, with_database
-from cutline.fleet.nodes.lock import FleetBusyError, lock_fleet
-from cutline.fleet.nodes.sessions import open_sessions
-from cutline.fleet.tables.left_out import LeftOut, LeftOutKind
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.nodes.connections import NodeUnreachableError, with_database
+from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.nodes.lock import FleetBusyError, lock_fleet
+from cutline.nodes.sessions import open_sessions
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.scope.scope import RestoreScope
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from tests.commands.in_process import run_and_capture, run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching

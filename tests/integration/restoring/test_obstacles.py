@@ -11,14 +11,14 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.nodes.connections import with_database
 from cutline.fleet.progress import Silent
-from cutline.restore.parts.scope import RestoreScope, TableMove
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
-from cutline.snapshots.records.chains import read_chain
+from cutline.nodes.connections import with_database
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_restore
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.scope.scope import RestoreScope, TableMove
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError
 from tests.integration.refusing import NoSpark, execute
 from tests.integration.restoring.target_place import DATABASE, NAME, Place, hidden

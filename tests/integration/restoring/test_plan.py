@@ -15,15 +15,15 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.cli.output.restore_report import document_of, lines_of, plan_document, plan_lines
 from cutline.cli.output.tables import size_text
-from cutline.fleet.nodes.connections import connect, with_database
 from cutline.fleet.progress import Silent
-from cutline.restore.estimates.model import read_measured
-from cutline.restore.obstacles.disk_space import DatabaseSpace, SpaceLackingError, check_space, find_data_directory
-from cutline.restore.obstacles.obstacles import Obstacles
-from cutline.restore.plan import RestorePlan, plan_restore
-from cutline.restore.preview import RestorePreview, _space_of, check_restore, preview_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.nodes.connections import connect, with_database
+from cutline.restore.estimates.estimate import read_measured
+from cutline.restore.plan.plan import RestorePlan, plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import RestorePreview, _space_of, check_restore, preview_restore
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.targets.obstacles import Obstacles
+from cutline.restore.targets.requirements import DatabaseSpace, SpaceLackingError, check_space, find_data_directory
 from cutline.restore.targets.target import lock_targets
 from cutline.snapshots.records.commit import DatabaseFacts
 from cutline.snapshots.records.operation_records import read_outcome

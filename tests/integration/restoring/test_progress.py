@@ -13,16 +13,16 @@ import pytest
 from msgspec import structs
 
 from cutline.fleet.config import GroupRules
-from cutline.fleet.nodes.connections import connect, with_database
 from cutline.fleet.progress import Reading, Silent
-from cutline.fleet.tables.groups import read_tables
+from cutline.nodes.connections import connect, with_database
+from cutline.nodes.groups import read_tables
 from cutline.restore.estimates import pace
-from cutline.restore.estimates.model import RestoreStep
+from cutline.restore.estimates.estimate import RestoreStep
 from cutline.restore.estimates.pace import rows_tally
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.rows.load import Loader, LoadTarget, create_ledger
+from cutline.restore.run.restore import restore_fleet
 from tests.commands.snapshot_runs import Ready, command_line
 from tests.integration.refusing import execute
 from tests.integration.restoring.target_place import NAME, Place

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import Node
-from cutline.restore.data_only.filled_tables import find_oids
-from cutline.restore.data_only.references import ForeignKeyViolatedError, find_orphan
+from cutline.restore.rows.filled_tables import find_oids
+from cutline.restore.rows.references import ForeignKeyViolatedError, find_orphan
 from tests.integration.referred import parents_on, verify
 
 KEY_QUERY = """

@@ -12,14 +12,14 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from cutline.fleet.config import Node
-from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import resume_restore
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import resume_restore
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from cutline.restore.targets.target import TargetUnfitError
-from cutline.restore.undoing.undoing import OldDatabaseMissingError, abandon_restore, discard_old
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.unfinished.undoing import OldDatabaseMissingError, abandon_restore, discard_old
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.initialise import initialise
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready
@@ -164,7 +164,7 @@ def test_an_old_database_that_is_lost_while_it_is_put_back_can_be_replaced(
         shard = place.states().index("new")
         if is_begun:
             with monkeypatch.context() as patch:
-                patch.setattr("cutline.restore.undoing.undoing.put_back", lose)
+                patch.setattr("cutline.restore.unfinished.undoing.put_back", lose)
                 with pytest.raises(NodeUnreachableError):
                     abandon_restore(place.fleet, place.target, NAME, print, Silent())
         execute(maintenance_of(place, shard), f'DROP DATABASE "{beside(place, shard, "_before_")}"')
@@ -194,7 +194,7 @@ def test_a_restore_on_a_server_that_may_be_another_one_is_not_taken_for_ended(
         moved = tuple(replace(node, dsn=at_another_address(node)) for node in place.target.nodes)
         target = replace(place.target, nodes=moved)
         with monkeypatch.context() as patch:
-            patch.setattr("cutline.restore.unfinished.start_of", lambda _: "another time")
+            patch.setattr("cutline.restore.unfinished.unfinished.start_of", lambda _: "another time")
             with pytest.raises(UnfinishedRestoreError, match="no restore into these databases"):
                 resume_restore(place.fleet, target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert open_restores(place) == [operation]

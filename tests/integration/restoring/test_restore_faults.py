@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import cutline.fleet.nodes.watch
+import cutline.nodes.watch
 import cutline.storage.storing
 from cutline.embedded.fleet import stop_fleet
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import PER_NODE, RestoreCrashPoint
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
-from cutline.restore.undoing.undoing import abandon_restore
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.targets.crash_points import PER_NODE, RestoreCrashPoint
+from cutline.restore.unfinished.undoing import abandon_restore
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.storage.errors import SnapshotError
 from tests.commands.snapshot_runs import Ready, configure_fleet, dropping_slots
 from tests.commands.watching import Reached, Watching
@@ -96,7 +96,7 @@ def impatient_watch() -> Iterator[None]:
     """Give up early on a silent node, but not during the pause that a fault causes."""
     with pytest.MonkeyPatch.context() as patch:
         for name, seconds in {"PROBE_SECONDS": 0.5, "ANSWER_SECONDS_MAX": 2.0, "SILENCE_SECONDS_MAX": 4.0}.items():
-            patch.setattr(cutline.fleet.nodes.watch, name, seconds)
+            patch.setattr(cutline.nodes.watch, name, seconds)
         patch.setattr(cutline.storage.storing, "READ_BACK_PAUSES_SECONDS", (0.05, 0.1))
         yield
 

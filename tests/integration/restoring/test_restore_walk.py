@@ -15,11 +15,11 @@ from contextlib import contextmanager
 import pytest
 
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import PER_NODE, RestoreCrashPoint
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import resume_restore
-from cutline.restore.undoing.undoing import abandon_restore
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import resume_restore
+from cutline.restore.targets.crash_points import PER_NODE, RestoreCrashPoint
+from cutline.restore.unfinished.undoing import abandon_restore
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Watching
 from tests.integration.restoring.target_place import (

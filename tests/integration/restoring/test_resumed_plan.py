@@ -10,13 +10,13 @@ import psycopg
 import pytest
 
 from cutline.cli.output.restore_report import plan_document, plan_lines
-from cutline.fleet.nodes.connections import with_database
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.estimates.model import RestoreStep
-from cutline.restore.plan import RestorePlan
-from cutline.restore.preview import RestorePreview
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import resume_restore
+from cutline.nodes.connections import with_database
+from cutline.restore.estimates.estimate import RestoreStep
+from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import RestorePreview
+from cutline.restore.run.restore import resume_restore
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from tests.commands.in_process import run_and_capture, run_here, run_with_stderr
 from tests.commands.snapshot_runs import Ready
 from tests.integration.restoring.ending import restore_left
@@ -81,7 +81,7 @@ def test_what_is_left_is_shown_without_a_change(place: Place, monkeypatch: pytes
         assert "every check passed; nothing was changed" in text
         with monkeypatch.context() as patch:
             # What another version has loaded is loaded again.
-            patch.setattr("cutline.restore.run.version", lambda _package: "another")
+            patch.setattr("cutline.restore.run.run.version", lambda _package: "another")
             code, again = run_here(place.fleet, *words, "--dry-run")
         assert loading_of(again) == [("created", 0)] * SHARDS
         assert place.comments() == before

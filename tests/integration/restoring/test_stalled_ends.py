@@ -13,14 +13,14 @@ from typing import Any
 import psycopg
 import pytest
 
-import cutline.fleet.nodes.watch
-from cutline.fleet.nodes.watch import SilentNodeError
+import cutline.nodes.watch
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.plan import plan_restore
-from cutline.restore.restore import restore_fleet
+from cutline.nodes.watch import SilentNodeError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from cutline.restore.targets.target import TargetUnfitError
-from cutline.restore.undoing.undoing import abandon_restore, discard_old
+from cutline.restore.unfinished.undoing import abandon_restore, discard_old
 from cutline.storage.errors import StoppedError
 from tests.commands.snapshot_runs import Ready
 from tests.integration.restoring.ending import REQUEST, restore_left, resume
@@ -49,7 +49,7 @@ def suspended(process: int) -> Iterator[None]:
 def test_a_session_that_does_not_end_is_named_before_anything_is_decided(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.restore.publishing.END_MILLISECONDS_MAX", 300)
+    monkeypatch.setattr("cutline.restore.targets.swap.END_MILLISECONDS_MAX", 300)
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.FINISHED, SHARDS)
         with psycopg.connect(place.dsns()[1]) as session:
@@ -64,8 +64,8 @@ def test_a_session_that_does_not_end_is_named_before_anything_is_decided(
 @pytest.mark.parametrize(
     ("end", "hook"),
     [
-        (lambda place: discard_old(place.fleet, place.target, NAME, print, Silent()), "old_databases.drop_database"),
-        (lambda place: abandon_restore(place.fleet, place.target, NAME, print, Silent()), "abandoning.put_back"),
+        (lambda place: discard_old(place.fleet, place.target, NAME, print, Silent()), "drop_database"),
+        (lambda place: abandon_restore(place.fleet, place.target, NAME, print, Silent()), "put_back"),
     ],
     ids=["discard", "abandon"],
 )
@@ -77,8 +77,8 @@ def test_an_end_does_not_wait_for_a_silent_node_without_end(
     hook: str,
     how: type[BaseException],
 ) -> None:
-    monkeypatch.setattr(cutline.fleet.nodes.watch, "SILENCE_SECONDS_MAX", 3.0 if how is SilentNodeError else 60.0)
-    monkeypatch.setattr(cutline.fleet.nodes.watch, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(cutline.nodes.watch, "SILENCE_SECONDS_MAX", 3.0 if how is SilentNodeError else 60.0)
+    monkeypatch.setattr(cutline.nodes.watch, "PROBE_SECONDS", 0.5)
     timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
     stopped: list[int] = []
 
@@ -101,13 +101,13 @@ def test_an_end_does_not_wait_for_a_silent_node_without_end(
             connection.execute("SELECT 1")
 
     with old_databases(place):
-        if "old_databases" in hook:
+        if hook == "drop_database":
             restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         else:
             restore_left(place, RestoreCrashPoint.RENAMED)
         try:
             with monkeypatch.context() as patch:
-                patch.setattr(f"cutline.restore.undoing.{hook}", stop)
+                patch.setattr(f"cutline.restore.unfinished.undoing.{hook}", stop)
                 began = time.monotonic()
                 with pytest.raises((how, StoppedError)) as raised:
                     end(place)
@@ -117,7 +117,7 @@ def test_an_end_does_not_wait_for_a_silent_node_without_end(
             for pid in reversed(stopped):
                 os.kill(pid, signal.SIGCONT)
         end(place)
-        if "old_databases" in hook:
+        if hook == "drop_database":
             assert place.databases() == {DATABASE}
         else:
             assert_old(place)

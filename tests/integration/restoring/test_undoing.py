@@ -14,19 +14,19 @@ import pytest
 
 import cutline.snapshots.operations.leases
 from cutline.cli.commands.restore_ends import Confirmation, NotConfirmedError
-from cutline.fleet.nodes.beside import read_old
-from cutline.fleet.nodes.connections import NodeUnreachableError, database_name, with_database
-from cutline.fleet.nodes.lock import FleetBusyError
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.ending import RestoreAbandonedError
-from cutline.restore.plan import plan_restore
-from cutline.restore.preview import preview_resumed
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.nodes.connections import NodeUnreachableError, database_name, with_database
+from cutline.nodes.lock import FleetBusyError
+from cutline.nodes.other_databases import read_old
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.ending import RestoreAbandonedError
+from cutline.restore.run.preview import preview_resumed
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from cutline.restore.targets.databases import REHEARSAL
-from cutline.restore.undoing.undoing import OldDatabaseMissingError, abandon_restore, preview_abandon
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.restore.unfinished.undoing import OldDatabaseMissingError, abandon_restore, preview_abandon
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.records.lost_chains import is_lost
@@ -204,7 +204,7 @@ def test_an_outcome_that_was_lost_is_recorded_by_the_next_command(
             restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         (operation,) = open_restores(place)
         with monkeypatch.context() as patch:
-            patch.setattr("cutline.restore.unfinished.record_outcome", lose)
+            patch.setattr("cutline.restore.unfinished.unfinished.record_outcome", lose)
             # A store that accepts no writes keeps nobody from restoring.
             assert plain_restore(place) is None
         assert (abandon(place).done, place.states()) == ([operation], ["new"] * SHARDS)

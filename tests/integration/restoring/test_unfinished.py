@@ -8,15 +8,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-import cutline.restore.loading
+import cutline.restore.run.loading
 import cutline.snapshots.operations.leases
-from cutline.fleet.nodes.connections import NodeUnreachableError, with_database
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.plan import plan_restore
-from cutline.restore.publishing import end_sessions
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
+from cutline.nodes.connections import NodeUnreachableError, with_database
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.swap import end_sessions
 from cutline.restore.targets.target import TargetUnfitError
 from cutline.storage.store import StoreUnreachableError
 from tests.commands.in_process import run_here
@@ -64,7 +64,7 @@ def test_another_machine_goes_on_with_the_same_tasks_and_another_version_with_no
         if changed == "parts":
             monkeypatch.setattr("cutline.restore.rows.jobs.count_parts", lambda *_, **__: 7)
         else:
-            monkeypatch.setattr("cutline.restore.run.version", lambda _package: "another")
+            monkeypatch.setattr("cutline.restore.run.run.version", lambda _package: "another")
         made_again = resume(place).count(str(RestoreCrashPoint.CREATED))
         # Once as a mark that they are to be made, and once when they are.
         assert made_again == (0 if changed == "parts" else 2 * SHARDS)
@@ -77,7 +77,7 @@ def test_rows_that_are_loaded_are_neither_loaded_nor_counted_again(
 ) -> None:
     with old_databases(place):
         restore_left(place, point, SHARDS)
-        monkeypatch.setattr(cutline.restore.loading, "count_rows", lambda *_: pytest.fail("rows were counted"))
+        monkeypatch.setattr(cutline.restore.run.loading, "count_rows", lambda *_: pytest.fail("rows were counted"))
         watching = Watching()
         # There is no Spark for it.
         resume_restore(place.fleet, place.target, RestoreRequest(NAME), NoSession(), watching)
@@ -149,7 +149,7 @@ def test_a_transaction_prepared_by_a_session_that_is_ended_is_found_before_anyth
             session.execute("PREPARE TRANSACTION 'mine'")
         end_sessions(connection, database)
 
-    monkeypatch.setattr("cutline.restore.publishing.end_sessions", prepare_and_end)
+    monkeypatch.setattr("cutline.restore.targets.swap.end_sessions", prepare_and_end)
     with old_databases(place):
         sessions = [psycopg.connect(last.dsn)]
         sessions[0].execute("INSERT INTO old VALUES (2)")
@@ -172,8 +172,8 @@ def test_a_restore_that_has_recorded_nothing_is_named_once_when_it_is_undone(
 
     with old_databases(place):
         with monkeypatch.context() as patch:
-            patch.setattr("cutline.restore.run.write_record", lose)
-            patch.setattr("cutline.restore.run.drop_database", lose)
+            patch.setattr("cutline.restore.run.run.write_record", lose)
+            patch.setattr("cutline.restore.run.run.drop_database", lose)
             with pytest.raises(NodeUnreachableError) as raised:
                 restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         # What it offers is accepted.

@@ -13,10 +13,10 @@ import psycopg
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Silent
-from cutline.restore.plan import RestorePlan, plan_restore
-from cutline.restore.report import RestoreReport
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.restore.plan.plan import RestorePlan, plan_restore
+from cutline.restore.plan.report import RestoreReport
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import execute
 

@@ -12,14 +12,14 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import load_fleet
-from cutline.fleet.nodes.connections import NodeUnreachableError
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.plan import plan_restore
-from cutline.restore.report import RestoreReport
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet, resume_restore
-from cutline.restore.unfinished import UnfinishedRestoreError
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.report import RestoreReport
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from tests.commands.watching import Reached, Watching
 from tests.integration.routing.routed_place import (
     GOOD,

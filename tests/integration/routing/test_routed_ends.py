@@ -8,15 +8,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cutline.fleet.nodes.connections import NodeUnreachableError, with_database
 from cutline.fleet.progress import Silent
-from cutline.restore.crash_points import RestoreCrashPoint
-from cutline.restore.parts.scope import RestoreScope
-from cutline.restore.plan import plan_restore
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
+from cutline.nodes.connections import NodeUnreachableError, with_database
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.scope.scope import RestoreScope
+from cutline.restore.targets.crash_points import RestoreCrashPoint
 from cutline.restore.targets.target import TargetUnfitError
-from cutline.restore.undoing.undoing import abandon_restore
+from cutline.restore.unfinished.undoing import abandon_restore
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
 from tests.integration.routing.routed_place import SINGLE, RoutedPlace

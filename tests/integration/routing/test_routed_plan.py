@@ -8,7 +8,7 @@ import pytest
 
 from cutline.cli.output.restore_report import plan_document, plan_lines
 from cutline.fleet.progress import Silent
-from cutline.restore.preview import preview_restore
+from cutline.restore.run.preview import preview_restore
 from tests.commands.in_process import run_and_capture, run_as_text
 from tests.integration.refusing import execute
 from tests.integration.routing.routed_place import BAD, GOOD, NAME, ROUTES, SHARDS, RoutedPlace

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from cutline.fleet.progress import Silent
-from cutline.restore.plan import plan_restore
-from cutline.restore.refused import DdlRefusedError
-from cutline.restore.request import RestoreRequest
-from cutline.restore.restore import restore_fleet
-from cutline.restore.routing.placing import RowWithoutTargetError
-from cutline.restore.topology.conflicts import KeyConflictError
-from cutline.restore.topology.topology import LargeObjectsUnroutedError, SourcesDifferError
-from cutline.restore.undoing.undoing import abandon_restore
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.plan.topology import LargeObjectsUnroutedError, SourcesDifferError
+from cutline.restore.run.conflicts import KeyConflictError
+from cutline.restore.run.refused import DdlRefusedError
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.scope.placing import RowWithoutTargetError
+from cutline.restore.unfinished.undoing import abandon_restore
 from cutline.storage.errors import UsageError
 from tests.integration.refusing import execute
 from tests.integration.routing.routed_place import (

@@ -1,0 +1,398 @@
+"""The demo's measurements: every figure, as tables for people and as one document for scripts."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cutline.check.report import CheckReport
+from cutline.cli.demo.fleet import invariants_document
+from cutline.cli.demo.stage import BACKUPS, SHARDS
+from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
+from cutline.cli.output.restore_report import document_of as restore_document
+from cutline.cli.output.tables import count_text, seconds_text, size_text
+from cutline.embedded.bank import ACCOUNTS_PER_SHARD, BankInvariants
+from cutline.embedded.bank_workload import Committed, LatencyLog, Window
+from cutline.fleet.progress import Progress, Reading
+from cutline.restore.plan.report import RestoreReport
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.operation_records import INCONCLUSIVE as RESULT_INCONCLUSIVE
+from cutline.snapshots.records.operation_records import VALID
+
+CUT_STEP = "cut"
+
+
+class ChapterName(StrEnum):
+    """The chapters in order, as the JSON names them."""
+
+    FLEET = "fleet"
+    BANK = "bank"
+    CREATE = "create"
+    INCREMENTS = "increments"
+    CHECK = "check"
+    DISASTER = "disaster"
+    RESTORE = "restore"
+    INVARIANTS = "invariants"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class TakenCut:
+    """A snapshot or increment and its timing, on the monotonic clock.
+
+    `command` is the time of the whole command. `windows` has one window per attempt: from shortly before the start
+    markers to the finish markers. `longest_commit_seconds` is the longest client transaction that overlaps a window,
+    None if none does.
+    """
+
+    commit: Commit
+    command: Window
+    windows: tuple[Window, ...]
+    longest_commit_seconds: float | None
+
+    @property
+    def name(self) -> str:
+        """`full snapshot`, or `increment 1` and so on."""
+        return f"increment {self.commit.increment}" if self.commit.increment else "full snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class Disaster:
+    """What was deleted, and on which node; `at` is on the monotonic clock."""
+
+    node: str
+    files: int
+    bytes: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BankFigures:
+    """The bank from its first transaction to its last; `began` and `ended` are on the monotonic clock.
+
+    `p99_seconds` covers transactions outside all cuts, `p99_idle_seconds` those while no command ran.
+    `longest_gap_seconds` is the longest time without a commit on any shard. `ends` are the times at which
+    transactions ended, ascending.
+    """
+
+    clients: int
+    began: float
+    ended: float
+    committed: Committed
+    p99_seconds: float | None
+    p99_idle_seconds: float | None
+    longest_gap_seconds: float
+    ends: list[float]
+
+    @property
+    def seconds(self) -> float:
+        """How long the bank worked."""
+        return self.ended - self.began
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """A chapter: when it began, on the monotonic clock, and how long it took."""
+
+    name: ChapterName
+    began: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class StoryReport:
+    """The whole story."""
+
+    began: float
+    chapters: list[Chapter] = field(default_factory=list)
+    cuts: list[TakenCut] = field(default_factory=list)
+    seconds: float = 0.0
+    check: CheckReport | None = None
+    disaster: Disaster | None = None
+    bank: BankFigures | None = None
+    restore: RestoreReport | None = None
+    invariants: BankInvariants | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the check found the snapshot valid and the restored shards are consistent."""
+        return self.is_valid and self.invariants is not None and self.invariants.hold
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the demo: a check that is inconclusive is one here, too."""
+        if self.holds:
+            return DONE
+        is_open = self.check is not None and self.check.result == RESULT_INCONCLUSIVE
+        return INCONCLUSIVE if is_open and self.invariants is not None and self.invariants.hold else CONFLICTS
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the check found the snapshot whole."""
+        return self.check is not None and self.check.result == VALID
+
+    @property
+    def longest_commit_seconds(self) -> float | None:
+        """The longest transaction of any client during any cut."""
+        return max((cut.longest_commit_seconds for cut in self.cuts if cut.longest_commit_seconds), default=None)
+
+
+class CutWatch:
+    """A Progress that records when cuts were made, and forwards everything."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self._windows: list[Window] = []
+        self._began: float | None = None
+
+    def windows(self) -> tuple[Window, ...]:
+        """One window per attempt at the cut so far."""
+        return tuple(self._windows)
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        """Forward the step; record the time if the cut begins or ends."""
+        now = time.monotonic()
+        if self._began is not None:
+            self._windows.append((self._began, now))
+        self._began = now if name == CUT_STEP else None
+        self._shown.step(name, total=total, unit=unit)
+
+    def advance(self, done: int) -> None:
+        """Forward the call."""
+        self._shown.advance(done)
+
+    def tell(self, reading: Reading) -> None:
+        """Forward the call."""
+        self._shown.tell(reading)
+
+    def note(self, text: str) -> None:
+        """Forward the call."""
+        self._shown.note(text)
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Forward the call."""
+        self._shown.reached(point, node=node)
+
+    def ending(self) -> None:
+        """Forward the call."""
+        self._shown.ending()
+
+
+def longest_within(latencies: LatencyLog, windows: tuple[Window, ...]) -> float | None:
+    """The longest transaction that overlaps one of the windows, in seconds."""
+    found = [latencies.longest_between(*window) for window in windows]
+    return max((seconds for seconds in found if seconds is not None), default=None)
+
+
+def longest_gap(ends: list[float], began: float) -> float:
+    """The longest time between two consecutive moments; `ends` is ascending, after `began`."""
+    return max((later - earlier for earlier, later in pairwise([began, *ends])), default=0.0)
+
+
+LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One character per value, scaled to the highest; a space for zero."""
+    highest = max(values, default=0.0)
+    return "".join(
+        " " if value <= 0 else LEVELS[min(int(value / highest * len(LEVELS)), len(LEVELS) - 1)] for value in values
+    )
+
+
+def rates(moments: Sequence[float], began: float, ended: float, columns: int) -> list[float]:
+    """The number of `moments` (ascending) per second in each of `columns` equal parts of the time."""
+    width = (ended - began) / columns
+    edges = [bisect_left(moments, began + width * column) for column in range(columns + 1)]
+    return [(after - before) / width for before, after in pairwise(edges)]
+
+
+def marks(places: Mapping[str, float], began: float, ended: float, columns: int) -> str:
+    """A line of `columns` characters with each sign at its moment; on a collision the sign moves to the nearest gap."""
+    line = [" "] * columns
+    for sign, moment in places.items():
+        column = min(max(int((moment - began) / (ended - began) * columns), 0), columns - 1)
+        free = [place for place in range(columns) if line[place] == " "]
+        line[min(free, key=lambda place: abs(place - column))] = sign
+    return "".join(line)
+
+
+SCHEMA = "cutline/demo/1"
+TIMELINE_COLUMNS = 60
+DISASTER_SIGN = "x"
+
+
+def document_of(report: StoryReport) -> dict[str, Any]:
+    """The command's JSON."""
+    bank, disaster = report.bank, report.disaster
+    return {
+        "schema": SCHEMA,
+        "holds": report.holds,
+        "seconds": round(report.seconds, 3),
+        "chapters": [{"name": one.name, "seconds": round(one.seconds, 3)} for one in report.chapters],
+        "fleet": {"shards": SHARDS, "backups": BACKUPS, "accounts": SHARDS * ACCOUNTS_PER_SHARD},
+        "bank": bank and _bank_document(bank),
+        "cuts": [_cut_document(cut, bank.began if bank else report.began) for cut in report.cuts],
+        "longest_commit_in_a_cut_seconds": report.longest_commit_seconds,
+        "check": report.check and report.check.to_json(),
+        "disaster": disaster and {"node": disaster.node, "files": disaster.files, "bytes": disaster.bytes},
+        "restore": report.restore and restore_document(report.restore),
+        "invariants": report.invariants and invariants_document(report.invariants),
+    }
+
+
+def _bank_document(bank: BankFigures) -> dict[str, Any]:
+    return {
+        "clients": bank.clients,
+        "seconds": round(bank.seconds, 3),
+        "transactions": {"local": bank.committed.local, "cross": bank.committed.cross},
+        "transactions_per_second": round(bank.committed.total / bank.seconds, 1) if bank.seconds else 0.0,
+        "p99_seconds": bank.p99_seconds,
+        "p99_idle_seconds": bank.p99_idle_seconds,
+        "longest_gap_seconds": bank.longest_gap_seconds,
+    }
+
+
+def _cut_document(cut: TakenCut, bank_began: float) -> dict[str, Any]:
+    commit, made = cut.commit, cut.commit.cut
+    return {
+        "snapshot": commit.snapshot,
+        "increment": commit.increment,
+        "at_seconds": round(cut.windows[0][0] - bank_began, 3),
+        "seconds": round(commit.seconds, 3),
+        "cut_seconds": round(made.seconds, 6),
+        "window_seconds": round(sum(end - begin for begin, end in cut.windows), 6),
+        "attempts": made.attempts,
+        "global_transactions": made.global_transactions,
+        "in_flight": made.in_flight,
+        "included_early": made.included_early,
+        "longest_commit_seconds": cut.longest_commit_seconds,
+        "changes": commit.counts["changes"],
+        "bytes": commit.counts["bytes"],
+    }
+
+
+def lines_of(report: StoryReport) -> Iterator[str | RenderableType]:
+    """The summary for people."""
+    if report.bank is not None:
+        yield ""
+        yield from _timeline(report, report.bank)
+        yield ""
+        yield _cut_table(report, report.bank)
+        yield ""
+        yield from _latency_lines(report, report.bank)
+    yield ""
+    yield _closing_table(report)
+    yield ""
+    if report.holds:
+        yield (f"The books balance: exit 0 after {seconds_text(report.seconds)}. Try it by hand: snapshot demo up DIR")
+    elif report.exit_code == INCONCLUSIVE:
+        yield (
+            "The books balance; the check is inconclusive, because PostgreSQL 15 can't decode WAL on standbys:"
+            f" exit {INCONCLUSIVE} after {seconds_text(report.seconds)}."
+        )
+    else:
+        yield f"NOT PROVEN: exit 1 after {seconds_text(report.seconds)}."
+
+
+def _timeline(report: StoryReport, bank: BankFigures) -> Iterator[str | RenderableType]:
+    """The bank's rate over time, and the cuts below it."""
+    rate = rates(bank.ends, bank.began, bank.ended, TIMELINE_COLUMNS)
+    signs = {str(cut.commit.increment): cut.windows[0][0] for cut in report.cuts}
+    if report.disaster:
+        signs[DISASTER_SIGN] = report.disaster.at
+    places = marks(signs, bank.began, bank.ended, TIMELINE_COLUMNS)
+    end = f"{bank.seconds:.0f} s"
+    yield Text("The bank while the cuts were made", style="bold")
+    yield Text.assemble("  rate  ", (sparkline(rate), "cyan"), f" to {count_text(round(max(rate)))}/s")
+    yield Text.assemble("  cuts  ", (places, "bold"))
+    yield f"        0 s{end:>{TIMELINE_COLUMNS - 3}}"
+    yield f"        0 the full snapshot, 1 2 3 its increments, {DISASTER_SIGN} the disaster"
+
+
+def _cut_table(report: StoryReport, bank: BankFigures) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("cut")
+    for name in ("at", "cut took", "in flight", "included", "longest commit", "command"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cut in report.cuts:
+        made = cut.commit.cut
+        table.add_row(
+            f"{cut.commit.increment} {'increment' if cut.commit.increment else 'full'}",
+            seconds_text(cut.windows[0][0] - bank.began),
+            _milliseconds(made.seconds),
+            str(made.in_flight),
+            str(made.included_early),
+            _milliseconds(cut.longest_commit_seconds),
+            seconds_text(cut.commit.seconds),
+        )
+    return table
+
+
+def _latency_lines(report: StoryReport, bank: BankFigures) -> Iterator[str]:
+    """What the clients observed."""
+    yield f"longest commit any client saw during a cut   {_milliseconds(report.longest_commit_seconds):>10}"
+    yield f"p99 of the commits outside the cuts          {_milliseconds(bank.p99_seconds):>10}"
+    yield f"p99 of the commits while no command ran      {_milliseconds(bank.p99_idle_seconds):>10}"
+    yield f"longest time without a commit on any shard   {_milliseconds(bank.longest_gap_seconds):>10}"
+
+
+def _closing_table(report: StoryReport) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("chapter", no_wrap=True)
+    table.add_column("took", justify="right", no_wrap=True)
+    table.add_column("what it showed")
+    shown = _findings(report)
+    for one in report.chapters:
+        table.add_row(one.name, seconds_text(one.seconds), shown.get(one.name, ""))
+    table.add_row("all of it", seconds_text(report.seconds), "", style="bold")
+    return table
+
+
+def _findings(report: StoryReport) -> dict[ChapterName, str]:
+    """The result of each chapter, by its name."""
+    found = {
+        ChapterName.FLEET: f"{SHARDS * (1 + BACKUPS)} PostgreSQL servers on this machine",
+        ChapterName.DOWN: "servers and Spark stopped, all files deleted",
+    }
+    if report.cuts:
+        rows = report.cuts[0].commit.counts["rows"]
+        copies = ", of primaries and of standbys" if report.is_valid else ""
+        found[ChapterName.CREATE] = f"{count_text(rows)} rows{copies}"
+        changes = sum(cut.commit.counts["changes"] for cut in report.cuts[1:])
+        size = sum(cut.commit.counts["bytes"] for cut in report.cuts[1:])
+        found[ChapterName.INCREMENTS] = f"{count_text(changes)} changes in {size_text(size)}"
+    if report.check:
+        compared = [one.compared for one in report.check.snapshots]
+        transfers = sum(one.transactions for one in compared)
+        found[ChapterName.CHECK] = f"{report.check.result}: {count_text(transfers)} two-phase transfers compared"
+    if report.disaster:
+        lost = report.disaster
+        found[ChapterName.DISASTER] = f"{lost.node} lost {count_text(lost.files)} files, {size_text(lost.bytes)}"
+    if report.restore:
+        found[ChapterName.RESTORE] = (
+            f"increment {report.restore.increment}: {count_text(report.restore.rows)} rows, all shards"
+        )
+    if report.invariants:
+        books = report.invariants
+        found[ChapterName.INVARIANTS] = (
+            f"{count_text(books.total_balance)} of {count_text(books.expected_total)} there, "
+            f"{len(books.half_present)} torn, {len(books.unexplained_accounts)} unexplained"
+        )
+    if report.bank:
+        total = count_text(report.bank.committed.total)
+        found[ChapterName.BANK] = f"{total} transfers until the disaster, no pause"
+    return found
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "none" if seconds is None else f"{seconds * 1000:.1f} ms"

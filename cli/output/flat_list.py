@@ -1,0 +1,164 @@
+"""`list --flat`: one row per restore point, as JSON, as CSV and for people.
+
+Rows are made one at a time from the listing: of 10,000 increments only the summaries are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from itertools import chain
+from typing import Any
+
+from cutline.cli.output.tables import (
+    Cell,
+    FittingTable,
+    Shorter,
+    age_text,
+    count_text,
+    minute_text,
+    moment_text,
+    printable,
+    seconds_text,
+    size_text,
+    time_text,
+)
+from cutline.snapshots.listing.listing import Entry, Listing
+from cutline.snapshots.operations.ended_operations import EndedCheck, newest_covering
+from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.commit import Commit, FullSnapshot
+from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.operation_records import CONFLICTS, VALID
+from cutline.snapshots.records.proven_chains import cut_time, safe_time
+
+FULL, INCREMENTAL, ONLY_CUT = "full", "incremental", "only-cut"
+COLUMNS = (
+    "snapshot", "increment", "type", "base_snapshot", "state", "cut_at", "safe_at", "created_at", "seconds", "bytes",
+    "changes", "transactions", "nodes", "baseline_nodes", "groups", "cut", "operation", "terminal", "checked_at",
+    "check_result", "valid_at", "problem", "comment", "checked_increment",
+)  # fmt: skip
+# What makes a spreadsheet take a text for a formula.
+FORMULA_SIGNS = ("=", "+", "-", "@")
+TITLES = (
+    "snapshot", "increment", "type", "cut made", "began", "took", "size", "changes", "transactions", "nodes", "groups",
+    "state", "checked", "comment",
+)  # fmt: skip
+NUMBERS = {"increment", "took", "size", "changes", "transactions", "nodes", "groups"}
+IMPORTANT = ("snapshot", "increment", "type", "cut made", "state", "size", "changes", "transactions", "took", "checked")
+
+
+def flat_rows(listing: Listing) -> Iterator[dict[str, Any]]:
+    """A row per restore point, with COLUMNS, by snapshot and increment; a snapshot that can't be read has one row.
+
+    Unknown values are None; the problem of a snapshot is in each of its rows.
+    """
+    for entry in listing.entries:
+        if entry.chain is None:
+            yield dict.fromkeys(COLUMNS) | {"snapshot": entry.name, "state": entry.state, "problem": entry.problem}
+        else:
+            yield from _rows_of(entry, entry.chain, listing.checks.by_snapshot.get(entry.name, []))
+
+
+def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[dict[str, Any]]:
+    nodes = [identity.node for identity in of.nodes]
+    commits = {commit.increment: commit for commit in of.commits}
+    groups, names = dict[tuple[str, int], str](), list[str]()
+    summaries = [summary_of(of.full), *entry.summaries]
+    newest = newest_covering(checks, len(summaries))
+    newest_valid = newest_covering([check for check in checks if check.point.result == VALID], len(summaries))
+    for one, check, valid in zip(summaries, newest, newest_valid, strict=True):
+        # Commits that are not here have changed no definition.
+        if (commit := commits.get(one.increment)) and _redefine(groups, commit):
+            names = sorted(set(groups.values()))
+        yield {
+            "snapshot": entry.name,
+            "increment": one.increment,
+            "type": INCREMENTAL if one.increment else ONLY_CUT if of.full.only_cut else FULL,
+            "base_snapshot": entry.name if one.increment else None,
+            "state": entry.state,
+            "cut_at": time_text(cut_time(one)),
+            "safe_at": safe_time(one),
+            "created_at": one.created_at,
+            "seconds": round(one.seconds, 3),
+            "bytes": one.bytes,
+            "changes": one.changes,
+            "transactions": one.transactions,
+            "nodes": list(of.full.primaries),
+            "baseline_nodes": nodes,
+            "groups": names,
+            "cut": one.cut,
+            "operation": one.operation,
+            "terminal": one.terminal,
+            "checked_at": check.ended_at if check else None,
+            "check_result": check.point.result if check else None,
+            "valid_at": valid.ended_at if valid else None,
+            "problem": entry.problem,
+            "comment": one.comment,
+            "checked_increment": check.point.increment if check else None,
+        }
+
+
+def _redefine(groups: dict[tuple[str, int], str], commit: Commit) -> bool:
+    """Bring the names of groups, by shard and number, to those at the commit; return whether it has changed any."""
+    begun = commit.groups if isinstance(commit, FullSnapshot) else {}
+    changes = commit.definition_changes
+    for shard, found in chain(begun.items(), changes.groups.items() if changes else ()):
+        groups.update(((shard, group.number), group.name) for group in found)
+    for shard, gone in changes.gone.items() if changes else ():
+        for number in gone:
+            groups.pop((shard, number), None)
+    return bool(begun or changes)
+
+
+def csv_rows(rows: Iterable[dict[str, Any]]) -> Iterator[list[object]]:
+    """COLUMNS, then the values of each row as cells."""
+    yield list(COLUMNS)
+    for row in rows:
+        yield [_cell(row[name]) for name in COLUMNS]
+
+
+def _cell(value: object) -> object:
+    """The value as a cell. No cell has a control character, and none is a formula: an apostrophe precedes that."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = ", ".join(value) if isinstance(value, list) else value
+    if not isinstance(text, str):
+        return text
+    return f"'{printable(text)}" if text.startswith(FORMULA_SIGNS) else printable(text)
+
+
+def flat_table(rows: Iterable[dict[str, Any]], now: datetime) -> FittingTable:
+    """The rows for people."""
+    return FittingTable(TITLES, [_cells(row, now) for row in rows], NUMBERS, IMPORTANT)
+
+
+def _cells(row: dict[str, Any], now: datetime) -> tuple[Cell, ...]:
+    if row["type"] is None:
+        return (row["snapshot"], *[""] * 10, row["state"], "", shortened(row["problem"]))
+    state = row["state"] + ", terminal" * row["terminal"]
+    up_to = row["checked_increment"]
+    is_of_earlier = up_to is not None and up_to < row["increment"]
+    result = conflicts_at(up_to) if is_of_earlier else row["check_result"]
+    checks = {result: row["checked_at"], VALID: row["valid_at"]}
+    checked = ", ".join(f"{result} {_age(at, now)}" for result, at in checks.items() if at)
+    return (
+        row["snapshot"], str(row["increment"]), row["type"],
+        _moment(row["cut_at"]), _moment(row["created_at"]),
+        seconds_text(row["seconds"]), size_text(row["bytes"]), count_text(row["changes"]),
+        count_text(row["transactions"]), str(len(row["nodes"])), str(len(row["groups"])), state, checked,
+        shortened(row["comment"]),
+    )  # fmt: skip
+
+
+def conflicts_at(increment: int) -> str:
+    """The result of a check up to that increment, for others than it: that there are conflicts, and where."""
+    return f"{CONFLICTS} at increment {increment}," if increment else f"{CONFLICTS} at the full snapshot,"
+
+
+def _moment(time: str) -> Shorter:
+    moment = datetime.fromisoformat(time)
+    return Shorter(moment_text(moment), minute_text(moment))
+
+
+def _age(time: str, now: datetime) -> str:
+    return age_text(datetime.fromisoformat(time), now=now)

@@ -1,0 +1,98 @@
+"""`--metrics FILE` and `[metrics] file`: when a command has ended, the metrics of its fleet replace the file.
+
+Also when it failed or was interrupted. A file that can't be written fails no command: a warning says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cutline.cli.output.arguments import command_context
+from cutline.cli.output.failure import DONE
+from cutline.fleet.config import Fleet
+from cutline.fleet.own_files import replaced_file
+from cutline.snapshots.listing import metrics
+from cutline.snapshots.listing.metrics_endpoint import render
+from cutline.snapshots.listing.metrics_gathering import GATHERING_SECONDS_MAX, gather_once
+from cutline.snapshots.operations.operation import code_of
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import UsageError, find_behind
+
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics",
+        metavar="FILE",
+        help="Write metrics for Prometheus to FILE at the end. Default: the file in fleet.toml.",
+        show_default=False,
+    ),
+]
+# Whoever collects the file is another user.
+FILE_MODE = 0o644
+# Whoever has interrupted a command waits for its end.
+INTERRUPTED_SECONDS_MAX = 3.0
+
+
+@dataclass(slots=True)
+class _Run:
+    """One command: when it began, and how it has ended."""
+
+    command: str
+    began: float = field(default_factory=time.monotonic)
+    code: int = DONE
+    seconds_max: float = GATHERING_SECONDS_MAX
+
+
+@contextmanager
+def leaving_metrics(
+    context: typer.Context, fleet: Fleet, command: str, file: Path | None, *, is_dry: bool = False
+) -> Iterator[None]:
+    """Write the metrics when the block has ended, unless it `is_dry`: to `file`, else to that of fleet.toml."""
+    path = file or fleet.metrics.file
+    if path is None or is_dry:
+        yield
+        return
+    run = _Run(command)
+    try:
+        yield
+    except BaseException as error:
+        run.code = error.exit_code if isinstance(error, typer.Exit) else code_of(error)
+        if find_behind(error, KeyboardInterrupt) is not None:
+            run.seconds_max = INTERRUPTED_SECONDS_MAX
+        raise
+    finally:
+        _write(context, fleet, path, run)
+
+
+def replace_metrics(path: Path, text: bytes) -> None:
+    """Replace the file by these metrics, at once; raises UsageError, and leaves the old file.
+
+    What is written first is hidden and has another ending: node_exporter would read it, too.
+    """
+    with replaced_file(path, FILE_MODE) as write:
+        write(text.decode())
+
+
+def _write(context: typer.Context, fleet: Fleet, path: Path, run: _Run) -> None:
+    seconds, ended_at = time.monotonic() - run.began, utc_now().timestamp()
+    warn = command_context(context).warn
+    try:
+        gathered = gather_once(fleet, run.seconds_max)
+        own = [
+            metrics.COMMAND_END.of(ended_at, run.command),
+            metrics.COMMAND_SECONDS.of(seconds, run.command),
+            metrics.COMMAND_CODE.of(run.code, run.command),
+        ]
+        replace_metrics(path, render(fleet.name, [*gathered.samples, *own]))
+    except UsageError as error:
+        warn(f"the metrics could not be written to {error.message}")
+    except KeyboardInterrupt:
+        # The command has ended: an interrupt can't change its result any more.
+        warn(f"the metrics were not written to {path}: interrupted")

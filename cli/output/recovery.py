@@ -1,0 +1,79 @@
+"""What a coordinator and an operator of physical backups need to know of a cut: printed, as JSON, and as a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cutline.cli.output.tables import FittingTable
+from cutline.fleet.own_files import replaced_file
+from cutline.snapshots.listing.recovery_plan import InDoubtTransaction, NodeRecovery, state_of
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.proven_chains import increment_label
+from cutline.storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+TRANSACTIONS_SCHEMA = "cutline/transactions/1"
+WARNING = "warning: "
+AFTERWARDS = "when every node is promoted and its statements have run, applications may connect"
+
+
+def transaction_lines(commit: Commit, transactions: Sequence[InDoubtTransaction]) -> list[str | RenderableType]:
+    """The transactions in doubt, for people."""
+    label = increment_label(commit.snapshot, commit.increment)
+    if not transactions:
+        return [f"no transaction was in doubt at the cut of {label}"]
+    rows = [
+        (*((one.global_id, one.decision) if number == 0 else ("", "")), node, state_of(part), part.gid)
+        for one in transactions
+        for number, (node, part) in enumerate(one.parts)
+    ]
+    return [FittingTable(("global id", "decision", "node", "at the cut", "gid"), rows)]
+
+
+def plan_lines(commit: Commit, nodes: Sequence[NodeRecovery]) -> list[str | RenderableType]:
+    """A recovery plan as text to paste: what is not a setting or a statement is a comment."""
+    label = increment_label(commit.snapshot, commit.increment)
+    lines: list[str | RenderableType] = [f"# {label}, cut {commit.cut.id}"]
+    for one in nodes:
+        lines += [
+            "",
+            f"# node {one.node}: restore a backup that ended before {one.target}; with restore_command and an empty",
+            f"# recovery.signal, add to postgresql.auto.conf (needs WAL through {one.wal_through}):",
+            *one.configuration,
+            f"-- node {one.node}, in database {one.database}, once it is promoted and before applications connect"
+            + ("" if one.statements else ": nothing to decide"),
+            *one.statements,
+        ]
+    return [*lines, "", f"# {AFTERWARDS}"]
+
+
+def write_transactions(
+    label: tuple[str, int], transactions: Sequence[InDoubtTransaction] | None, folder: Path
+) -> list[str]:
+    """Write what was in doubt at the cut of a snapshot's increment to a file in `folder`; return lines that say so.
+
+    Writes nothing if nothing was in doubt, or if that is not known (None).
+    """
+    name, increment = label
+    if not transactions:
+        return []
+    document = {
+        "schema": TRANSACTIONS_SCHEMA,
+        "snapshot": name,
+        "increment": increment,
+        "transactions": [one.to_json() for one in transactions],
+    }
+    path = folder / f"{name}-{increment}-transactions.json"
+    what = f"transactions in doubt at the cut of {increment_label(name, increment)}: {len(transactions)}"
+    again = f"; list them with snapshot show {name} --increment {increment} --transactions"
+    try:
+        with replaced_file(path) as write:
+            write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    except UsageError as error:
+        return [f"{WARNING}{what}; they can't be written to {error.message}{again}"]
+    return [f"{what}; how they are decided is in {path}{again}"]

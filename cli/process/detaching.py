@@ -1,0 +1,217 @@
+"""Detach a command from the prompt: start it in the background, and wait until it says which operation it is.
+
+This module must stay cheap to import: `snapshot --help` imports it.
+
+It is a session of its own, without a terminal: neither Ctrl-C nor the terminal's end reaches it. It has the environment
+of this process, and the same command line, so nothing is on it that was not there before.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TextIO
+
+from cutline.fleet.own_files import private_folder
+from cutline.spark.session_folder import lasting_folder
+from cutline.storage.errors import RefusedError
+
+# -P: the folder in which a command is typed is no place for its modules.
+PROGRAM = ("-P", "-c", "from cutline.cli.entry import main; main()")
+
+
+# Says to the process in the background which pipe leads to its starter, and whether a user sits there.
+VARIABLE = "CUTLINE_STARTED_BY"
+TERMINAL = "terminal"
+
+
+@dataclass(slots=True)
+class _Starter:
+    """The process that has started this one. `pipe` is None once it was told."""
+
+    pipe: int | None
+    is_at_terminal: bool
+
+
+_starters: list[_Starter] = []
+
+
+def find_starter() -> None:
+    """Find out whether this process runs in the background; no process that it starts is told so."""
+    if (started := os.environ.pop(VARIABLE, None)) is None:
+        return
+    pipe, _, terminal = started.partition(",")
+    os.set_inheritable(int(pipe), False)  # noqa: FBT003  # it takes no keyword
+    _starters.append(_Starter(int(pipe), terminal == TERMINAL))
+    # Its output goes to files: the end of a terminal is nothing to it.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def is_in_background() -> bool:
+    """Whether this process runs in the background."""
+    return bool(_starters)
+
+
+def is_user_present() -> bool:
+    """Whether somebody at a terminal has typed the command."""
+    return sys.stdin.isatty() or any(one.is_at_terminal for one in _starters)
+
+
+def announce(operation: str) -> None:
+    """Tell the starter the id of the first operation that this process works on. Others can see that operation."""
+    for starter in _starters:
+        if starter.pipe is None:
+            continue
+        pipe, starter.pipe = starter.pipe, None
+        # The starter may have ended.
+        with suppress(BrokenPipeError):
+            os.write(pipe, f"{operation}\n".encode())
+        os.close(pipe)
+
+
+KEPT_DAYS = 30
+POLL_SECONDS = 0.1
+ANSWER_BYTES_MAX = 200
+
+
+class NoStateFolderError(RefusedError):
+    """There is no folder for the output of a command in the background."""
+
+
+class BackgroundDiedError(RefusedError):
+    """The process in the background was killed before it had an operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFiles:
+    """The files that a command in the background writes: its result, and its progress and errors."""
+
+    result: Path
+    log: Path
+
+    def rename(self, operation: str) -> OutputFiles:
+        """Name them after the operation."""
+        return OutputFiles(
+            self.result.rename(self.result.with_name(f"{operation}.out")),
+            self.log.rename(self.log.with_name(f"{operation}.log")),
+        )
+
+    def delete(self) -> None:
+        """Delete them."""
+        for file in (self.result, self.log):
+            file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DetachedCommand:
+    """A command that goes on in the background."""
+
+    operation: str
+    process: int
+    files: OutputFiles
+
+
+@dataclass(frozen=True, slots=True)
+class EndedEarly:
+    """A command that ended before it had an operation, or was ended: its exit code, and its result."""
+
+    code: int
+    result: str
+
+
+def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | EndedEarly:
+    """Run `snapshot` with these words in the background until it has an operation, or has ended.
+
+    Until then `stderr` shows what it shows, and Ctrl-C and SIGTERM end it. Raises NoStateFolderError and
+    BackgroundDiedError.
+    """
+    files = _new_files()
+    pipe, end = os.pipe()
+    present = f",{TERMINAL}" if sys.stdin.isatty() else ""
+    # This process deletes its own folder for temporary files when it ends.
+    environment = os.environ | {VARIABLE: f"{end}{present}", "TMPDIR": lasting_folder()}
+    with files.result.open("wb") as result, files.log.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *PROGRAM, *words],
+            stdin=subprocess.DEVNULL, stdout=result, stderr=log,
+            env=environment, pass_fds=[end], start_new_session=True,
+        )  # fmt: skip
+    os.close(end)
+    with os.fdopen(pipe, "rb", buffering=0) as answers, files.log.open("rb") as log:
+        operation = _await_operation(process, answers, _Relay(log, stderr))
+    if operation:
+        return DetachedCommand(operation, process.pid, files.rename(operation))
+    code = process.wait()
+    if code < 0:
+        raise BackgroundDiedError(
+            f"the process in the background was ended by {signal.Signals(-code).name}",
+            hint=f"see what it has said, {files.log}, and repeat the command",
+            details={"log": str(files.log)},
+        )
+    ended = EndedEarly(code, files.result.read_text(errors="replace"))
+    files.delete()
+    return ended
+
+
+@dataclass(frozen=True, slots=True)
+class _Relay:
+    """Passes on what is written to a file."""
+
+    log: IO[bytes]
+    stream: TextIO
+
+    def pass_on(self) -> None:
+        self.stream.write(self.log.read().decode(errors="replace"))
+        self.stream.flush()
+
+
+def _await_operation(process: subprocess.Popen[bytes], answers: IO[bytes], relay: _Relay) -> str:
+    """The operation that the process works on; "" if it has ended or is ended before it has one."""
+    is_ended = False
+    while True:
+        try:
+            if not is_ended and select.select([answers], [], [], POLL_SECONDS)[0]:
+                if operation := answers.read(ANSWER_BYTES_MAX).decode().strip():
+                    return operation
+                is_ended = True
+            if is_ended:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_SECONDS)
+            relay.pass_on()
+            if is_ended and process.poll() is not None:
+                relay.pass_on()
+                return ""
+        except KeyboardInterrupt as interrupt:
+            number = interrupt.args[0] if interrupt.args else signal.SIGINT
+            # The end of the terminal is nothing to what runs in the background; its files get their names.
+            if number != signal.SIGHUP:
+                is_ended = True
+                process.send_signal(number)
+
+
+def _new_files() -> OutputFiles:
+    """Two empty files that only the user can read; those of long ago are deleted."""
+    folder = private_folder("XDG_STATE_HOME", "~/.local/state")
+    if folder is None:
+        raise NoStateFolderError(
+            "there is no folder for the output of a command in the background",
+            hint="set XDG_STATE_HOME to a folder of yours that nobody else can change, with free space",
+        )
+    oldest = time.time() - KEPT_DAYS * 24 * 3600
+    for file in (*folder.glob("*.out"), *folder.glob("*.log")):
+        with suppress(OSError):
+            if file.lstat().st_mtime < oldest:
+                file.unlink()
+    handles = [tempfile.mkstemp(prefix="starting-", suffix=suffix, dir=folder) for suffix in (".out", ".log")]
+    for handle, _ in handles:
+        os.close(handle)
+    return OutputFiles(*(Path(file) for _, file in handles))

@@ -1,0 +1,107 @@
+"""Files and folders that no other user of the machine can change, and files that are written whole or not at all.
+
+The JVM runs what is in it, so it is used only if nobody else can have put anything there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cutline.fleet.own_process import is_own_alone, is_replaceable, real_path
+from cutline.storage.errors import UsageError
+
+NAME = "cutline"
+
+
+def private_folder(variable: str, default: str) -> Path | None:
+    """Cutline's folder in the one that the environment variable names, else in `default`; created if necessary.
+
+    None if there can be none, or if others can change it.
+    """
+    try:
+        folder = Path(os.environ.get(variable) or default).expanduser().resolve() / NAME
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_safe = is_own_alone(folder) and not is_replaceable(folder)
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return None
+    return folder if is_safe and os.access(folder, os.W_OK) else None
+
+
+def cache_folder() -> Path | None:
+    """The folder of the user's caches, created if necessary; None if there can be none, or if others can change it."""
+    return private_folder("XDG_CACHE_HOME", "~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
+
+
+@contextmanager
+def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str], None]]:
+    """Yield what writes the file; it takes its place at the end, or what was there stays if the block raises.
+
+    Raises UsageError if the file can't be written, before the block begins if that is seen by then. A file gets the
+    permissions `mode`, or keeps its own, and a symbolic link of this user's stays: its target is replaced. What is
+    written first has a hidden name with another ending. Raw text (fleet.nodes.encodings) is written as its bytes.
+    """
+    with _naming_file(path):
+        target = _target_of(path)
+        kept = _mode_of(target)
+        handle, partial = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+    try:
+        out = os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape")
+        try:
+
+            def write(text: str) -> None:
+                with _naming_file(path):
+                    out.write(text)
+
+            yield write
+            with _naming_file(path):
+                out.flush()
+                os.fchmod(out.fileno(), kept if mode is None else mode)
+                os.fsync(out.fileno())
+        finally:
+            # Closing flushes again what could not be flushed, and would hide the first error.
+            with suppress(OSError):
+                out.close()
+        with _naming_file(path):
+            Path(partial).replace(target)
+    except BaseException:
+        with suppress(OSError):
+            Path(partial).unlink()
+        raise
+
+
+def _target_of(path: Path) -> Path:
+    """The file that is replaced: whoever else may make a link in the folder does not choose one of this user's."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            if found.st_uid not in (0, os.geteuid()):
+                raise OSError(0, "it is a symbolic link of another user")
+            return real_path(path)
+    return real_path(path.parent) / path.name
+
+
+def _mode_of(target: Path) -> int:
+    """The permissions of the file, or of a new one; raise OSError unless the place is a file's."""
+    try:
+        found = target.stat().st_mode
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+    if not stat.S_ISREG(found):
+        raise OSError(0, "it is not a file")
+    return stat.S_IMODE(found)
+
+
+@contextmanager
+def _naming_file(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="name a file that you may write") from error

@@ -1,0 +1,214 @@
+"""The baseline: the identities of all nodes, so that a chain is never continued on another node.
+
+It is read at the full snapshot, stored in its commit, and compared before every increment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.record import Count, Record, fields_of
+from cutline.nodes.clocks import ClockReading, time_of_epoch
+from cutline.storage.clock import machine_now
+from cutline.storage.errors import ChainEnd, RefusedError
+
+if TYPE_CHECKING:
+    import psycopg
+
+LIBC, ICU, BUILTIN = "c", "i", "b"
+STANDBY_DECODING_VERSION = 160000
+SERVER_VERSION_MIN = 150000
+
+IDENTITY_QUERY = """
+SELECT (pg_control_system()).system_identifier::text,
+       -- The control file gets a new timeline only with the next checkpoint, which may take minutes.
+       CASE WHEN pg_is_in_recovery()
+            THEN greatest((pg_control_checkpoint()).timeline_id, (pg_control_recovery()).min_recovery_end_timeline,
+                          (SELECT received_tli FROM pg_stat_wal_receiver))
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
+       END,
+       d.oid::bigint,
+       d.datname,
+       current_setting('server_version_num')::int,
+       pg_encoding_to_char(d.encoding),
+       d.datcollate,
+       d.datctype,
+       pg_is_in_recovery(),
+       d.datlocprovider::text,
+       -- 17 renamed this column; 15 has no ICU rules.
+       coalesce(to_jsonb(d) ->> 'datlocale', to_jsonb(d) ->> 'daticulocale'),
+       to_jsonb(d) ->> 'daticurules',
+       extract(epoch FROM pg_postmaster_start_time())::text || ':' || current_setting('port'),
+       extract(epoch FROM clock_timestamp())::float8
+  FROM pg_database d WHERE d.datname = current_database()
+"""
+
+# The most telling first: an upgrade changes the system identifier too, and another server has another database.
+CHANGE_REASONS = {
+    "backup_of": "fleet.toml gives the node another role",
+    "database": "the dsn in fleet.toml names another database",
+    "server_version": "the server was upgraded",
+    "system_identifier": "another server answers at its dsn",
+    "timeline": "a standby was promoted, or the server was restored to a point in time",
+    "database_oid": "the database was dropped and created again, or a restore replaced it",
+}
+
+
+class BaselineChangedError(RefusedError):
+    """A node is not the one that the full snapshot was taken from."""
+
+
+class FleetTopologyError(RefusedError):
+    """A node is not the primary or standby that fleet.toml says it is."""
+
+
+class NodeIdentity(Record, frozen=True):
+    """The identity of one node, as stored in a commit's baseline.
+
+    `collate` and `ctype` are the libc locales; `locale` is the locale of another provider.
+    """
+
+    node: str
+    backup_of: str | None
+    system_identifier: str
+    timeline: Count
+    database_oid: Count
+    database: str
+    server_version: Count
+    encoding: str
+    collate: str
+    ctype: str
+    in_recovery: bool
+    locale_provider: str = LIBC
+    locale: str | None = None
+    icu_rules: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundNode:
+    """The answer of a running node. `process` identifies its server process: start time and port."""
+
+    identity: NodeIdentity
+    process: str
+    clock: ClockReading
+
+
+def find_node(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
+    """Read the identity of `node`."""
+    asked_at = machine_now()
+    row = connection.execute(IDENTITY_QUERY).fetchone()
+    if row is None:
+        raise RuntimeError("pg_database has no row for the current database")
+    *identity, process, seconds = row
+    clock = ClockReading(node.id, time_of_epoch(seconds), asked_at, machine_now())
+    return FoundNode(NodeIdentity(node.id, node.backup_of, *identity), process, clock)
+
+
+def can_decode(identity: NodeIdentity) -> bool:
+    """Whether the node can decode its WAL: a standby can since PostgreSQL 16."""
+    return not identity.in_recovery or identity.server_version >= STANDBY_DECODING_VERSION
+
+
+def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) -> None:
+    """Raise FleetTopologyError unless every node has the role that fleet.toml gives it, on a server of its own."""
+    seen: dict[str, str] = {}
+    for node in nodes:
+        found = nodes_found[node.id]
+        server = f"{found.identity.system_identifier} {found.process}"
+        if server in seen:
+            raise FleetTopologyError(
+                f"nodes {seen[server]} and {node.id} are the same server",
+                hint="give every node in fleet.toml a server of its own",
+                details={"nodes": [seen[server], node.id]},
+            )
+        seen[server] = node.id
+        _check_role(node, found.identity, {name: one.identity for name, one in nodes_found.items()})
+
+
+def _check_role(node: Node, found: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
+    problem, hint = "", "correct the node's dsn or backup_of in fleet.toml"
+    ends_chain = ChainEnd.NO
+    if node.backup_of is None and found.in_recovery:
+        problem = f"node {node.id} is a standby, but a primary in fleet.toml"
+    elif node.backup_of is not None:
+        primary = identities[node.backup_of]
+        if not found.in_recovery:
+            problem = f"node {node.id} is not a standby, but backup_of {node.backup_of} in fleet.toml"
+            hint = (
+                f"make it a standby of {node.backup_of} again; or remove it from fleet.toml, or enter it there as the"
+                f" primary that it is now, and then {NEW_CHAIN}"
+            )
+            ends_chain = ChainEnd.PERHAPS
+        elif found.system_identifier != primary.system_identifier:
+            problem = f"node {node.id} is a standby of another primary, not of {node.backup_of}"
+        elif found.database_oid != primary.database_oid:
+            problem = (
+                f"node {node.id}: its database {found.database} is not the one of {node.backup_of} (oid"
+                f" {found.database_oid}, but {primary.database_oid} on the primary)"
+            )
+            hint = "wait until the standby has caught up with its primary, or correct the dsn in fleet.toml"
+    if not problem and found.server_version < SERVER_VERSION_MIN:
+        problem = f"node {node.id}: PostgreSQL {found.server_version // 10000} is older than 15"
+        hint = "upgrade the server, or remove the node from fleet.toml"
+    if problem:
+        raise FleetTopologyError(problem, hint=hint, ends_chain=ends_chain, details={"node": node.id})
+
+
+def check_presence(
+    was: Mapping[str, NodeIdentity], fleet: Fleet, too_old: Collection[tuple[str, str]] = ()
+) -> tuple[Node, ...]:
+    """The nodes in fleet.toml that the full snapshot has copies of; contacts nothing.
+
+    Standbys don't matter to a snapshot of primaries alone; those in `too_old`, as (primary, standby), were left out and
+    never matter. Raises BaselineChangedError if a node was added or removed, or has another role in fleet.toml.
+    """
+    listed = {node.id: node for node in fleet.nodes}
+    only_primaries = all(identity.backup_of is None for identity in was.values())
+    relevant = fleet.primaries if only_primaries else fleet.nodes
+    added = {node.id for node in relevant if (node.shard, node.id) not in too_old} - was.keys()
+    for node in sorted(was.keys() | added):
+        if node not in listed:
+            raise _changed_error(node, "presence", "part of the fleet", "absent from fleet.toml")
+        if node not in was:
+            raise _changed_error(node, "presence", "absent", "in fleet.toml")
+        if was[node].backup_of != listed[node].backup_of:
+            raise _changed_error(node, "backup_of", was[node].backup_of, listed[node].backup_of)
+    return tuple(node for node in fleet.nodes if node.id in was)
+
+
+def check_baseline(was: Mapping[str, NodeIdentity], now: Mapping[str, NodeIdentity]) -> None:
+    """Raise BaselineChangedError naming the first node and property that differ; both must have the same nodes."""
+    for node in sorted(was):
+        before, after = fields_of(was[node]), fields_of(now[node])
+        for name in (*CHANGE_REASONS, *(name for name in before if name not in CHANGE_REASONS)):
+            if before[name] != after[name] and not (name == "server_version" and _same_major(was[node], now[node])):
+                raise _changed_error(node, name, before[name], after[name])
+
+
+def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
+    return was.server_version // 10000 == now.server_version // 10000
+
+
+def _changed_error(node: str, name: str, was: object, now: object) -> BaselineChangedError:
+    what, why = name.replace("_", " "), f": {CHANGE_REASONS[name]}" if name in CHANGE_REASONS else ""
+    # What a node is, not what it has.
+    subject = "it" if name in ("presence", "backup_of") else f"its {what}"
+    texts = [_value_text(name, value) for value in (was, now)]
+    return BaselineChangedError(
+        f"node {node}: {subject} was {texts[0]} at the full snapshot and is {texts[1]}{why}",
+        hint=NEW_CHAIN,
+        ends_chain=ChainEnd.FOR_GOOD,
+        details={"node": node, "property": what, "was": str(was), "now": str(now)},
+    )
+
+
+def _value_text(name: str, value: object) -> str:
+    if name == "server_version":
+        return f"{int(str(value)) // 10000}.{int(str(value)) % 10000}"
+    if name == "backup_of":
+        return f"a standby of {value}" if value else "a primary"
+    return str(value)

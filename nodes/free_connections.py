@@ -1,0 +1,92 @@
+"""Whether nodes have connections free for a command, and how many sessions its tasks may have there at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import psycopg
+
+from cutline.fleet.config import CONNECTIONS_MIN, Node
+from cutline.fleet.messages import list_some
+from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.sessions import in_parallel
+from cutline.storage.errors import RefusedError
+
+# What the command itself needs beside its tasks, at most. A create: its own session, that of the watch, pg_dump's, and
+# one that sees what pg_dump waits for. A restore: its own, that of the watch, and one that asks how far it is; those
+# that run DDL are no more than tasks. One is to spare, for what is asked in between.
+COMMAND_SESSIONS = CONNECTIONS_MIN - 1
+# Of these, what it has not opened yet when it asks; and one for a task.
+STILL_NEEDED = 3
+SHOWN_MAX = 10
+# Some roles do not see what kind of session another has. What is reserved is left alone by superusers, too.
+FREE_QUERY = """
+SELECT least(
+         current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+         - coalesce(current_setting('reserved_connections', true)::int, 0) - a.used,
+         CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit - a.ours END,
+         CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit - a.here END),
+       extract(epoch FROM pg_postmaster_start_time())::text || ' ' || current_setting('port')
+  FROM (SELECT count(*) AS used, count(*) FILTER (WHERE usename = current_user) AS ours,
+               count(*) FILTER (WHERE datname = current_database()) AS here
+          FROM pg_stat_activity
+         WHERE usesysid IS NOT NULL AND coalesce(backend_type, 'client backend') = 'client backend') AS a,
+       pg_roles AS r, pg_database AS d
+ WHERE r.rolname = current_user AND d.datname = current_database()
+"""
+
+
+class TooFewConnectionsError(RefusedError):
+    """Nodes have fewer free connections than a command needs."""
+
+
+class _Free(NamedTuple):
+    connections: int
+    server: str
+
+
+def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> None:
+    """Raise TooFewConnectionsError if one of the nodes has too few for a command; raise NodeUnreachableError."""
+    asked = _ask(nodes)
+    sharing = Counter(free.server for free in asked.values())
+    lacking = {
+        node.id: (free.connections, needed)
+        for node, free in asked.items()
+        if free.connections < (needed := STILL_NEEDED * sharing[free.server])
+    }
+    if lacking:
+        found = [f"node {node} has {max(free, 0)} of {needed}" for node, (free, needed) in lacking.items()]
+        raise TooFewConnectionsError(
+            f"too few connections are free for our role: {list_some(found, SHOWN_MAX)}",
+            hint="end sessions of others, or raise max_connections or the limit of the role or the database, then"
+            " repeat the command",
+            details={"nodes": list(lacking), "free": {node: free for node, (free, _) in lacking.items()}},
+        )
+
+
+def task_sessions(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[str, int]:
+    """By node the most sessions that tasks may have at a time, at least 1.
+
+    That is `connections_max` without what the command itself needs, else half of what is free, of which nodes that are
+    databases of one server have equal parts. Raises NodeUnreachableError.
+    """
+    asked = _ask(nodes)
+    sharing = Counter(free.server for free in asked.values())
+    found: dict[str, int] = {}
+    for node, free in asked.items():
+        tasks = free.connections // 2 // sharing[free.server]
+        if node.connections_max is not None:
+            tasks = min(node.connections_max - COMMAND_SESSIONS, free.connections)
+        found[node.id] = max(tasks, 1)
+    return found
+
+
+def _ask(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[Node, _Free]:
+    def ask(node: Node) -> _Free:
+        with raising_unreachable(node):
+            row = nodes[node].execute(FREE_QUERY).fetchone()
+        return _Free(*row) if row else _Free(0, "")
+
+    return dict(zip(nodes, in_parallel(ask, nodes), strict=True))

@@ -1,0 +1,364 @@
+"""Groups: the tables that are copied and whose changes are captured, and the keys of their rows.
+
+A domain, array, composite or range contains values of other types, and can be loaded only where they can.
+
+A group's *key* is its replica identity, by which an UPDATE or DELETE in the WAL identifies a row. A row is stored as
+PostgreSQL's COPY text line with the key columns first, so the key is a prefix of the line. Groups with identity FULL
+and append-only groups have no key columns: such a table is a multiset of lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import psycopg
+from msgspec import structs
+
+from cutline.fleet.config import GroupRules
+from cutline.fleet.record import Count, Integer, Record, fields_of
+from cutline.fleet.table_names import is_included, is_matching, quote_identifier, table_name
+from cutline.nodes.encodings import raw_text
+from cutline.storage.errors import RefusedError
+
+XML = "xml"
+# Types that may be internal to PostgreSQL or an extension: those of the category that the manual calls "internal-use"
+# (which includes "char", a usable type), and those that an operator class stores but none accepts as a column's type.
+OWN_QUERY = """
+SELECT t.oid FROM pg_type t WHERE t.typtype = 'b' AND t.typcategory = 'Z' AND t.oid <> '"char"'::regtype
+UNION
+SELECT o.opckeytype FROM pg_opclass o
+ WHERE o.opckeytype <> 0 AND NOT EXISTS (SELECT FROM pg_opclass i WHERE i.opcintype = o.opckeytype)
+"""
+# SQL: the types contained in those of `u`, one level deeper. Oids below 16384 are built-in types, of which only arrays
+# contain others.
+WITHIN = """JOIN pg_type t ON t.oid = u.typid
+     CROSS JOIN LATERAL (
+           SELECT t.typelem WHERE t.typelem <> 0
+           UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
+           UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+           UNION ALL SELECT a.atttypid FROM pg_attribute a
+                      WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
+           ) part (oid)
+     WHERE u.typid >= 16384 OR t.typcategory = 'A'"""
+# Each type is expanded once, for all its columns.
+TYPES_QUERY = f"""
+WITH RECURSIVE columns AS (
+    SELECT a.attrelid, a.attnum, a.attname, a.atttypid FROM pg_attribute a
+     WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''),
+contained (root, typid) AS (
+    SELECT DISTINCT c.atttypid, c.atttypid FROM columns c
+    UNION
+    SELECT u.root, part.oid
+      FROM contained u {WITHIN}
+),
+special (oid) AS (SELECT 'xml'::regtype::oid UNION {OWN_QUERY})
+SELECT c.attrelid::bigint, c.attnum, c.attname, special.oid::regtype::text
+  FROM columns c JOIN contained u ON u.root = c.atttypid JOIN special ON special.oid = u.typid
+ ORDER BY 1, 2, 4
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialColumns:
+    """The stored columns of one table that need attention.
+
+    `unloadable`: columns whose values PostgreSQL prints but can't read back, as (column, type at fault). `xml`: the
+    numbers of columns that contain XML, which only a server built with libxml can read.
+    """
+
+    unloadable: tuple[tuple[str, str], ...] = ()
+    xml: tuple[int, ...] = ()
+
+
+NO_SPECIAL_COLUMNS = SpecialColumns()
+
+
+def read_special_columns(connection: psycopg.Connection[Any], oids: Sequence[int]) -> dict[int, SpecialColumns]:
+    """The special columns of the tables that have any, by the table's oid."""
+    rows = connection.execute(TYPES_QUERY, (list(oids),)).fetchall()
+    refusing = {name for name in {row[3] for row in rows} - {XML} if not _has_input(connection, name)}
+    by_table: dict[int, SpecialColumns] = {}
+    for oid, number, column, type_ in rows:
+        one = by_table.get(oid, NO_SPECIAL_COLUMNS)
+        if type_ == XML:
+            by_table[oid] = SpecialColumns(one.unloadable, (*one.xml, number))
+        elif type_ in refusing:
+            by_table[oid] = SpecialColumns((*one.unloadable, (column, type_)), one.xml)
+    return by_table
+
+
+def _has_input(connection: psycopg.Connection[Any], name: str) -> bool:
+    """Whether the type's input function accepts any value at all."""
+    try:
+        with connection.transaction():
+            connection.execute(f"SELECT ''::{name}".encode())
+    except (psycopg.NotSupportedError, psycopg.InternalError):
+        # Some extensions' input functions raise the second error before 16.
+        return False
+    except (psycopg.DataError, psycopg.ProgrammingError):
+        pass  # it reads values, but not this one
+    return True
+
+
+# Ordinary permanent tables, including leaf partitions, that no extension owns; with pg_class as c, pg_namespace as n.
+ORDINARY_TABLE = """
+       c.relkind = 'r' AND c.relpersistence = 'p'
+   AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+   AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass
+                      AND e.objid = c.oid AND e.deptype = 'e')
+"""
+# If a session holds or awaits ACCESS EXCLUSIVE on a table, its size is estimated from the catalog: pg_relation_size
+# would wait, perhaps forever. A table that was dropped after the query began has neither size nor privileges.
+TABLES_QUERY = f"""
+SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::bigint,
+       CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(c.oid), 0)
+            ELSE c.relpages * current_setting('block_size')::bigint END,
+       coalesce(has_table_privilege(c.oid, 'SELECT'), true),
+       (SELECT p.indimmediate FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary),
+       EXISTS (SELECT FROM pg_attribute a
+                 LEFT JOIN pg_index i ON i.indrelid = c.oid
+                      AND ((c.relreplident = 'd' AND i.indisprimary) OR (c.relreplident = 'i' AND i.indisreplident))
+                WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped
+                  AND (c.relreplident = 'f' OR a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]))),
+       row_security_active(c.oid),
+       EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+                WHERE r.prrelid = c.oid AND p.pubname ^@ 'cutline_' AND (p.pubupdate OR p.pubdelete)),
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN (SELECT DISTINCT relation FROM pg_locks WHERE mode = 'AccessExclusiveLock'
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) l ON l.relation = c.oid
+ WHERE {ORDINARY_TABLE}
+ ORDER BY 2, 3
+"""
+# Key columns are those that the WAL carries: of the immediate primary key for DEFAULT, of the chosen index for INDEX,
+# in both cases without INCLUDE columns.
+COLUMNS_QUERY = """
+SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod,
+       a.attnum, CASE WHEN a.atthasmissing
+                 THEN convert_to(array_to_string(a.attmissingval, ''), getdatabaseencoding()) END,
+       coalesce(a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]), false)
+  FROM pg_attribute a
+  JOIN pg_class c ON c.oid = a.attrelid
+  LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+       AND ((c.relreplident = 'd' AND i.indisprimary) OR (c.relreplident = 'i' AND i.indisreplident))
+ WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+ ORDER BY a.attrelid, a.attnum
+"""
+COPY_ESCAPES = str.maketrans(
+    {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\v": "\\v", "\f": "\\f", "\r": "\\r", "\\": "\\\\"}
+    # COPY reads these too, but never writes them: bytes that are not UTF-8, as raw text represents them.
+    | {chr(0xDC00 + byte): f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
+)
+ESCAPED_BYTE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
+
+
+class SchemaChangedError(RefusedError):
+    """A table has changed in a way that an increment can't record."""
+
+
+class Column(Record, frozen=True):
+    """One stored column; `position` is its place among the columns in the WAL, from 0.
+
+    `number` is the attribute number, which is never reused. `missing` is the value, as `copy_text` writes it, of rows
+    that are older than the column; None: NULL.
+    """
+
+    name: str
+    type: str
+    type_oid: Count
+    type_modifier: Integer
+    position: Count
+    number: Count = 0
+    missing: str | None = None
+
+
+class ColumnSignature(NamedTuple):
+    """What a relation message contains of a column, besides whether it is part of the key."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+
+
+class Signature(NamedTuple):
+    """What a relation message contains of a table: `key` are the names of the key's columns, none if `is_full`."""
+
+    schema: str
+    table: str
+    columns: tuple[ColumnSignature, ...]
+    key: frozenset[str]
+    is_full: bool
+
+
+class Group(Record, frozen=True):
+    """One definition of a table of one shard: `columns` in stored order, of which the first `key_width` are the key.
+
+    `number` identifies the definition in every object of a chain; a table that changes gets a new one. At the full
+    snapshot all shards where the table has a key share one number, and all where it has none share another.
+    `partitions` is a power of two. `identity` is default, index, full or append_only; the last two have no key.
+    """
+
+    number: Count
+    schema: str
+    table: str
+    identity: str
+    key_width: Count
+    columns: tuple[Column, ...]
+    partitions: Count = 1
+
+    @property
+    def name(self) -> str:
+        """`schema.table`, as patterns and reports use it; unique in the database."""
+        return table_name(self.schema, self.table)
+
+    @property
+    def is_multiset(self) -> bool:
+        """Whether there is no key, so that only the whole line identifies a row."""
+        return self.key_width == 0
+
+    @property
+    def signature(self) -> Signature:
+        """What a decoded relation message contains of the definition."""
+        ordered = sorted(self.columns, key=lambda column: column.position)
+        columns = tuple(ColumnSignature(column.name, column.type_oid, column.type_modifier) for column in ordered)
+        key = frozenset(column.name for column in self.columns[: self.key_width])
+        return Signature(self.schema, self.table, columns, key, self.identity == "full")
+
+    def definition(self) -> dict[str, Any]:
+        """What distinguishes this definition from others: all fields but its number and partitions.
+
+        The columns' `missing` values are left out as well: a rewrite stores them in the rows and clears them.
+        """
+        fields = {key: value for key, value in fields_of(self).items() if key not in ("number", "partitions")}
+        return fields | {"columns": [column | {"missing": None} for column in fields["columns"]]}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table in a database: its group, and what is needed to admit and copy it.
+
+    `rows_estimate` is None if the table has pages, but neither VACUUM nor ANALYZE has counted its rows.
+    `key_is_immediate` is None without a primary key, and False if that is deferrable and so can't be the replica
+    identity. `hides_rows`: row security policies limit which rows our role may read. `is_published`: Cutline publishes
+    its updates. `has_generated`: it has generated columns, which a replica identity can't include.
+    """
+
+    oid: int
+    group: Group
+    rows_estimate: int | None
+    size_bytes: int
+    readable: bool
+    key_is_immediate: bool | None
+    identity_is_generated: bool = False
+    hides_rows: bool = False
+    is_published: bool = False
+    has_generated: bool = False
+    special_columns: SpecialColumns = NO_SPECIAL_COLUMNS
+
+    @property
+    def is_admissible(self) -> bool:
+        """Whether its updates still succeed once they are published (PostgreSQL manual, "Replica Identity").
+
+        If a generated column is part of the identity, an UPDATE fails since 18, and the WAL lacks the column before 18.
+        """
+        if self.identity_is_generated and self.group.identity != "append_only":
+            return False
+        return self.group.key_width > 0 or self.group.identity in ("full", "append_only")
+
+    @property
+    def remedy(self) -> str:
+        """The statement that would make this table admissible."""
+        name = qualify(self.group)
+        by_index = f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …  -- a unique one"
+        if self.identity_is_generated:
+            return f"{by_index}, without generated columns"
+        if self.key_is_immediate:
+            return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT"
+        full = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
+        if self.key_is_immediate is False:
+            deferrable = "a deferrable primary key can't be the replica identity"
+            return f"{by_index}: {deferrable}" if self.has_generated else f"{full}  -- {deferrable}"
+        # FULL does not help with generated columns: updates would fail.
+        return f"ALTER TABLE {name} ADD PRIMARY KEY (…)" + ("" if self.has_generated else f"  -- or: {full}")
+
+
+def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[Table]:
+    """Every table of the connection's database that `rules` include, sorted by name; all group numbers are 0."""
+    rows = [row for row in connection.execute(TABLES_QUERY) if is_included(table_name(row[1], row[2]), rules)]
+    columns: dict[int, list[tuple[Any, ...]]] = {row[0]: [] for row in rows}
+    for row in connection.execute(COLUMNS_QUERY, (list(columns),)):
+        columns[row[0]].append(row[1:])
+    special = read_special_columns(connection, list(columns))
+    tables = (_make_table(row, columns[row[0]], rules) for row in rows)
+    return [replace(table, special_columns=special.get(table.oid, NO_SPECIAL_COLUMNS)) for table in tables]
+
+
+def _make_table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRules) -> Table:
+    oid, schema, name, replica_identity, rows, size_bytes, readable, *facts = row
+    _, is_generated, *_ = facts
+    identity = {"d": "default", "i": "index", "f": "full", "n": "nothing"}[replica_identity]
+    keyed = identity in ("default", "index") and any(column[-1] for column in columns)
+    # An identity that PostgreSQL can't publish is treated as none.
+    if (is_generated or (not keyed and identity != "full")) and is_matching(
+        table_name(schema, name), rules.append_only
+    ):
+        keyed, identity = False, "append_only"
+    stored = [
+        (bool(is_key) and keyed, Column(column, type_, oid_, modifier, position, number, copy_text(missing)))
+        for position, (column, type_, oid_, modifier, number, missing, is_key) in enumerate(columns)
+    ]
+    ordered = [column for is_key, column in stored if is_key] + [column for is_key, column in stored if not is_key]
+    key_width = sum(is_key for is_key, _ in stored)
+    group = Group(0, schema, name, identity, key_width, tuple(ordered))
+    rows_estimate = None if rows < 0 and size_bytes else max(rows, 0)
+    return Table(oid, group, rows_estimate, size_bytes, readable, *facts)
+
+
+def copy_text(value: bytes | None) -> str | None:
+    """A value in COPY's text format (PostgreSQL manual, COPY, "Text Format"); None for NULL.
+
+    Bytes that are not UTF-8 are escaped, so that the text is valid in every encoding.
+    """
+    return None if value is None else raw_text(value).translate(COPY_ESCAPES)
+
+
+def copy_line(text: str) -> bytes:
+    """What COPY itself writes, in the server's encoding, for a value that `copy_text` returned; not for NULL."""
+    return ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()) if match[1] else match[0], text.encode())
+
+
+def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[str, list[Table]]:
+    """Number the groups of all shards by name, and set their partitions by the largest copy of each.
+
+    There are 1 to 1,024 partitions, a power of two, of about `partition_rows` rows each. A table with a key on one
+    shard and none on another gets two numbers: the jobs fold the two kinds of groups by number.
+    """
+    largest: dict[str, int] = {}
+    for some in tables.values():
+        for table in some:
+            rows = max(table.rows_estimate or 0, table.size_bytes // 256)
+            largest[table.group.name] = max(largest.get(table.group.name, 0), rows)
+    kinds = {(table.group.name, table.group.is_multiset) for some in tables.values() for table in some}
+    numbers = {kind: number for number, kind in enumerate(sorted(kinds), start=1)}
+
+    def number_table(table: Table) -> Table:
+        wanted = -(-largest[table.group.name] // partition_rows)
+        partitions = min(1024, 1 << max(0, wanted - 1).bit_length())
+        number = numbers[table.group.name, table.group.is_multiset]
+        group = structs.replace(table.group, number=number, partitions=partitions)
+        return replace(table, group=group)
+
+    return {shard: [number_table(table) for table in some] for shard, some in tables.items()}
+
+
+def qualify(group: Group) -> str:
+    """The table's quoted name for SQL."""
+    return f"{quote_identifier(group.schema)}.{quote_identifier(group.table)}"
+
+
+def column_list(group: Group) -> str:
+    """The quoted names of the stored columns, in stored order, for COPY and SELECT."""
+    return ", ".join(quote_identifier(column.name) for column in group.columns)

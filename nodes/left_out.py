@@ -1,0 +1,191 @@
+"""Find what a snapshot leaves out of a database, or could not load again; every create reports it.
+
+The planner evaluates parts of such expressions for every query that reads the table, as the role of the session, even
+if the query does not use the index. So a query would run the owner's code as our role, and fail if the code names other
+functions without a schema. COPY of a whole table is not planned.
+
+A restore brings back a database's DDL and the rows of its groups. Everything else is found here, by one query that
+reads only the catalogs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.record import Count, Record
+from cutline.fleet.table_names import TABLE_NAME, is_included, is_matching
+from cutline.nodes.encodings import fetch_texts
+from cutline.nodes.groups import Group
+
+if TYPE_CHECKING:
+    from cutline.nodes.baseline import NodeIdentity
+
+# Objects with lower numbers come with the server (transam.h, FirstNormalObjectId).
+CODE_QUERY = """
+WITH parts (relid, classid, objid) AS (
+    SELECT indrelid, 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = ANY (%(tables)s::oid[])
+    UNION ALL
+    SELECT stxrelid, 'pg_statistic_ext'::regclass, oid FROM pg_statistic_ext WHERE stxrelid = ANY (%(tables)s::oid[]))
+SELECT DISTINCT p.relid::bigint
+  FROM parts p JOIN pg_depend d ON d.classid = p.classid AND d.objid = p.objid
+ WHERE d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass) AND d.refobjid >= 16384
+"""
+
+
+def find_planned_code(connection: psycopg.Connection[Any], oids: Collection[int]) -> frozenset[int]:
+    """Those of the tables, by oid, whose indexes or statistics call functions or operators of somebody's own."""
+    if not oids:
+        return frozenset()
+    return frozenset(oid for (oid,) in connection.execute(CODE_QUERY, {"tables": list(oids)}))
+
+
+class LeftOutKind(StrEnum):
+    """What kind of thing is left out, as in JSON."""
+
+    UNLOGGED_TABLE = "unlogged_table"
+    FOREIGN_TABLE = "foreign_table"
+    TEMPORARY_TABLES = "temporary_tables"
+    LARGE_OBJECTS = "large_objects"
+    LARGE_OBJECTS_OF_FULL = "large_objects_of_full"
+    EXCLUDED_TABLE = "excluded_table"
+    EXTENSION_TABLE = "extension_table"
+    EXTENSION_ROWS = "extension_rows"
+    UNLOGGED_SEQUENCE = "unlogged_sequence"
+    SUBSCRIPTION = "subscription"
+    USER_MAPPING = "user_mapping"
+    APPEND_ONLY_TABLE = "append_only_table"
+    UNCOUNTED_TABLE = "uncounted_table"
+    STANDBY_COPY = "standby_copy"
+
+
+# Why it is left out, and what a restore brings back; {} is the extension, foreign server, position or version. Commits
+# store these texts.
+WHY: Mapping[LeftOutKind, str] = {
+    LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it comes back empty",
+    LeftOutKind.FOREIGN_TABLE: "its rows are on foreign server {}: only its definition comes back",
+    LeftOutKind.TEMPORARY_TABLES: "they belong to sessions: none comes back",
+    LeftOutKind.LARGE_OBJECTS_OF_FULL: "as they were at the full snapshot ({}): increments do not follow them",
+    LeftOutKind.LARGE_OBJECTS: "logical decoding does not see them: none comes back",
+    LeftOutKind.EXTENSION_TABLE: "extension {} makes it anew: what was added to its rows does not come back",
+    LeftOutKind.EXTENSION_ROWS: "its rows were not read ({}): it comes back as its extension makes it",
+    LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start",
+    LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
+    LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if it has any, to superusers only: it comes back without",
+    LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not followed. With one"
+    " (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key) the next increment copies it again, and follows them",
+    LeftOutKind.UNCOUNTED_TABLE: "PostgreSQL's counters were reset or do not count: whether it was updated or deleted"
+    " from is not known. With a replica identity (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key) the next"
+    " increment copies it again",
+    LeftOutKind.STANDBY_COPY: "PostgreSQL {} does not decode WAL on a standby, 16 does: check has no copy of it",
+}
+# What a restore may bring back different: every output warns of it.
+WARNED = frozenset({
+    LeftOutKind.APPEND_ONLY_TABLE, LeftOutKind.UNCOUNTED_TABLE, LeftOutKind.LARGE_OBJECTS_OF_FULL,
+    LeftOutKind.STANDBY_COPY, LeftOutKind.EXTENSION_ROWS,
+})  # fmt: skip
+# These are counted, not named.
+COUNTED = frozenset({LeftOutKind.TEMPORARY_TABLES, LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL})
+# Ordinary tables have the kind '', and so have extensions' configuration tables: the rules decide whether they are left
+# out.
+LEFT_OUT_QUERY = f"""
+SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
+            WHEN c.oid = ANY (e.extconfig) AND c.relkind = 'r' THEN ''
+            WHEN e.extname IS NOT NULL THEN 'extension_table'
+            WHEN c.relkind = 'f' THEN 'foreign_table'
+            WHEN c.relpersistence = 'u' THEN 'unlogged_table'
+            ELSE '' END,
+       {TABLE_NAME}, coalesce(e.extname, s.srvname, ''), 1::bigint
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+       AND d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass
+  LEFT JOIN pg_extension e ON e.oid = d.refobjid
+  LEFT JOIN pg_foreign_table f ON f.ftrelid = c.oid
+  LEFT JOIN pg_foreign_server s ON s.oid = f.ftserver
+ WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+   AND (c.relkind IN ('r', 'f') OR (c.relkind = 'S' AND c.relpersistence = 'u'))
+UNION ALL SELECT 'temporary_tables', 'pg_temp', '', count(*) FROM pg_class
+ WHERE relpersistence = 't' AND relkind IN ('r', 'p') HAVING count(*) > 0
+UNION ALL SELECT 'large_objects', 'pg_largeobject', '', count(*) FROM pg_largeobject_metadata HAVING count(*) > 0
+UNION ALL SELECT 'subscription', subname, '', 1 FROM pg_subscription
+ WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+UNION ALL SELECT 'user_mapping', format('%s on server %s', usename, srvname), '', 1 FROM pg_user_mappings
+ WHERE umoptions IS NULL AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+ ORDER BY 1, 2
+"""
+
+
+class LeftOut(Record, frozen=True):
+    """Something in a primary's database that is not in the snapshot, or only in part.
+
+    `name` is `schema.table` for a relation. `count` is 1 unless the kind is one of COUNTED.
+    """
+
+    node: str
+    kind: LeftOutKind
+    name: str
+    why: str
+    count: Count = 1
+
+
+def read_left_out(
+    primaries: Mapping[str, psycopg.Connection[Any]],
+    rules: GroupRules,
+    groups: Mapping[str, Iterable[Group]],
+) -> tuple[LeftOut, ...]:
+    """What a snapshot of `groups`, which the rules include, leaves out; one query per primary."""
+    found: list[LeftOut] = []
+    for node, connection in primaries.items():
+        for kind, name, of, count in fetch_texts(connection, LEFT_OUT_QUERY):
+            if kind:
+                found.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
+            elif not is_included(name, rules):
+                found.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _exclusion_reason(name, rules, of)))
+    return (*found, *append_only_of(groups))
+
+
+def mark_large_objects(found: Iterable[LeftOut], stored: Mapping[str, tuple[int, str]]) -> tuple[LeftOut, ...]:
+    """Adapt `found` to a full snapshot that stored large objects; `stored` has their number and position by node."""
+    kind = LeftOutKind.LARGE_OBJECTS_OF_FULL
+    replaced = {(LeftOutKind.LARGE_OBJECTS, node) for node in stored}
+    of_full = [
+        LeftOut(node, kind, "pg_largeobject", WHY[kind].format(position), count)
+        for node, (count, position) in stored.items()
+    ]
+    others = [one for one in found if one.kind != kind and (one.kind, one.node) not in replaced]
+    return (*others, *of_full)
+
+
+def select_warnings(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    """The entries that every output warns of, also that of list and check."""
+    return tuple(one for one in found if one.kind in WARNED)
+
+
+def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdentity]) -> tuple[LeftOut, ...]:
+    """The standbys that are too old to be copied, listed under their primaries, which have the same version."""
+    kind = LeftOutKind.STANDBY_COPY
+    return tuple(
+        LeftOut(node.shard, kind, node.id, WHY[kind].format(identities[node.shard].server_version // 10000))
+        for node in standbys
+    )
+
+
+def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]:
+    """The append-only groups by node: their updates and deletes are not captured."""
+    kind = LeftOutKind.APPEND_ONLY_TABLE
+    return tuple(
+        LeftOut(node, kind, group.name, WHY[kind])
+        for node, found in groups.items()
+        for group in found
+        if group.identity == "append_only"
+    )
+
+
+def _exclusion_reason(name: str, rules: GroupRules, extension: str) -> str:
+    patterns = [pattern for pattern in rules.exclude if is_matching(name, [pattern])]
+    chosen = f"excluded by {patterns[0]}" if patterns else f"not chosen by {', '.join(rules.include)}"
+    return f"{chosen}: it comes back " + (f"as extension {extension} makes it" if extension else "empty")

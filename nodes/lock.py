@@ -1,0 +1,343 @@
+"""The fleet lock: advisory locks on all primaries, so that one operation at a time changes a fleet.
+
+The operation's own sessions hold them, so they end with its process, however it ends. The application_name of these
+sessions names the operation in the error of every other one.
+
+Every role that may connect may take advisory locks, and sees those of others. So each operation registers with a number
+that nobody can foresee, in a class of numbers that the lock's name gives, and then reads who else is registered: it has
+the lock if it is alone. Registrations of roles that could run none of the commands don't count. Of two operations that
+register at once, each sees the other, and the lower number stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.own_process import read_label
+from cutline.nodes.connections import raising_unreachable, shut_down_after, shut_down_sessions
+from cutline.nodes.sessions import Sessions, in_parallel
+from cutline.nodes.watch import NodesQuery
+from cutline.storage.errors import BusyError, UnreachableError
+
+UNLOCK_SECONDS_MAX, INTERRUPTED_SECONDS_MAX = 5.0, 2.0
+# How long our former session, which the server has not noticed is gone, may take to end.
+FORMER_MILLISECONDS_MAX = 5000
+# A session that is ending is no longer shown before its locks are released.
+ENDING_SECONDS_MAX, RETRY_SECONDS = 1.0, 0.02
+# The functions take both parts of a number as signed, pg_locks shows them unsigned.
+CLASS_BITS, NUMBER_MAX = 32, (1 << 31) - 1
+TRY_QUERY = "SELECT set_config('application_name', %s, false), pg_try_advisory_lock(%s, %s)"
+UNLOCK_QUERY = "SELECT pg_advisory_unlock(%s, %s)"
+REGISTERED = """
+      FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+     WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND d.datname = current_database()
+       AND l.classid::bigint = %(shown)s
+"""
+HELD_QUERY = f"SELECT EXISTS (SELECT {REGISTERED} AND l.objid::bigint = %(number)s AND l.pid = pg_backend_pid())"
+# A prepared transaction has no process, and is no operation. A session that is ending is not shown any more. Who may
+# run a command: on a source with REPLICATION, on a target as a member of the database's owner, with CREATEDB or with
+# what --data-only needs; and whoever runs this one.
+OTHERS_QUERY = f"""
+SELECT l.objid::bigint, l.pid, a.pid IS NOT NULL, coalesce(r.rolname::text, ''), coalesce(a.application_name, ''),
+       coalesce(to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'an unknown time'),
+       coalesce(host(a.client_addr), 'local socket')
+  FROM (SELECT l.objid, l.pid, d.datdba {REGISTERED} AND l.pid <> pg_backend_pid()) AS l
+  LEFT JOIN pg_stat_activity a ON a.pid = l.pid LEFT JOIN pg_roles r ON r.oid = a.usesysid
+ WHERE a.pid IS NULL OR r.rolsuper OR r.rolreplication OR r.rolcreatedb OR r.rolname = session_user
+    OR pg_has_role(r.oid, l.datdba, 'MEMBER') OR has_parameter_privilege(r.oid, 'session_replication_role', 'SET')
+ ORDER BY 1
+"""
+
+
+class FleetBusyError(BusyError):
+    """Another operation is running on the fleet."""
+
+
+class FleetLockLostError(UnreachableError):
+    """The session that held a node's lock was lost, so another operation may have begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The session that holds a lock: its server process, role, application_name, start time and client address.
+
+    `number` is that of its registration. A session that is ending is not `shown` any more, nor is its role.
+    """
+
+    number: int
+    session: int
+    shown: bool
+    role: str
+    label: str
+    since: str
+    address: str
+
+    def text(self) -> str:
+        """The holder, for a message."""
+        label = read_label(self.label)
+        who = (
+            " ".join(word for word in (label.command, label.subject) if word)
+            + f" by {label.user}@{label.host} (process {label.process})"
+            if label
+            else f"session {self.session} of {self.label or 'an unnamed application'}"
+        )
+        role = f", as role {self.role}" if self.role else ""
+        return f"{who}{role}, since {self.since}, from {self.address}"
+
+    def details(self) -> dict[str, object]:
+        """The holder, for `--json`."""
+        label = read_label(self.label)
+        owner = {
+            "command": label.command if label else None,
+            "snapshot": (label.subject or None) if label else None,
+            "user": label.user if label else None,
+            "host": label.host if label else None,
+            "process": label.process if label else None,
+        }
+        return {
+            **owner, "role": self.role or None, "since": self.since, "from": self.address, "session": self.session
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class FleetLock:
+    """The lock on every primary, held by `sessions`. `retaken`: a lock was lost with its session and taken again."""
+
+    sessions: Sessions
+    name: str
+    label: str
+    retaken: bool = False
+    _taken: dict[str, int] = field(default_factory=dict)
+    # The nodes on which something is done now.
+    _pending: dict[str, Node] = field(default_factory=dict)
+    _is_interrupted: bool = False
+
+    @property
+    def granted(self) -> list[str]:
+        """The primaries whose lock is held."""
+        return sorted(self._taken)
+
+    def take(self, node: Node) -> None:
+        """Take the lock of one primary in its session; raise FleetBusyError, NodeUnreachableError."""
+        connection = self.sessions.connections[node.id]
+        with raising_unreachable(node):
+            self._taken[node.id] = take_lock(node, connection, self.name, self.label, former=self._taken.get(node.id))
+
+    def renew(self) -> None:
+        """Check every primary's lock; replace lost sessions, check that the node is the same, and take its lock again.
+
+        If all locks are granted, no other operation is running on this fleet. Raises NodeUnreachableError,
+        BaselineChangedError, FleetBusyError, FleetLockLostError. An interrupt does not wait for a silent node.
+        """
+        self._on_all(self._renew, self._primaries)
+
+    def _renew(self, node: Node) -> None:
+        with suppress(psycopg.OperationalError):
+            if not self._is_held(node):
+                raise _lock_lost_error(node, "its session no longer holds it")
+            return
+        if self._is_interrupted:
+            raise _lock_lost_error(node, "an interrupt has ended its session")
+        connection = self.sessions.renew(node)
+        if self._is_interrupted:
+            # The one who waited for it has released the locks meanwhile.
+            connection.close()
+            raise _lock_lost_error(node, "an interrupt has ended its session")
+        self.take(node)
+        self.retaken = True
+
+    def check_held(self) -> None:
+        """Raise FleetLockLostError unless every primary's session is alive and holds its lock."""
+
+        def check(node: Node) -> None:
+            try:
+                if self._is_held(node):
+                    return
+            except psycopg.OperationalError as error:
+                raise _lock_lost_error(node, "the session that held it was ended") from error
+            raise _lock_lost_error(node, "its session no longer holds it")
+
+        self._on_all(check, self._primaries)
+
+    def release(self) -> None:
+        """Release all locks, on all nodes within UNLOCK_SECONDS_MAX; a lost session holds none."""
+
+        def unlock(node: Node) -> None:
+            connection = self.sessions.connections[node.id]
+            # If the release takes too long, the session is shut down, which ends the lock.
+            with suppress(psycopg.OperationalError), shut_down_after(connection, UNLOCK_SECONDS_MAX):
+                connection.execute(UNLOCK_QUERY, (lock_class(self.name), self._taken[node.id]))
+
+        self._on_all(unlock, [node for node in self._primaries if node.id in self._taken])
+
+    def _is_held(self, node: Node) -> bool:
+        values = {"shown": _shown(self.name), "number": self._taken[node.id]}
+        (held,) = self.sessions.connections[node.id].execute(HELD_QUERY, values).fetchone() or (False,)
+        return bool(held)
+
+    @property
+    def _primaries(self) -> list[Node]:
+        return [node for node in self.sessions.nodes if node.backup_of is None]
+
+    def _on_all(self, work: Callable[[Node], None], nodes: Iterable[Node]) -> None:
+        """Do `work` on all nodes at once; an interrupt ends our sessions on those that have not done it."""
+        pending = self._pending = {node.id: node for node in nodes}
+
+        def do(node: Node) -> None:
+            try:
+                work(node)
+            finally:
+                del pending[node.id]
+
+        in_parallel(do, list(pending.values()), self.interrupt)
+
+    def interrupt(self) -> None:
+        """End our sessions on the nodes that are waited for, here or by another thread."""
+        self._is_interrupted = True
+        ends = time.monotonic() + INTERRUPTED_SECONDS_MAX
+        # Repeated: a thread may just have begun to connect.
+        while self._pending and time.monotonic() < ends:
+            for node in list(self._pending.values()):
+                shut_down_sessions(node)
+            time.sleep(RETRY_SECONDS)
+
+
+@contextmanager
+def lock_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterator[FleetLock]:
+    """Hold the fleet lock during the block: a lock on every primary, which ends with its session.
+
+    The locks are taken in the order of node ids, so that two operations can't each get half. `label` becomes the
+    sessions' application_name (fleet.label). Raises FleetBusyError naming the node, the holder and its role.
+    """
+    lock = FleetLock(sessions, name, label)
+    try:
+        for node in sorted(sessions.nodes, key=lambda one: one.id):
+            if node.backup_of is None:
+                lock.take(node)
+        yield lock
+    finally:
+        lock.release()
+
+
+def watch_lock(fleet: Fleet) -> str:
+    """The name of the lock of the fleet's watch. It is not the fleet's: between its tasks others may do theirs."""
+    return f"{fleet.name} watch"
+
+
+def lock_class(name: str) -> int:
+    """The class of the numbers with which operations register for the lock `name`."""
+    return int.from_bytes(hashlib.sha256(f"cutline {name}".encode()).digest()[: CLASS_BITS // 8], "big", signed=True)
+
+
+def _shown(name: str) -> int:
+    return lock_class(name) % (1 << CLASS_BITS)
+
+
+def draw_number() -> int:
+    """A number that nobody else can foresee, and so take."""
+    return secrets.randbelow(NUMBER_MAX) + 1
+
+
+def take_lock(
+    node: Node, connection: psycopg.Connection[Any], name: str, label: str, *, former: int | None = None
+) -> int:
+    """Set the session's application_name to `label` and take the lock `name`; raise FleetBusyError.
+
+    Returns the number of the registration. `former` is that of our lost session: if the server has not noticed that its
+    client is gone, it is terminated. A session that is ending is waited for up to ENDING_SECONDS_MAX, and so is one
+    with a higher number: if it has just registered, it sees this one and gives up.
+    """
+    number = _register(connection, name, label)
+    ends = time.monotonic() + ENDING_SECONDS_MAX
+    while others := find_holders(connection, name):
+        if lost := next((one for one in others if one.number == former), None):
+            connection.execute("SELECT pg_terminate_backend(%s, %s)", (lost.session, FORMER_MILLISECONDS_MAX))
+            former, ends = None, time.monotonic() + ENDING_SECONDS_MAX
+        elif any(one.shown and one.number < number for one in others) or time.monotonic() >= ends:
+            connection.execute(UNLOCK_QUERY, (lock_class(name), number))
+            raise _busy_error(node, next((one for one in others if one.shown), others[0]))
+        else:
+            time.sleep(RETRY_SECONDS)
+    return number
+
+
+def _register(connection: psycopg.Connection[Any], name: str, label: str) -> int:
+    while True:
+        number = draw_number()
+        row = connection.execute(TRY_QUERY, (label, lock_class(name), number)).fetchone()
+        if row is not None and row[1]:
+            return number
+
+
+def _busy_error(node: Node, holder: Holder) -> FleetBusyError:
+    if not holder.shown:
+        return FleetBusyError(
+            f"node {node.id}: the fleet lock is held by a session that is ending: its server process {holder.session}",
+            hint="repeat the command; see the server's log if it does not end",
+            details={"node": node.id, **holder.details()},
+        )
+    hint = "wait until it ends; if its process is gone, its session ends by itself within a minute, or at once with"
+    if read_label(holder.label) is None:
+        hint = f"it does not look like Cutline's: see what role {holder.role} runs there, or end it with"
+    return FleetBusyError(
+        f"node {node.id}: another operation is running: {holder.text()}",
+        hint=f"{hint}: SELECT pg_terminate_backend({holder.session})",
+        details={"node": node.id, **holder.details()},
+    )
+
+
+def find_holders(connection: psycopg.Connection[Any], name: str) -> list[Holder]:
+    """The other sessions that hold the lock `name` on the connection's server, or are just trying to take it."""
+    return [Holder(*row) for row in connection.execute(OTHERS_QUERY, {"shown": _shown(name)})]
+
+
+def find_holder(connection: psycopg.Connection[Any], name: str) -> Holder | None:
+    """The session that holds the lock `name` on the connection's server; None if none does."""
+    return next((one for one in find_holders(connection, name) if one.shown), None)
+
+
+def _lock_lost_error(node: Node, what: str) -> FleetLockLostError:
+    return FleetLockLostError(
+        f"node {node.id}: the fleet lock was lost: {what}; another operation may have begun, so nothing is committed",
+        hint="see the server's log for what ended the session, then repeat the command; a connection pooler must keep"
+        " sessions",
+        details={"node": node.id},
+    )
+
+
+ASKING_SECONDS_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LockAnswer:
+    """Who holds the fleet's lock on a node, and whose turn it is to watch; None if nobody does.
+
+    `problem` says why the node gave no answer.
+    """
+
+    node: str
+    holder: Holder | None = None
+    watch: Holder | None = None
+    problem: str = ""
+
+
+def ask_lock_holders(fleet: Fleet) -> list[LockAnswer]:
+    """The answers of all primaries, in the order of fleet.toml, within ASKING_SECONDS_MAX."""
+
+    def ask(_node: Node, connection: psycopg.Connection[Any]) -> tuple[Holder | None, Holder | None]:
+        return find_holder(connection, fleet.name), find_holder(connection, watch_lock(fleet))
+
+    answers = NodesQuery(fleet.primaries, ask, ASKING_SECONDS_MAX).answers()
+    return [
+        LockAnswer(node.id, *answers.found.get(node.id, (None, None)), problem=answers.problems.get(node.id, ""))
+        for node in fleet.primaries
+    ]

@@ -1,0 +1,66 @@
+"""The databases beside a node's own: those that a restore is loading or a dry run tries, and those put aside.
+
+Their names derive from the own database's name and the restore's id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cutline.fleet.config import Node
+from cutline.nodes.connections import database_name
+
+NAME_BYTES_MAX = 63
+LOADING, REHEARSING, ASIDE = "_restoring_", "_rehearsing_", "_before_"
+# The schema of a restore into tables that exist begins with this, and ends with the restore's suffix.
+FILLING = "cutline_restoring_"
+# The random part of an operation's id.
+SUFFIX_LENGTH = 10
+DIGEST_LENGTH = 8
+# Never digits alone (storage/ids.py): somebody may name a copy by the date.
+SUFFIX = re.compile(rf"(?=.*[a-f])[0-9a-f]{{{SUFFIX_LENGTH}}}")
+SIZES_QUERY = """
+SELECT datname, CASE WHEN has_database_privilege(oid, 'CONNECT') THEN pg_database_size(oid) END
+  FROM pg_database WHERE starts_with(datname, %s) ORDER BY 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OldDatabase:
+    """A database that a restore put aside, and its size, None if our role may not ask."""
+
+    node: str
+    database: str
+    bytes: int | None
+
+
+def name_beside(database: str, middle: str, suffix: str) -> str:
+    """The name beside `database`, with LOADING or ASIDE in the middle; of a long one its beginning and its digest."""
+    return f"{_prefix(database, middle)}{suffix}"
+
+
+def is_beside(name: str, database: str, middle: str) -> bool:
+    """Whether a restore gave this name to a database beside `database`."""
+    prefix = _prefix(database, middle)
+    return name.startswith(prefix) and SUFFIX.fullmatch(name.removeprefix(prefix)) is not None
+
+
+def read_old(node: Node, connection: psycopg.Connection[Any]) -> list[OldDatabase]:
+    """The databases that restores have put aside beside the node's own."""
+    database = database_name(node.dsn)
+    rows = connection.execute(SIZES_QUERY, (_prefix(database, ASIDE),)).fetchall()
+    return [OldDatabase(node.id, name, size) for name, size in rows if is_beside(name, database, ASIDE)]
+
+
+def _prefix(database: str, middle: str) -> str:
+    room = NAME_BYTES_MAX - len(middle) - SUFFIX_LENGTH
+    if len(database.encode()) <= room:
+        return f"{database}{middle}"
+    # Databases may differ only in what is cut off.
+    digest = hashlib.sha256(database.encode()).hexdigest()[:DIGEST_LENGTH]
+    return f"{database.encode()[: room - DIGEST_LENGTH - 1].decode(errors='ignore')}_{digest}{middle}"

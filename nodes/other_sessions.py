@@ -1,0 +1,149 @@
+"""End other clients' sessions on a database: a changed database setting applies only to new sessions.
+
+A session reads the settings while it starts. It holds a lock on its database from before that until it is visible in
+pg_stat_activity (postinit.c, InitPostgres). So a session that is starting is found by its lock, and none is missed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from cutline.fleet.config import Node
+from cutline.fleet.messages import join_some
+from cutline.fleet.progress import Progress
+from cutline.nodes.encodings import readable
+from cutline.storage.errors import RefusedError
+
+POLL_SECONDS = 0.05
+NOTE_SECONDS = 2.0
+NAMED_MAX = 5
+# A WAL sender writes nothing, parallel workers end with their query, and autovacuum changes no row.
+OTHERS = f"""
+SELECT a.pid, coalesce({readable("a.usename::text")}, ''), coalesce(nullif(a.application_name, ''), a.backend_type, ''),
+       coalesce(a.state, ''), coalesce(host(a.client_addr), 'local socket'), coalesce(r.rolsuper, true)
+  FROM pg_stat_activity a LEFT JOIN pg_roles r ON r.oid = a.usesysid
+ WHERE a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND a.pid <> pg_backend_pid()
+   AND a.backend_type NOT IN ('walsender', 'autovacuum worker', 'parallel worker')
+   AND a.backend_start BETWEEN %(since)s AND %(until)s
+   AND NOT (%(spared)s AND (a.application_name = 'cutline' OR a.application_name LIKE 'cutline %%'))
+"""
+STARTING = """
+SELECT l.pid FROM pg_locks l
+ WHERE l.locktype = 'object' AND l.classid = 'pg_database'::regclass AND l.mode = 'RowExclusiveLock'
+   AND l.objid = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.pid <> pg_backend_pid()
+"""
+
+
+class SessionsLeftError(RefusedError):
+    """Sessions of other clients did not end, or our role may not end them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSession:
+    """Another client's session on the database."""
+
+    node: str
+    pid: int
+    user: str
+    application: str
+    state: str
+    address: str
+    is_superuser: bool
+
+    @property
+    def process(self) -> str:
+        """The session without its node, for a message."""
+        what = f"process {self.pid} ({self.application}, {self.state or 'no client'})"
+        return f"{what} of {self.user or 'no user'} from {self.address}"
+
+    def text(self) -> str:
+        """The session, for a message."""
+        return f"node {self.node}: {self.process}"
+
+    def details(self) -> dict[str, object]:
+        """The session, for `--json`."""
+        return {"node": self.node, "pid": self.pid, "user": self.user, "application": self.application}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFilter:
+    """Selects sessions by their start time on the server's clock; None leaves that end open.
+
+    `spares_ours` leaves out Cutline's own sessions, which set everything they need themselves.
+    """
+
+    since: datetime | None = None
+    until: datetime | None = None
+    spares_ours: bool = False
+
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the query OTHERS."""
+        return {"since": self.since or "-infinity", "until": self.until or "infinity", "spared": self.spares_ours}
+
+
+def other_sessions(node: str, connection: psycopg.Connection[Any], chosen: SessionFilter) -> list[OtherSession]:
+    """The other sessions on the connection's database that the filter selects."""
+    return [OtherSession(node, *row) for row in connection.execute(OTHERS, chosen.parameters())]
+
+
+def server_time(connection: psycopg.Connection[Any]) -> datetime:
+    """The server's clock."""
+    (now,) = connection.execute("SELECT clock_timestamp()").fetchone() or (None,)
+    if not isinstance(now, datetime):
+        raise TypeError("the server returned no time")
+    return now
+
+
+def end_sessions(
+    node: Node, connection: psycopg.Connection[Any], since: datetime | None, seconds_max: float, progress: Progress
+) -> tuple[int, list[OtherSession]]:
+    """End every other session that may have started before the setting just committed.
+
+    With `since`, end only sessions that began after it, and none of Cutline's: those don't depend on the setting.
+    Returns how many ended, and those that remain after `seconds_max` or that our role may not end.
+    """
+    chosen = SessionFilter(since, server_time(connection), spares_ours=since is not None)
+    starting = _starting_pids(connection)
+    seen: set[int] = set()
+    forbidden: set[int] = set()
+    began, is_noted = time.monotonic(), False
+    while True:
+        # Read the locks first: a starting session is visible before it releases its lock.
+        starting &= _starting_pids(connection)
+        left = other_sessions(node.id, connection, chosen)
+        for one in left:
+            seen.add(one.pid)
+            if one.pid not in forbidden and not _terminate(connection, one.pid):
+                forbidden.add(one.pid)
+        waited = time.monotonic() - began
+        is_over = not starting and all(one.pid in forbidden for one in left)
+        if is_over or waited > seconds_max:
+            return len(seen - {one.pid for one in left}), left
+        if waited > NOTE_SECONDS and not is_noted and left:
+            is_noted = True
+            progress.note(f"sessions have not ended yet: {sessions_text(left)}")
+        time.sleep(POLL_SECONDS)
+
+
+def _starting_pids(connection: psycopg.Connection[Any]) -> set[int]:
+    return {pid for (pid,) in connection.execute(STARTING)}
+
+
+def _terminate(connection: psycopg.Connection[Any], pid: int) -> bool:
+    """Terminate a session; False if our role may not."""
+    try:
+        connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    return True
+
+
+def sessions_text(sessions: list[OtherSession], *, names_node: bool = True) -> str:
+    """The first NAMED_MAX sessions, for a message, which may name their node itself."""
+    return join_some((one.text() if names_node else one.process for one in sessions), NAMED_MAX)

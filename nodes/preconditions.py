@@ -1,0 +1,251 @@
+"""Check that nodes allow what Cutline needs, by a session of each kind; all problems are reported at once.
+
+The session that reads a slot is of its own kind, too, and is given from outside (wal/drain/peek.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing
+from typing import Any
+
+import psycopg
+
+from cutline.fleet.config import Node
+from cutline.fleet.messages import list_some
+from cutline.nodes.connections import (
+    DIRECT,
+    DUMP_SETTINGS,
+    ONE_SERVER,
+    NodeUnreachableError,
+    SessionUnfitError,
+    connect,
+    connect_replication,
+    has_answered,
+    is_pooled,
+    lacking_at_start,
+    name_pooler,
+)
+from cutline.nodes.encodings import RAW, UTF8, encoding_of, find_inconvertible
+from cutline.nodes.other_databases import FILLING, SUFFIX_LENGTH
+from cutline.nodes.problems import (
+    STANDBY_FUNCTIONS,
+    STANDBY_SNAPSHOT_VERSION,
+    NodeProblem,
+    find_decoding_problems,
+    find_function_problems,
+    find_role_problems,
+    read_role,
+    refuse_unfit,
+)
+from cutline.nodes.sessions import Sessions, in_parallel
+
+# What opens a session of one more kind on a node.
+Kind = Callable[[Node], AbstractContextManager[Any]]
+
+PROCESS_QUERY = "SELECT pg_postmaster_start_time()::text, current_setting('port')"
+
+
+def find_session_problems(sessions: Sessions, nodes: Iterable[Node], others: Iterable[Kind] = ()) -> list[NodeProblem]:
+    """Open a session of each kind on every node; return what keeps one from being used.
+
+    Raises NodeUnreachableError if a node does not answer.
+    """
+    found = in_parallel(lambda node: _find(sessions, node, others), nodes)
+    return [problem for problems in found for problem in problems]
+
+
+def _find(sessions: Sessions, node: Node, others: Iterable[Kind]) -> list[NodeProblem]:
+    connection = sessions.connections[node.id]
+    process = connection.execute(PROCESS_QUERY).fetchone()
+
+    def open_raw(node: Node) -> AbstractContextManager[psycopg.Connection[Any]]:
+        return closing(connect(node, client_encoding=RAW))
+
+    def open_replication(node: Node) -> AbstractContextManager[psycopg.Connection[Any]]:
+        return closing(connect_replication(node))
+
+    problems: list[NodeProblem] = []
+    role = read_role(node, connection)
+    # To a role that may not replicate, that is told by its own problem.
+    kinds = [open_raw, *([open_replication] if role.is_super or role.may_replicate else [])]
+    for kind in kinds:
+        try:
+            with kind(node) as session:
+                if session.execute(PROCESS_QUERY).fetchone() != process:
+                    problem = "its dsn leads to more than one server, or it was restarted"
+                    problems.append(NodeProblem(node.id, problem, ONE_SERVER))
+        except (SessionUnfitError, NodeUnreachableError) as error:
+            if isinstance(error, NodeUnreachableError) and not has_answered(error.__cause__):
+                raise
+            problems.append(_problem_of(node, error))
+    for other in others:
+        try:
+            with other(node):
+                pass
+        except SessionUnfitError as error:
+            problems.append(_problem_of(node, error))
+    if not problems and node.backup_of is None:
+        problems += find_dump_problems(node, connection)
+    return problems
+
+
+def _problem_of(node: Node, error: SessionUnfitError | NodeUnreachableError) -> NodeProblem:
+    return NodeProblem(node.id, error.message.removeprefix(f"node {node.id}: "), error.hint)
+
+
+def find_dump_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
+    """Yield a problem for each setting that pg_dump's sessions lack: Cutline sets its own, and can't set those."""
+    lacking = lacking_at_start(connection)
+    if not (needed := [name for name in DUMP_SETTINGS if name in lacking]):
+        return
+    role = read_role(node, connection)
+    what = f"its dsn leads to {name_pooler(node)}, which drops the settings that pg_dump asks for"
+    for name in needed:
+        change = "RESET role" if name == "role" else f"SET {name} = '{lacking[name]}'"
+        remedy = f"ALTER ROLE {role.quoted} {change};"
+        yield NodeProblem(
+            node.id,
+            f"{what} ({', '.join(needed)}): {DIRECT}; or give them to the role, and let the pooler connect anew",
+            remedy,
+            role.place,
+        )
+
+
+def check_dump_settings(node: Node, connection: psycopg.Connection[Any]) -> None:
+    """Raise NodeUnfitError if pg_dump's sessions on the node lack settings, with the statements that give them."""
+    refuse_unfit(find_dump_problems(node, connection))
+
+
+SETTINGS_QUERY = """
+SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
+       current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)
+"""
+# All names of the database that our sessions may read, as the server's bytes. A role may have been named in a database
+# of another encoding: a role matters if it owns something here, has a privilege here, or has our setting.
+ROLES_QUERY = """
+SELECT DISTINCT 'role', namesend(r.rolname) FROM pg_roles r
+ WHERE r.oid = 10 OR r.oid IN (
+       SELECT refobjid FROM pg_shdepend
+        WHERE refclassid = 'pg_authid'::regclass
+          AND dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+       UNION ALL SELECT setrole FROM pg_db_role_setting CROSS JOIN unnest(setconfig) AS setting
+        WHERE setting ^@ 'default_transaction_read_only=')
+"""
+NAMES_QUERY = f"""
+SELECT kind, name FROM (
+    SELECT 'schema', namesend(nspname) FROM pg_namespace
+    UNION ALL SELECT 'relation', namesend(relname) FROM pg_class WHERE relkind NOT IN ('i', 'I', 't')
+    UNION ALL SELECT 'column', namesend(a.attname) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+               WHERE NOT a.attisdropped AND c.relkind NOT IN ('i', 'I', 't')
+    UNION ALL SELECT 'type', namesend(typname) FROM pg_type WHERE typrelid = 0 AND typelem = 0
+    UNION ALL SELECT 'database', namesend(datname) FROM pg_database
+    UNION ALL SELECT 'extension', namesend(extname) FROM pg_extension
+    UNION ALL SELECT 'foreign server', namesend(srvname) FROM pg_foreign_server
+    UNION ALL SELECT 'subscription', namesend(subname) FROM pg_subscription
+    UNION ALL SELECT 'publication', namesend(pubname) FROM pg_publication
+    UNION ALL ({ROLES_QUERY})
+) AS every (kind, name) WHERE encode(name, 'escape') ~ '\\\\[23][0-7][0-7]'
+"""
+NAMES_SHOWN_MAX = 8
+# Those of superusers and our own: anybody who may create a schema may make one of such a name.
+FILLINGS_QUERY = f"""
+SELECT n.nspname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+ WHERE n.nspname ~ '^{FILLING}[0-9a-f]{{{SUFFIX_LENGTH}}}$' AND (r.rolsuper OR r.rolname = current_user) ORDER BY 1
+"""
+
+
+def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[NodeProblem]:
+    """Everything that the nodes' settings and the privileges of our role on the servers lack.
+
+    Raises NodeUnfitError for names that can't be read.
+    """
+    check_names(sessions.primaries)
+    problems: list[NodeProblem] = []
+    with_standbys = {node.backup_of for node in sessions.nodes}
+    for node in sessions.nodes:
+        connection = sessions.connections[node.id]
+        problems += find_role_problems(node, connection)
+        if node.id in with_standbys and connection.info.server_version >= STANDBY_SNAPSHOT_VERSION:
+            problems += find_function_problems(node, connection, STANDBY_FUNCTIONS)
+        problems += _find_setting_problems(node, connection, slots_needed)
+    # What else passes through a pooler is asked before anything is made on its nodes.
+    pooled = [node for node in sessions.nodes if is_pooled(sessions.connections[node.id])]
+    return problems + find_session_problems(sessions, pooled)
+
+
+def check_decoding(sessions: Sessions) -> None:
+    """Raise NodeUnfitError naming every node that can no longer decode its WAL, with the remedies.
+
+    An increment checks only this, as the nodes passed every check at the full snapshot: it needs no new slot, and it
+    waits for a standby that is reconnecting.
+    """
+    check_names(sessions.primaries)
+    problems: list[NodeProblem] = []
+    for node in sessions.nodes:
+        connection = sessions.connections[node.id]
+        problems += find_decoding_problems(node, read_role(node, connection))
+        problems += _find_level_problems(node, connection)
+    refuse_unfit(problems)
+
+
+def find_fillings(sessions: Sessions) -> list[NodeProblem]:
+    """The databases into which a restore has loaded rows and not ended: a copy would have half of its rows."""
+    problems: list[NodeProblem] = []
+    for node, connection in sessions.primaries.items():
+        for (schema,) in connection.execute(FILLINGS_QUERY):
+            what = f"schema {schema} is of a restore into existing tables that has not ended"
+            remedy = (
+                "end it as snapshot list   says; if it came with a copy of another database:"
+                f" DROP SCHEMA {schema} CASCADE"
+            )
+            problems.append(NodeProblem(node, what, remedy))
+    return problems
+
+
+def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
+    """Raise NodeUnfitError naming objects whose name can't be converted to UTF-8: commits could not store it."""
+    problems: list[NodeProblem] = []
+    for node, connection in connections.items():
+        with connection.transaction():
+            # Read as the server's bytes: a name that can't be converted would end the query.
+            connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
+            # In a UTF-8 database only names of roles may be invalid.
+            names = connection.execute(ROLES_QUERY if encoding_of(connection) == UTF8 else NAMES_QUERY).fetchall()
+        invalid = set(find_inconvertible(connection, list({name for _, name in names})))
+        # The ASCII characters of a name are enough to recognize it.
+        labels = sorted(
+            {f"{kind} {name.decode('ascii', 'backslashreplace')}" for kind, name in names if name in invalid}
+        )
+        if labels:
+            what = f"names that can't be written in UTF-8: {list_some(labels, NAMES_SHOWN_MAX)}"
+            problems.append(NodeProblem(node, what, "rename them: ALTER … RENAME TO …"))
+    refuse_unfit(problems)
+
+
+def _find_setting_problems(node: Node, connection: psycopg.Connection[Any], slots_needed: int) -> Iterator[NodeProblem]:
+    slots, senders = connection.execute(SETTINGS_QUERY).fetchone() or (0, 0)
+    yield from _find_level_problems(node, connection)
+    if slots < slots_needed:
+        remedy = "raise max_replication_slots, or drop unused slots"
+        yield NodeProblem(node.id, f"{slots} replication slots are free, {slots_needed} are needed", remedy)
+    if senders < slots_needed:
+        problem = f"{senders} WAL senders are free, {slots_needed} are needed"
+        yield NodeProblem(node.id, problem, "raise max_wal_senders")
+    if node.backup_of is None:
+        return
+    (feedback,) = connection.execute("SELECT current_setting('hot_standby_feedback')").fetchone() or ("off",)
+    if feedback != "on":
+        remedy = "ALTER SYSTEM SET hot_standby_feedback = on;  and reload"
+        yield NodeProblem(node.id, "hot_standby_feedback is off", remedy)
+    (receivers,) = connection.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() or (0,)
+    if not receivers:
+        remedy = "check primary_conninfo and the standby's log"
+        yield NodeProblem(node.id, "it does not stream from its primary", remedy)
+
+
+def _find_level_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
+    (wal_level,) = connection.execute("SELECT current_setting('wal_level')").fetchone() or ("",)
+    if wal_level != "logical":
+        remedy = "ALTER SYSTEM SET wal_level = logical;  and restart the server"
+        yield NodeProblem(node.id, f"wal_level is {wal_level}", remedy)

@@ -1,0 +1,208 @@
+"""The privileges that our role needs in a database, by what it holds, and the statements that grant them.
+
+docs/roles.md lists them; that the two agree is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import psycopg
+
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.messages import list_some
+from cutline.fleet.table_names import TABLE_NAME, is_included
+from cutline.nodes.groups import ORDINARY_TABLE
+from cutline.nodes.problems import (
+    LARGE_OBJECT_FUNCTIONS,
+    NodeProblem,
+    Purpose,
+    Role,
+    find_function_problems,
+    quote,
+    read_role,
+)
+from cutline.nodes.publications import publication_names
+from cutline.nodes.sessions import Sessions
+
+# What Cutline or pg_dump reads, be it by COPY or by the lock that pg_dump takes on every table, excluded ones too.
+UNREADABLE_QUERY = f"""
+SELECT {TABLE_NAME}, n.nspname, c.relname, c.relkind = 'S', has_schema_privilege(n.oid, 'USAGE')
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p', 'S') AND c.relpersistence <> 't'
+   AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+   AND NOT coalesce(has_schema_privilege(n.oid, 'USAGE')
+                    AND CASE c.relkind WHEN 'S' THEN has_sequence_privilege(c.oid, 'SELECT')
+                                       ELSE has_table_privilege(c.oid, 'SELECT') END, true)
+ ORDER BY 1
+"""
+# Whether our role reads tables of others because it, or a role that it has the privileges of, was granted that.
+READS_BY_GRANTS_QUERY = """
+SELECT EXISTS (
+  SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN aclexplode(c.relacl) AS a
+   WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+     AND a.privilege_type = 'SELECT' AND a.grantee NOT IN (0, c.relowner) AND pg_has_role(a.grantee, 'USAGE'))
+"""
+# Whether policies limit the table for our role, whether that has its owner's privileges, whether Cutline publishes it.
+TABLES_QUERY = f"""
+SELECT {TABLE_NAME}, row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), o.rolname, o.rolsuper,
+       EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+                WHERE r.prrelid = c.oid AND p.pubname = ANY (%s))
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_roles o ON o.oid = c.relowner
+ WHERE {ORDINARY_TABLE}
+ ORDER BY 1
+"""
+PUBLICATIONS_QUERY = """
+SELECT pubname, pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = ANY (%s) ORDER BY 1
+"""
+MAY_CREATE_QUERY = "SELECT has_database_privilege(current_database(), 'CREATE')"
+# A large object without an ACL can be read by its owner only (PostgreSQL manual, "Large Objects").
+LARGE_OBJECTS_QUERY = """
+SELECT m.oid::bigint, o.rolname, o.rolsuper
+  FROM pg_largeobject_metadata m JOIN pg_roles o ON o.oid = m.lomowner
+ WHERE NOT current_setting('lo_compat_privileges')::bool
+   AND NOT EXISTS (SELECT FROM aclexplode(coalesce(m.lomacl, acldefault('L', m.lomowner))) AS a
+                    WHERE a.privilege_type = 'SELECT' AND (a.grantee = 0 OR pg_has_role(a.grantee, 'USAGE')))
+ ORDER BY 1
+"""
+NAMED_MAX, OIDS_AT_ONCE = 5, 500
+
+
+class _Unreadable(NamedTuple):
+    """A table or sequence that our role may not read; `is_open`: it may use the schema."""
+
+    label: str
+    schema: str
+    name: str
+    is_sequence: bool
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """Tables, by name, of one owner."""
+
+    owner: str
+    is_super: bool
+    names: tuple[str, ...]
+
+
+def find_table_problems(sessions: Sessions, rules: GroupRules, fleet_id: str | None) -> list[NodeProblem]:
+    """The privileges that our role lacks in the nodes' databases, to read them and to publish the rules' tables.
+
+    `fleet_id` is None if there are no publications yet.
+    """
+    problems: list[NodeProblem] = []
+    for node in sessions.nodes:
+        connection = sessions.connections[node.id]
+        role = read_role(node, connection)
+        if not role.is_super:
+            publications = list(publication_names(fleet_id)) if fleet_id else []
+            rows = connection.execute(TABLES_QUERY, (publications,)).fetchall()
+            tables = [row for row in rows if is_included(row[0], rules)]
+            problems += _find_reading(node, role, connection, [row[0] for row in tables if row[1]])
+            if node.backup_of is None:
+                problems += _find_publishing(node, role, connection, publications, tables)
+    return problems
+
+
+def find_large_object_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
+    """The privileges that our role lacks to read the large objects."""
+    role = read_role(node, connection)
+    if role.is_super:
+        return
+    owned: dict[tuple[str, bool], list[int]] = {}
+    for oid, owner, is_super in connection.execute(LARGE_OBJECTS_QUERY):
+        owned.setdefault((owner, is_super), []).append(oid)
+    for (owner, is_super), oids in owned.items():
+        problem = f"role {role.name} may not read large objects {list_some(map(str, oids), NAMED_MAX)}"
+        for statement in _grant_large_objects(oids, role) if is_super else role.grant_membership(owner):
+            yield NodeProblem(node.id, problem, statement, role.place, Purpose.LARGE_OBJECTS)
+    if owned:
+        yield from find_function_problems(node, connection, LARGE_OBJECT_FUNCTIONS, Purpose.LARGE_OBJECTS)
+
+
+def _grant_large_objects(oids: list[int], role: Role) -> Iterator[str]:
+    for start in range(0, len(oids), OIDS_AT_ONCE):
+        listed = ", ".join(map(str, oids[start : start + OIDS_AT_ONCE]))
+        yield f"GRANT SELECT ON LARGE OBJECT {listed} TO {role.quoted};"
+
+
+def _find_reading(
+    node: Node, role: Role, connection: psycopg.Connection[Any], hidden: list[str]
+) -> Iterator[NodeProblem]:
+    if unreadable := [_Unreadable(*row) for row in connection.execute(UNREADABLE_QUERY)]:
+        problem = f"role {role.name} may not read {list_some((one.label for one in unreadable), NAMED_MAX)}"
+        statements = list(role.grant_membership("pg_read_all_data"))
+        if connection.execute(READS_BY_GRANTS_QUERY).fetchone() == (True,):
+            # Somebody has decided that it need not read everything.
+            instead = (
+                f"role {role.name} reads by grants on tables; to let it read all, new ones too, instead of more grants"
+            )
+            yield NodeProblem(node.id, problem, f"{instead}: {' '.join(statements)}")
+            statements = list(_grant_reading(unreadable, role))
+        for statement in statements:
+            yield NodeProblem(node.id, problem, statement, role.place)
+    if hidden:
+        problem = f"row-level security hides from role {role.name} rows of {list_some(hidden, NAMED_MAX)}"
+        yield NodeProblem(node.id, problem, f"ALTER ROLE {role.quoted} BYPASSRLS;", role.place)
+
+
+def _grant_reading(unreadable: Sequence[_Unreadable], role: Role) -> Iterator[str]:
+    """The statements that grant our role these relations: few of a schema by name, else all that it has."""
+    if closed := dict.fromkeys(quote(one.schema) for one in unreadable if not one.is_open):
+        yield f"GRANT USAGE ON SCHEMA {', '.join(closed)} TO {role.quoted};"
+    for kind, is_sequence in (("TABLE", False), ("SEQUENCE", True)):
+        names: dict[str, list[str]] = {}
+        for one in unreadable:
+            if one.is_sequence == is_sequence:
+                names.setdefault(quote(one.schema), []).append(f"{quote(one.schema)}.{quote(one.name)}")
+        if few := [name for some in names.values() if len(some) <= NAMED_MAX for name in some]:
+            yield f"GRANT SELECT ON {kind} {', '.join(few)} TO {role.quoted};"
+        if many := [schema for schema, some in names.items() if len(some) > NAMED_MAX]:
+            yield f"GRANT SELECT ON ALL {kind}S IN SCHEMA {', '.join(many)} TO {role.quoted};"
+
+
+def _find_publishing(
+    node: Node,
+    role: Role,
+    connection: psycopg.Connection[Any],
+    publications: list[str],
+    tables: Sequence[tuple[Any, ...]],
+) -> Iterator[NodeProblem]:
+    found = dict(connection.execute(PUBLICATIONS_QUERY, (publications,)).fetchall())
+    (may_create,) = connection.execute(MAY_CREATE_QUERY).fetchone() or (False,)
+    if not (may_create or found):
+        statement = f"GRANT CREATE ON DATABASE {quote(role.place.database)} TO {role.quoted};"
+        yield NodeProblem(node.id, f"role {role.name} may not create publications", statement, role.place)
+    purpose = Purpose.NEW_TABLES if all(row[5] for row in tables) else Purpose.EVERYTHING
+    for name, is_owned in found.items():
+        if not is_owned:
+            problem = f"role {role.name} does not own publication {name}"
+            statement = f"ALTER PUBLICATION {quote(name)} OWNER TO {role.quoted};"
+            yield NodeProblem(node.id, problem, statement, role.place, purpose)
+    for is_published in (False, True):
+        for owned in _group_by_owner([row for row in tables if not row[2] and row[5] == is_published]):
+            purpose = Purpose.NEW_TABLES if is_published else Purpose.EVERYTHING
+            problem = (
+                f"role {role.name} may not publish tables of {owned.owner}: {list_some(owned.names, NAMED_MAX)};"
+                " a superuser may, by: snapshot init"
+            )
+            if owned.is_super:
+                action = (
+                    f"membership of {owned.owner} would make {role.name} a superuser: give"
+                    f" {list_some(owned.names, NAMED_MAX)} another owner, or let a superuser run: snapshot init"
+                )
+                yield NodeProblem(node.id, problem, action, purpose=purpose)
+                continue
+            for statement in role.grant_membership(owned.owner):
+                yield NodeProblem(node.id, problem, statement, role.place, purpose)
+
+
+def _group_by_owner(tables: Iterable[tuple[Any, ...]]) -> list[_Owned]:
+    names: dict[tuple[str, bool], list[str]] = {}
+    for name, _, _, owner, is_super, _ in tables:
+        names.setdefault((owner, is_super), []).append(name)
+    return [_Owned(owner, is_super, tuple(some)) for (owner, is_super), some in names.items()]

@@ -1,0 +1,314 @@
+"""What nodes lack for Cutline: settings, and privileges of our role; all of it is reported at once.
+
+docs/roles.md lists them; that the two agree is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from cutline.fleet.config import Node
+from cutline.nodes.connections import MAINTENANCE_DATABASE, connect, database_name, with_database
+from cutline.nodes.server_errors import shorten_message
+from cutline.storage.errors import RefusedError, SnapshotError
+
+# What to do if a server refuses what our role may not do; init can't name what only the server knows to be missing.
+GRANT = "grant the role what the message asks for: docs/roles.md"
+RUN_INIT = f"run: snapshot init   it prints the grants that are missing; if it prints none, {GRANT}"
+
+
+class NodeUnfitError(RefusedError):
+    """A node's settings or our role's privileges do not allow the operation."""
+
+
+class Place(NamedTuple):
+    """Where a statement is run: on a primary, in a database. A standby has its primary's roles and privileges."""
+
+    node: str
+    database: str
+
+
+class Purpose(StrEnum):
+    """The commands that a privilege is needed for."""
+
+    EVERYTHING = "init and every create"
+    NEW_TABLES = "tables created later, and delete of the last snapshot"
+    LARGE_OBJECTS = "create --large-objects"
+    TERMINAL = "create --terminal and resume"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProblem:
+    """What a node lacks, and the remedy: an SQL statement if it says at which `place`, else an action."""
+
+    node: str
+    problem: str
+    remedy: str
+    place: Place | None = None
+    purpose: Purpose = Purpose.EVERYTHING
+
+
+def distinct_problems(problems: Iterable[NodeProblem]) -> list[NodeProblem]:
+    """The problems without those whose statement another one has already, for more commands."""
+    found: dict[tuple[object, ...], NodeProblem] = {}
+    for one in sorted(problems, key=lambda problem: list(Purpose).index(problem.purpose)):
+        found.setdefault((one.node, one.place, one.remedy, one.problem if one.place is None else ""), one)
+    return list(found.values())
+
+
+def refuse_unfit(problems: Iterable[NodeProblem]) -> None:
+    """Raise NodeUnfitError if a problem concerns every command; its message and hint name those that do."""
+    problems = distinct_problems(problems)
+    if required := [one for one in problems if one.purpose == Purpose.EVERYTHING]:
+        raise unfit_error(required, [one for one in problems if one.purpose != Purpose.EVERYTHING])
+
+
+def unfit_error(required: Sequence[NodeProblem], others: Sequence[NodeProblem] = ()) -> NodeUnfitError:
+    """The error that names what is required, with the remedies; `others` are in its details only.
+
+    A hint with statements can be run as it is.
+    """
+    problems, script = [*required, *others], script_of(required)
+    actions = list(dict.fromkeys(one.remedy for one in required if one.place is None))
+    return NodeUnfitError(
+        "; ".join(_texts_of(required)),
+        hint=[*(map(comment, actions) if script else actions), *script],
+        details={
+            "problems": [{"node": one.node, "problem": one.problem} for one in problems],
+            "grants": grants_of(problems),
+            "actions": actions_of(problems),
+        },
+    )
+
+
+@contextmanager
+def raising_unfit(kind: type[RefusedError] = NodeUnfitError, *, hint: str) -> Iterator[None]:
+    """Raise an error of this `kind` if a server refuses something in the block because our role lacks a privilege."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        # Its session's (nodes/connections.py).
+        node = next(iter(getattr(error, "__notes__", [])), "")
+        raise kind(
+            f"{node or 'a server'} refused what the role of the dsn may not do: {shorten_message(error)}", hint=hint
+        ) from error
+
+
+def _texts_of(problems: Iterable[NodeProblem]) -> list[str]:
+    """The problems as text, each once, with its nodes."""
+    nodes: dict[str, dict[str, None]] = {}
+    for one in problems:
+        needed = "" if one.purpose == Purpose.EVERYTHING else f" (only {one.purpose} need this)"
+        nodes.setdefault(f"{one.problem}{needed}", {})[one.node] = None
+    return [f"node{'s' if len(where) > 1 else ''} {', '.join(where)}: {text}" for text, where in nodes.items()]
+
+
+def grants_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
+    """The statements, each with its place and purpose, for `--json`."""
+    rows = dict.fromkeys((one.place, one.remedy, one.purpose) for one in distinct_problems(problems) if one.place)
+    return [
+        {"node": place.node, "database": place.database, "statement": statement, "for": purpose}
+        for place, statement, purpose in rows
+        if place
+    ]
+
+
+def actions_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
+    """The remedies that are no statements, each with its node and purpose, for `--json`."""
+    return [
+        {"node": one.node, "action": one.remedy, "for": one.purpose}
+        for one in distinct_problems(problems)
+        if one.place is None
+    ]
+
+
+def optional_lines(problems: Sequence[NodeProblem]) -> list[str]:
+    """What our role lacks for some commands only, as lines for people: the actions, then the script."""
+    nodes: dict[tuple[str, str], dict[str, None]] = {}
+    for one in actions_of(problems):
+        nodes.setdefault((one["for"], one["action"]), {})[one["node"]] = None
+    lines = [f"for {purpose}, on {', '.join(where)}: {action}" for (purpose, action), where in nodes.items()]
+    script = script_of(problems)
+    if lines or script:
+        lines.insert(0, "the role of the dsn is enough for every create of these tables; other tasks need more")
+    return [*lines, "to grant what other tasks need, run:", *script] if script else lines
+
+
+def script_of(problems: Iterable[NodeProblem]) -> list[str]:
+    """The lines of a script for a superuser: the statements by purpose and place, with comments that name these."""
+    places: dict[tuple[Purpose, str], dict[Place, None]] = {}
+    for one in distinct_problems(problems):
+        if one.place:
+            places.setdefault((one.purpose, one.remedy), {})[one.place] = None
+    statements: dict[tuple[Purpose, tuple[Place, ...]], list[str]] = {}
+    for (purpose, statement), found in places.items():
+        statements.setdefault((purpose, tuple(found)), []).append(statement)
+    lines: list[str] = []
+    for purpose in Purpose:
+        for (other, found_places), some in statements.items():
+            if other == purpose:
+                where = "; ".join(f"{node}, database {database}" for node, database in found_places)
+                lines += [comment(f"as a superuser on {where}; for {purpose}:"), *some]
+    return lines
+
+
+def comment(text: str) -> str:
+    """The text as an SQL comment of one line, whatever names it has."""
+    return "-- " + " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+# A grant to a role that does not inherit has no effect unless it says so, which it can since this version.
+INHERIT_OPTION_VERSION = 160000
+STANDBY_SNAPSHOT_VERSION = 160000
+# A server that has just answered with a refusal answers again at once.
+CONNECT_SECONDS_MAX = "2"
+ROLE_QUERY = """
+SELECT rolname, rolsuper, rolreplication, rolinherit, rolcreaterole,
+       pg_has_role('pg_read_all_stats', 'USAGE'), current_database(), current_setting('server_version_num')::int
+  FROM pg_roles WHERE rolname = current_user
+"""
+# The functions that Cutline's statements call, and those behind the views that they read. PostgreSQL grants all but
+# pg_log_standby_snapshot() to everybody, but an administrator may have revoked that.
+FUNCTIONS = (
+    "pg_advisory_unlock", "pg_backend_pid", "pg_blocking_pids", "pg_collation_actual_version", "pg_control_checkpoint",
+    "pg_control_recovery",
+    "pg_control_system",
+    "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "pg_current_wal_lsn",
+    "pg_current_xact_id", "pg_database_collation_actual_version",
+    "pg_database_size", "pg_drop_replication_slot", "pg_encoding_to_char", "pg_get_userbyid",
+    "pg_get_wal_replay_pause_state",
+    "pg_has_role",
+    "pg_is_in_recovery", "pg_last_wal_replay_lsn", "pg_last_xact_replay_timestamp",
+    "pg_logical_emit_message", "pg_logical_slot_peek_binary_changes",
+    "pg_partition_root", "pg_postmaster_start_time", "pg_relation_filenode", "pg_relation_size",
+    "pg_replication_slot_advance", "pg_sequence_last_value", "pg_snapshot_xmax", "pg_stat_clear_snapshot",
+    "pg_stat_get_db_stat_reset_time",
+    "pg_stat_get_tuples_deleted", "pg_stat_get_tuples_updated", "pg_tablespace_location",
+    "pg_terminate_backend", "pg_try_advisory_lock",
+    "pg_wal_lsn_diff", "pg_walfile_name", "pg_xact_status",
+    "pg_get_replication_slots", "pg_lock_status", "pg_prepared_xact", "pg_stat_get_activity",
+    "pg_stat_get_wal_receiver", "pg_stat_get_wal_senders",
+)  # fmt: skip
+# Making a slot on a standby waits for its primary to log its running transactions.
+STANDBY_FUNCTIONS = ("pg_log_standby_snapshot",)
+LARGE_OBJECT_FUNCTIONS = ("lo_get",)
+FUNCTIONS_QUERY = """
+SELECT p.oid::regprocedure::text FROM pg_proc p
+ WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname = ANY (%s)
+   AND NOT has_function_privilege(p.oid, 'EXECUTE')
+ ORDER BY 1
+"""
+CATALOGS_QUERY = """
+SELECT c.relname FROM pg_class c
+ WHERE c.relnamespace = 'pg_catalog'::regnamespace AND c.relname = ANY (%s) AND NOT has_table_privilege(c.oid, 'SELECT')
+ ORDER BY 1
+"""
+CONNECT_QUERY = "SELECT has_database_privilege(oid, 'CONNECT') FROM pg_database WHERE datname = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The role of a node's sessions, its attributes, and where statements about it are run."""
+
+    name: str
+    is_super: bool
+    may_replicate: bool
+    inherits: bool
+    may_create_roles: bool
+    sees_statistics: bool
+    place: Place
+    version: int
+
+    @property
+    def quoted(self) -> str:
+        """The name for SQL."""
+        return quote(self.name)
+
+    def grant_membership(self, of: str) -> Iterator[str]:
+        """The statements that give our role the privileges of role `of`."""
+        option = " WITH INHERIT TRUE" if not self.inherits and self.version >= INHERIT_OPTION_VERSION else ""
+        yield f"GRANT {quote(of)} TO {self.quoted}{option};"
+        if not self.inherits and not option:
+            yield f"ALTER ROLE {self.quoted} INHERIT;"
+
+
+def quote(name: str) -> str:
+    """The name as a quoted identifier."""
+    return sql.Identifier(name).as_string()
+
+
+def read_role(node: Node, connection: psycopg.Connection[Any]) -> Role:
+    """The role of the session."""
+    row = connection.execute(ROLE_QUERY).fetchone()
+    if row is None:
+        raise RuntimeError("pg_roles has no row for the current role")
+    *attributes, database, version = row
+    values: list[Any] = [*attributes, Place(node.shard, database), version]
+    return Role(*values)
+
+
+def find_role_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
+    """The privileges that our role lacks on the server, whatever the database holds."""
+    role = read_role(node, connection)
+    yield from find_decoding_problems(node, role)
+    if not (role.is_super or role.sees_statistics):
+        for statement in role.grant_membership("pg_read_all_stats"):
+            yield NodeProblem(node.id, f"role {role.name} may not see other sessions", statement, role.place)
+    yield from find_function_problems(node, connection, FUNCTIONS)
+
+
+def find_decoding_problems(node: Node, role: Role) -> Iterator[NodeProblem]:
+    """Yield the problem of a role that may not read slots."""
+    if not (role.is_super or role.may_replicate):
+        statement = f"ALTER ROLE {role.quoted} REPLICATION;"
+        yield NodeProblem(node.id, f"role {role.name} may not replicate", statement, role.place)
+
+
+def find_function_problems(
+    node: Node,
+    connection: psycopg.Connection[Any],
+    functions: tuple[str, ...],
+    purpose: Purpose = Purpose.EVERYTHING,
+) -> Iterator[NodeProblem]:
+    """Yield the problem of each of PostgreSQL's functions, by name, that our role may not call."""
+    role = read_role(node, connection)
+    for (signature,) in connection.execute(FUNCTIONS_QUERY, (list(functions),)).fetchall():
+        yield lacks_function(node.id, role, signature, purpose)
+
+
+def find_catalog_problems(
+    node: Node, connection: psycopg.Connection[Any], catalogs: Iterable[str]
+) -> Iterator[NodeProblem]:
+    """Yield the problem of each of these catalogs of PostgreSQL, by name, that our role may not read."""
+    role = read_role(node, connection)
+    for (name,) in connection.execute(CATALOGS_QUERY, (list(catalogs),)).fetchall():
+        statement = f"GRANT SELECT ON pg_catalog.{name} TO {role.quoted};"
+        yield NodeProblem(node.id, f"role {role.name} may not read {name}", statement, role.place)
+
+
+def lacks_function(node: str, role: Role, signature: str, purpose: Purpose = Purpose.EVERYTHING) -> NodeProblem:
+    """The problem of a role that may not call a function of PostgreSQL."""
+    why = ", which slots on standbys need" if signature.startswith(STANDBY_FUNCTIONS) else ""
+    statement = f"GRANT EXECUTE ON FUNCTION pg_catalog.{signature} TO {role.quoted};"
+    return NodeProblem(node, f"role {role.name} may not call {signature}{why}", statement, role.place, purpose)
+
+
+def find_connect_problems(node: Node) -> Iterator[NodeProblem]:
+    """Yield the problem of a role that may not connect to the node's database although it can reach the server."""
+    database = database_name(node.dsn)
+    try:
+        with connect(with_database(node, MAINTENANCE_DATABASE), connect_timeout=CONNECT_SECONDS_MAX) as connection:
+            role = read_role(node, connection)
+            may_connect = connection.execute(CONNECT_QUERY, (database,)).fetchone()
+    except (psycopg.Error, SnapshotError):
+        return
+    if may_connect == (False,):
+        statement = f"GRANT CONNECT ON DATABASE {quote(database)} TO {role.quoted};"
+        yield NodeProblem(node.id, f"role {role.name} may not connect to database {database}", statement, role.place)

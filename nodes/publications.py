@@ -1,0 +1,398 @@
+"""Cutline's publications: they select the tables whose changes are decoded. Event triggers may act on their DDL.
+
+An event trigger's function runs in our session, as our role. Many name tables without a schema: they work under the
+search_path that sessions of the database have, and not under ours. So the statement runs under that path, in its own
+transaction or savepoint. Nothing else does: whoever may create objects in a schema of the path could make them run as
+our role by what a statement calls. These call nothing, and qualify what they name.
+
+If UPDATEs of a table without replica identity are published, PostgreSQL rejects them. So such tables are never added:
+append-only tables have a separate publication of inserts and truncates only. A table may still lose its identity later.
+Then its updates fail until it is removed from the publication: the next create reports it, and `init` removes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from cutline.fleet.config import GroupRules
+from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.table_names import TABLE_NAME
+from cutline.nodes.connections import node_of
+from cutline.nodes.groups import Group, Table, qualify, read_tables
+from cutline.nodes.problems import quote
+from cutline.nodes.server_errors import shorten_message
+from cutline.storage.errors import ChainEnd, RefusedError
+
+# PostgreSQL's default, without "$user": nobody keeps objects there for our role.
+DEFAULT_PATH = "public"
+USER_SCHEMA = re.compile(r'"\$user"\s*(?:,\s*|$)')
+# In the order in which they count (miscinit.c, process_settings).
+PATH_QUERY = """
+SELECT substr(setting, length('search_path=') + 1)
+  FROM pg_db_role_setting s, unnest(s.setconfig) AS of (setting)
+ WHERE s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+   AND s.setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = session_user)) AND setting ^@ 'search_path='
+ ORDER BY s.setrole = 0, s.setdatabase = 0 LIMIT 1
+"""
+SET_PATH = "SELECT pg_catalog.set_config('search_path', %s, true)"
+# Since this version, a role's sessions can do without event triggers.
+EXEMPTION_VERSION = 170000
+# The name of each function as the context of an error may have it: qualified or not.
+TRIGGERS_QUERY = """
+SELECT t.evtname::text, format('%I.%I()', n.nspname, p.proname), format('%I()', p.proname)
+  FROM pg_event_trigger t JOIN pg_proc p ON p.oid = t.evtfoid JOIN pg_namespace n ON n.oid = p.pronamespace
+ WHERE t.evtenabled <> 'D' AND t.evtevent <> 'login'
+"""
+
+
+class EventTriggerError(RefusedError):
+    """An event trigger of the database refuses a statement of Cutline's own."""
+
+
+class _Trigger(NamedTuple):
+    """An event trigger, and its function, quoted: with its schema, and without."""
+
+    name: str
+    function: str
+    bare: str
+
+    def last_called(self, context: str) -> int:
+        """Where an error's context, which servers translate, names the function last; -1 if it does not."""
+        names = "|".join(map(re.escape, (self.function, self.bare)))
+        return max((found.start() for found in re.finditer(rf'(?<![\w$.")])(?:{names})', context)), default=-1)
+
+
+def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> None:
+    """Run a DDL statement, which calls nothing and qualifies what it names; raise EventTriggerError, psycopg.Error.
+
+    Within a transaction an error ends the transaction.
+    """
+    words = " ".join(statement.as_string(connection).split()[:2])
+    with naming_event_triggers(connection, words, "or let a superuser run: snapshot init") as exist:
+        if not exist:
+            connection.execute(statement)
+            return
+        (path,) = connection.execute(PATH_QUERY).fetchone() or (DEFAULT_PATH,)
+        (own,) = connection.execute("SELECT current_setting('search_path')").fetchone() or ("",)
+        with connection.transaction():
+            # pg_catalog comes first, whatever the path says: nothing hides its types.
+            connection.execute(SET_PATH, (", ".join(filter(None, ("pg_catalog", USER_SCHEMA.sub("", path)))),))
+            connection.execute(statement)
+            connection.execute(SET_PATH, (own,))
+
+
+@contextmanager
+def naming_event_triggers(
+    connection: psycopg.Connection[Any], what: str, instead: str = "or disable it meanwhile"
+) -> Iterator[bool]:
+    """Raise EventTriggerError if an event trigger refuses `what` the block runs; say whether there are any."""
+    triggers = [_Trigger(*row) for row in connection.execute(TRIGGERS_QUERY.encode())]
+    try:
+        yield bool(triggers)
+    except psycopg.Error as error:
+        context = error.diag.context or ""
+        # The function that was called first comes last.
+        called = sorted((at, one) for one in triggers if (at := one.last_called(context)) >= 0)
+        if not called:
+            raise
+        raise _event_trigger_error(connection, called[-1][1], what, instead, error) from error
+
+
+def _event_trigger_error(
+    connection: psycopg.Connection[Any], trigger: _Trigger, what: str, instead: str, error: psycopg.Error
+) -> EventTriggerError:
+    role = quote(connection.info.user)
+    exempt = f"; or exempt the role: ALTER ROLE {role} SET event_triggers = off;"
+    return EventTriggerError(
+        f"node {node_of(connection)}: event trigger {trigger.name} of database {connection.info.dbname}, which calls"
+        f" {trigger.function}, refuses {what}: {shorten_message(error)}",
+        hint=[
+            f"if it names objects without a schema: ALTER FUNCTION {trigger.function} SET search_path = …;",
+            f"if role {role} lacks a privilege, grant it, or: ALTER FUNCTION {trigger.function} SECURITY DEFINER;",
+            instead + (exempt if connection.info.server_version >= EXEMPTION_VERSION else ""),
+        ],
+        details={"node": node_of(connection), "event_trigger": trigger.name, "function": trigger.function},
+    )
+
+
+# The stamps change whenever these rows change, and only then.
+MEMBERS_QUERY = f"""
+SELECT p.pubname, {TABLE_NAME},
+       format('%%s.%%s', p.oid, p.xmin), format('%%s.%%s', r.oid, r.xmin),
+       concat_ws(' and ', CASE WHEN r.prqual IS NOT NULL THEN 'a row filter' END,
+                          CASE WHEN r.prattrs IS NOT NULL THEN 'a column list' END)
+  FROM pg_publication p
+  JOIN pg_publication_rel r ON r.prpubid = p.oid
+  JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE p.pubname = ANY (%s)
+"""
+# With publish_via_partition_root, changes are published under the root's name. 18 can publish generated columns.
+OPTIONS_QUERY = """
+SELECT p.pubname,
+       concat_ws(', ', CASE WHEN p.pubinsert THEN 'insert' END, CASE WHEN p.pubupdate THEN 'update' END,
+                       CASE WHEN p.pubdelete THEN 'delete' END, CASE WHEN p.pubtruncate THEN 'truncate' END),
+       concat_ws(' and ', CASE WHEN p.pubviaroot THEN 'partitions as their root' END,
+                          CASE WHEN coalesce(to_jsonb(p) ->> 'pubgencols', 'n') <> 'n' THEN 'generated columns' END)
+  FROM pg_publication p WHERE p.pubname = ANY (%s)
+"""
+# The tables, of these oids, that our role may not publish.
+OTHERS_QUERY = "SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s) AND NOT pg_has_role(relowner, 'USAGE')"
+KEYED_OPERATIONS, APPEND_ONLY_OPERATIONS = "insert, update, delete, truncate", "insert, truncate"
+GENERATED_COLUMNS_VERSION = 180000
+
+
+class TableNotAdmissibleError(RefusedError):
+    """A table's changes can't be captured, or its rows can't be copied and loaded again."""
+
+
+class NotOwnerError(RefusedError):
+    """Our role may not add a table to a publication."""
+
+
+class PublicationChangedError(RefusedError):
+    """A publication does not publish all changes of the snapshot's tables, or has not always done so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The stamps of a table's rows in pg_publication and pg_publication_rel.
+
+    `limits` names what withholds some of its changes (a row filter, a column list); empty if nothing does.
+    """
+
+    publication: str
+    membership: str
+    limits: str
+
+
+NOWHERE = Membership("", "", "")
+# By publication, then by table.
+Members = dict[str, dict[str, Membership]]
+
+
+def publication_names(fleet_id: str) -> tuple[str, str]:
+    """The fleet's two publications on every primary: keyed and full tables, append-only tables."""
+    return f"cutline_{fleet_id}", f"cutline_{fleet_id}_append_only"
+
+
+def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
+    """Raise TableNotAdmissibleError naming every table that a snapshot can't include, with the remedies."""
+    refused = [(node, table) for node, found in tables.items() for table in found if not table.is_admissible]
+    if refused:
+        names = ", ".join(f"{table.group.name} on {node}" for node, table in refused)
+        remedies = sorted({f"  {table.remedy};" for _, table in refused})
+        failing = ", ".join(f"{table.group.name} on {node}" for node, table in refused if table.is_published)
+        raise TableNotAdmissibleError(
+            f"no replica identity, so updates and deletes can't be captured: {names}"
+            + (
+                f"; PostgreSQL rejects updates and deletes of {failing}, because these tables are still published"
+                if failing
+                else ""
+            ),
+            hint=[
+                "give them one, or list them in fleet.toml under groups.exclude or groups.append_only:",
+                *remedies,
+                *(["then remove tables without one from the publication: snapshot init"] if failing else []),
+            ],
+            details={"tables": [{"node": node, "table": table.group.name} for node, table in refused]},
+        )
+    _check_readable(tables)
+
+
+def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
+    found = [(f"{table.group.name} on {node}", table) for node, listed in tables.items() for table in listed]
+    if unreadable := [name for name, table in found if not table.readable]:
+        raise TableNotAdmissibleError(
+            f"the role of the dsn may not read {', '.join(unreadable)}",
+            hint="GRANT SELECT on the tables, or pg_read_all_data, TO the role",
+        )
+    unloadable = [
+        f"column {column} ({type_}) of {name}"
+        for name, table in found
+        for column, type_ in table.special_columns.unloadable
+    ]
+    if unloadable:
+        raise TableNotAdmissibleError(
+            f"PostgreSQL can't read back the values that it prints for {', '.join(unloadable)}",
+            hint="give the columns another type, or exclude the tables in fleet.toml under groups.exclude",
+        )
+    if hidden := [name for name, table in found if table.hides_rows]:
+        raise TableNotAdmissibleError(
+            f"row-level security hides from the role of the dsn rows of {', '.join(hidden)}",
+            hint="ALTER ROLE … BYPASSRLS, or exclude the tables in fleet.toml under groups.exclude",
+        )
+
+
+def check_exists(connection: psycopg.Connection[Any], node: str, name: str) -> None:
+    """Raise PublicationChangedError unless the node's database has the publication."""
+    if connection.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,)).fetchone() is None:
+        raise PublicationChangedError(
+            f"node {node}: publication {name} does not exist",
+            hint="create it: snapshot init",
+            details={"node": node, "publication": name},
+        )
+
+
+def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> list[str]:
+    """Create both publications, add missing tables, and repair what was altered; return the tables added.
+
+    A table whose updates PostgreSQL rejects is removed. Safe to repeat: it changes only what is wrong, so it ends no
+    chain. If it raises NotOwnerError or EventTriggerError, nothing was changed.
+    """
+    wanted: dict[str, dict[str, Table]] = {name: {} for name in publication_names(fleet_id)}
+    for table in tables:
+        wanted[publication_of(table.group, fleet_id)][table.group.name] = table
+    try:
+        with connection.transaction():
+            members, options = _members(connection, fleet_id), _options(connection, fleet_id)
+            lacking = {name: wanted[name].keys() - members.get(name, {}).keys() for name in wanted}
+            _check_owned(connection, [wanted[name][table] for name in wanted for table in lacking[name]])
+            _remove_tables(connection, fleet_id, members)
+            added: list[str] = []
+            for name, operations in operations_of(fleet_id).items():
+                _ensure_options(connection, name, operations, options)
+                present = {table: one for table, one in members.get(name, {}).items() if table in wanted[name]}
+                limited = sorted(table for table, one in present.items() if one.limits)
+                _alter(connection, name, "DROP TABLE", [wanted[name][table] for table in limited])
+                missing = sorted({*limited, *lacking[name]})
+                _alter(connection, name, "ADD TABLE", [wanted[name][table] for table in missing])
+                added += missing
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise _not_owner_error(connection, str(error.diag.message_primary)) from error
+    return added
+
+
+def _check_owned(connection: psycopg.Connection[Any], tables: Iterable[Table]) -> None:
+    names = {table.oid: table.group.name for table in tables}
+    if others := [names[oid] for (oid,) in connection.execute(OTHERS_QUERY, (list(names),))]:
+        raise _not_owner_error(connection, f"must be owner of {', '.join(sorted(others))}")
+
+
+def _not_owner_error(connection: psycopg.Connection[Any], reason: str) -> NotOwnerError:
+    return NotOwnerError(
+        f"role {connection.info.user} may not publish tables of database {connection.info.dbname}: {reason}",
+        hint=f'GRANT the owner TO "{connection.info.user}"; or let a superuser run: snapshot init',
+    )
+
+
+def _remove_tables(connection: psycopg.Connection[Any], fleet_id: str, members: Members) -> None:
+    """Remove the tables whose updates PostgreSQL rejects from the publication of updates."""
+    name, _ = publication_names(fleet_id)
+    published = members.get(name, {})
+    # Read all tables, whatever the rules: a table excluded from fleet.toml later is still published.
+    tables = [table for table in read_tables(connection, GroupRules()) if table.group.name in published]
+    _alter(connection, name, "DROP TABLE", [table for table in tables if not table.is_admissible])
+
+
+def drop_publications(connection: psycopg.Connection[Any], fleet_id: str) -> list[str]:
+    """Drop the fleet's publications and return their names.
+
+    Raises EventTriggerError, and psycopg.Error if our role may not.
+    """
+    found = sorted(_options(connection, fleet_id))
+    for name in found:
+        run_ddl(connection, sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
+    return found
+
+
+def operations_of(fleet_id: str) -> dict[str, str]:
+    """The operations that each of the fleet's publications publishes, by name."""
+    return dict(zip(publication_names(fleet_id), (KEYED_OPERATIONS, APPEND_ONLY_OPERATIONS), strict=True))
+
+
+def publication_of(group: Group, fleet_id: str) -> str:
+    """The name of the publication that the group belongs to."""
+    keyed, append_only = publication_names(fleet_id)
+    return append_only if group.identity == "append_only" else keyed
+
+
+def _ensure_options(
+    connection: psycopg.Connection[Any], name: str, operations: str, options: Mapping[str, tuple[str, str]]
+) -> None:
+    if name not in options:
+        statement = "CREATE PUBLICATION {} WITH (publish = {})"
+    elif options[name] != (operations, ""):
+        statement = "ALTER PUBLICATION {} SET (publish = {}, publish_via_partition_root = false"
+        statement += ", publish_generated_columns = none" if _has_generated(connection) else ""
+        statement += ")"
+    else:
+        return
+    run_ddl(connection, sql.SQL(statement).format(sql.Identifier(name), sql.Literal(operations)))
+
+
+def _has_generated(connection: psycopg.Connection[Any]) -> bool:
+    return connection.info.server_version >= GENERATED_COLUMNS_VERSION
+
+
+def _alter(connection: psycopg.Connection[Any], name: str, action: str, tables: list[Table]) -> None:
+    if tables:
+        # Only ADD needs ONLY: DROP removes just the named table.
+        only = "ONLY " if action == "ADD TABLE" else ""
+        listed = ", ".join(f"{only}{qualify(table.group)}" for table in tables)
+        run_ddl(
+            connection,
+            sql.SQL("ALTER PUBLICATION {} {} {}").format(sql.Identifier(name), sql.SQL(action), sql.SQL(listed)),
+        )
+
+
+def check_published(
+    connection: psycopg.Connection[Any],
+    node: str,
+    fleet_id: str,
+    groups: Iterable[Group],
+    *,
+    unpublished_too: bool = False,
+) -> dict[str, Membership]:
+    """The groups' memberships, by name; raise PublicationChangedError unless all changes of all groups are published.
+
+    With `unpublished_too`, a group that is in none of Cutline's publications is just left out of the result.
+    """
+    options, members = _options(connection, fleet_id), _members(connection, fleet_id)
+    wanted: dict[str, list[str]] = {}
+    for group in groups:
+        wanted.setdefault(publication_of(group, fleet_id), []).append(group.name)
+    found: dict[str, Membership] = {}
+    for name, tables in sorted(wanted.items()):
+        present = members.get(name, {})
+        missing = sorted(set(tables) - present.keys())
+        limited = [f"{table} with {present[table].limits}" for table in sorted(set(tables) - set(missing))
+                   if present[table].limits]  # fmt: skip
+        problem = ""
+        if name not in options:
+            problem = f"publication {name} does not exist any more; it published {', '.join(missing)}"
+        elif options[name] != (operations_of(fleet_id)[name], ""):
+            operations, additions = options[name]
+            problem = f"publication {name} of {', '.join(sorted(tables))} was altered: it publishes {operations}"
+            problem += f", {additions}" if additions else ""
+        elif missing and not unpublished_too:
+            problem = f"Cutline's publication {name} lacks {', '.join(missing)}"
+        elif limited:
+            problem = f"publication {name} was altered: it has {', '.join(limited)}"
+        if problem:
+            raise PublicationChangedError(
+                f"node {node}: {problem}",
+                hint=NEW_CHAIN,
+                ends_chain=ChainEnd.FOR_GOOD,
+                details={"node": node, "publication": name, "tables": missing or sorted(tables)},
+            )
+        found |= {table: present[table] for table in tables if table in present}
+    return found
+
+
+def _members(connection: psycopg.Connection[Any], fleet_id: str) -> Members:
+    found: Members = {}
+    for name, table, *membership in connection.execute(MEMBERS_QUERY, (list(publication_names(fleet_id)),)):
+        found.setdefault(name, {})[table] = Membership(*membership)
+    return found
+
+
+def _options(connection: psycopg.Connection[Any], fleet_id: str) -> dict[str, tuple[str, str]]:
+    rows = connection.execute(OPTIONS_QUERY, (list(publication_names(fleet_id)),)).fetchall()
+    return {name: (operations, additions) for name, operations, additions in rows}

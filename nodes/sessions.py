@@ -1,0 +1,248 @@
+"""Sessions on all nodes of a fleet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import psycopg
+
+from cutline.fleet.config import Fleet, KnownServer, Node
+from cutline.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
+from cutline.nodes.clocks import ClockReading, use_clocks
+from cutline.nodes.connections import (
+    THREADS_MAX,
+    WITHOUT_STANDBYS,
+    NodeUnreachableError,
+    await_futures,
+    cancel_statements,
+    connect,
+    raising_unreachable,
+    refuses_database,
+    start_daemons,
+    unreachable_error,
+)
+from cutline.nodes.problems import RUN_INIT, NodeProblem, find_connect_problems, raising_unfit, refuse_unfit
+from cutline.nodes.watch import Watch, watch_nodes
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+CANCEL_AGAIN_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """One open session per node, and the nodes' identities. `renew` replaces a session that was lost.
+
+    `too_old` are standbys that can't decode their WAL: they have no session here and are not copied. `clocks` are those
+    of the primaries, as they were read when the sessions began.
+    """
+
+    fleet: Fleet
+    nodes: tuple[Node, ...]
+    connections: dict[str, psycopg.Connection[Any]]
+    identities: Mapping[str, NodeIdentity]
+    watch: Watch
+    too_old: tuple[Node, ...] = ()
+    clocks: tuple[ClockReading, ...] = ()
+
+    @property
+    def primaries(self) -> dict[str, psycopg.Connection[Any]]:
+        """The primaries' sessions."""
+        return {node.id: self.connections[node.id] for node in self.nodes if node.backup_of is None}
+
+    @property
+    def by_node(self) -> dict[Node, psycopg.Connection[Any]]:
+        """The sessions by their nodes."""
+        return {node: self.connections[node.id] for node in self.nodes}
+
+    def ask_primaries(self, read: Callable[[psycopg.Connection[Any]], Result]) -> dict[str, Result]:
+        """Call `read` with every primary's session, in parallel; return its results by node.
+
+        Raises NodeUnreachableError naming the node whose session was lost.
+        """
+        return self.ask_named_primaries(lambda _, connection: read(connection))
+
+    def ask_named_primaries(self, read: Callable[[Node, psycopg.Connection[Any]], Result]) -> dict[str, Result]:
+        """Do what ask_primaries does, for a `read` that takes the node as well."""
+
+        def ask(node: Node) -> Result:
+            with raising_unreachable(node):
+                return read(node, self.connections[node.id])
+
+        primaries = [node for node in self.nodes if node.backup_of is None]
+        return dict(zip((node.id for node in primaries), in_parallel(ask, primaries), strict=True))
+
+    def renew(self, node: Node) -> psycopg.Connection[Any]:
+        """Replace the session on `node` by a new one, and check that it is still the same node.
+
+        Raises NodeUnreachableError, BaselineChangedError.
+        """
+        self.connections[node.id].close()
+        # Which server it is, the baseline tells.
+        connection = connect(replace(node, server=None))
+        try:
+            check_baseline({node.id: self.identities[node.id]}, {node.id: identify(node, connection).identity})
+        except BaseException:
+            connection.close()
+            raise
+        self.connections[node.id] = connection
+        return connection
+
+
+def in_parallel(
+    work: Callable[[Item], Result], items: Iterable[Item], interrupted: Callable[[], object] | None = None
+) -> list[Result]:
+    """Do `work` on all items, up to THREADS_MAX at a time; wait for all, then raise the first error.
+
+    If this thread is interrupted while it waits, call `interrupted`, which is to end those that have begun. Without it,
+    the statements that they run are cancelled.
+    """
+    ordered = list(items)
+    if not ordered:
+        return []
+    with ThreadPoolExecutor(max_workers=min(len(ordered), THREADS_MAX)) as threads:
+        futures = [threads.submit(work, item) for item in ordered]
+        try:
+            # An error of one must not end this: the interrupt would then come while the executor waits for the others.
+            wait(futures)
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            if interrupted:
+                interrupted()
+                raise
+            while left := [future for future in futures if not future.done()]:
+                cancel_statements()
+                wait(left, timeout=CANCEL_AGAIN_SECONDS)
+            raise
+    return [future.result() for future in futures]
+
+
+def let_end() -> None:
+    """For `in_parallel`: what has begun is waited for."""
+
+
+@contextmanager
+def open_sessions(
+    fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_INIT, needs_all: bool = False
+) -> Iterator[Sessions]:
+    """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch that they answer.
+
+    `needs_all`: it is of no use to leave out standbys that can't be reached.
+
+    From then on this process has the time of the primaries' clocks (nodes/clocks.py).
+
+    Raises NodeUnfitError if our role lacks a privilege, FleetTopologyError, and NodeUnreachableError, also if a node
+    stops answering or ends a session; the first and the last also while the block runs.
+    """
+    chosen = tuple(nodes)
+    with ExitStack() as stack:
+        stack.enter_context(raising_unfit(hint=unfit_hint))
+        watch = stack.enter_context(watch_nodes(chosen))
+        refused: dict[str, list[NodeProblem]] = {}
+        futures = _connect_all(chosen, refused)
+        connections: dict[str, psycopg.Connection[Any]] = {}
+        stack.callback(_close, connections)
+        problems: list[Exception] = []
+        for node, future in zip(chosen, futures, strict=True):
+            try:
+                connections[node.id] = future.result()
+            except Exception as error:  # noqa: BLE001  # raised below, after all have been looked at
+                problems.append(error)
+        refuse_unfit(one for node in chosen for one in refused.get(node.id, ()))
+        if problems:
+            away = {str(one.details["node"]) for one in problems if isinstance(one, NodeUnreachableError)}
+            is_avoidable = not needs_all and all(node.backup_of for node in chosen if node.id in away)
+            raise _joined(problems, is_avoidable=is_avoidable)
+        found = {node.id: identify(node, connections[node.id]) for node in chosen}
+        check_topology(chosen, found)
+        identities = {name: one.identity for name, one in found.items()}
+        clocks = tuple(found[node.id].clock for node in chosen if node.backup_of is None)
+        use_clocks(clocks)
+        too_old = tuple(node for node in chosen if not can_decode(identities[node.id]))
+        for node in too_old:
+            connections.pop(node.id).close()
+            del identities[node.id]
+        known = {name: KnownServer(one.system_identifier, one.in_recovery) for name, one in identities.items()}
+        nodes_found = [replace(node, server=known.get(node.id)) for node in fleet.nodes]
+        fleet = replace(fleet, nodes=tuple(nodes_found))
+        chosen = tuple(replace(node, server=known[node.id]) for node in chosen if node.id in known)
+        try:
+            yield Sessions(fleet, chosen, connections, identities, watch, too_old, clocks)
+        except psycopg.OperationalError as error:
+            lost = [node for node in chosen if connections[node.id].closed]
+            if not lost:
+                raise
+            raise unreachable_error(lost[0], error) from error
+
+
+def _joined(problems: Sequence[Exception], *, is_avoidable: bool) -> Exception:
+    """The first of the problems; if it is a node that can't be reached, the error that names all of these."""
+    found = [one for one in problems if isinstance(one, NodeUnreachableError)]
+    if not isinstance(problems[0], NodeUnreachableError):
+        return problems[0]
+    hints = dict.fromkeys(one.hint if is_avoidable else one.hint.removesuffix(WITHOUT_STANDBYS) for one in found)
+    nodes = [one.details["node"] for one in found]
+    joined = NodeUnreachableError(
+        "; ".join(one.message for one in found),
+        hint="\n".join(hints).split("\n"),
+        details={"node": nodes[0], "nodes": nodes},
+    )
+    joined.__cause__ = found[0].__cause__
+    return joined
+
+
+def _connect_all(nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]) -> list[Future[psycopg.Connection[Any]]]:
+    """Call _connect for each node, up to THREADS_MAX at a time, and wait for all.
+
+    If this thread is interrupted while it waits, it waits no more: a node that doesn't answer would hold up the end of
+    the command. What is connected later is closed then.
+    """
+    futures = [Future[psycopg.Connection[Any]]() for _ in nodes]
+    left = deque(zip(nodes, futures, strict=True))
+
+    def connect_one(one: tuple[Node, Future[psycopg.Connection[Any]]]) -> None:
+        node, future = one
+        try:
+            future.set_result(_connect(node, refused))
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+            future.set_exception(error)
+
+    try:
+        await_futures(futures, start_daemons(connect_one, left, "connect"))
+    except KeyboardInterrupt:
+        left.clear()
+        for future in futures:
+            future.add_done_callback(_close_connected)
+        raise
+    return futures
+
+
+def _close_connected(future: Future[psycopg.Connection[Any]]) -> None:
+    if future.exception() is None:
+        future.result().close()
+
+
+def _connect(node: Node, refused: dict[str, list[NodeProblem]]) -> psycopg.Connection[Any]:
+    """Connect to `node`, or raise NodeUnreachableError and add what our role lacks to `refused`, if that is why."""
+    try:
+        return connect(node)
+    except NodeUnreachableError as error:
+        if refuses_database(node, error.__cause__):
+            refused[node.id] = list(find_connect_problems(node))
+        raise
+
+
+def _close(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
+    for connection in connections.values():
+        connection.close()
+
+
+def identify(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
+    """Read the identity of `node`; raise NodeUnreachableError if the session is lost."""
+    with raising_unreachable(node):
+        return find_node(node, connection)

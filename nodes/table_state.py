@@ -1,0 +1,249 @@
+"""A table's state: whether the WAL has all of its changes, and in which form.
+
+The counters (PostgreSQL manual, "The Cumulative Statistics System") count attempts: they include rows of transactions
+that were rolled back, and changes by logical replication, cascades and ON CONFLICT. TRUNCATE is not counted, but it is
+captured. A row that moves to another partition counts as deleted from the one it leaves.
+
+They lag behind: a session reports at the end of a transaction, at most once a second; an idle session within 10 s; a
+session in a long transaction when that ends. A prepared transaction is reported by the session that decides it. So an
+UPDATE before a cut may be counted after it, and is then noticed by the next increment.
+
+They are lost when a server crashes, and through the pg_stat_reset functions. Both leave a trace: a crash resets all
+counters of the server, the archiver's too, and resetting a table's counters updates the reset time of its database.
+After such a reset, equal counters prove nothing; that is only a warning, as no change is known. With track_counts off
+nothing is counted.
+
+Every commit stores it, and the next increment compares it before and after its cut (snapshots/ddl/table_changes.py). A
+group's definition describes the rows; the state is everything else that decides whether older rows and later changes
+fit together:
+
+- that it is the same table, and was published without a gap. A table that leaves a publication and comes back has a new
+  pg_publication_rel row; an altered publication has a new xmin in its pg_publication row (freezing and rewriting a
+  catalog keep xmin). A published table can't be made unlogged, so that shows here, too;
+- that no ALTER TABLE rewrote its rows (`ALTER COLUMN … TYPE … USING`), which logical decoding does not show. A rewrite
+  gives the table a new file and the column a new pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE do only the first;
+- how many attributes it ever had: a column that was added and dropped again leaves no other trace;
+- that types whose values are printed as names (enum labels, fields of composites) are still printed the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.record import Count, Record
+from cutline.nodes.encodings import readable
+from cutline.nodes.groups import WITHIN, Table
+from cutline.nodes.left_out import WHY, LeftOut, LeftOutKind
+from cutline.nodes.publications import NOWHERE, check_published
+from cutline.storage.errors import ChainEnd, RefusedError
+
+if TYPE_CHECKING:
+    import psycopg
+
+# track_counts may be off for the roles or databases of writers, although it is on in our session.
+COUNTERS_QUERY = """
+SELECT t.oid::bigint, pg_stat_get_tuples_updated(t.oid), pg_stat_get_tuples_deleted(t.oid),
+       CASE WHEN current_setting('track_counts')::bool AND NOT EXISTS (
+                 SELECT FROM pg_db_role_setting g CROSS JOIN unnest(g.setconfig) AS setting
+                  WHERE g.setdatabase IN (0, d.oid) AND setting ~* '^track_counts=(of|f|n|0)')
+            THEN concat_ws(' ', a.stats_reset, pg_stat_get_db_stat_reset_time(d.oid)) ELSE '' END
+  FROM unnest(%s::oid[]) AS t (oid), pg_stat_archiver AS a, pg_database AS d WHERE d.datname = current_database()
+"""
+SNAPSHOT_BEGAN = "this snapshot was begun"
+IDENTITY = "ALTER TABLE … REPLICA IDENTITY FULL, or a primary key"
+
+
+class AppendOnlyChangedError(RefusedError):
+    """An append-only table was updated or deleted from, and it is not known which rows."""
+
+
+class Counters(Record, frozen=True):
+    """The rows of a table updated and deleted. `since` stamps the last reset, "" if track_counts is off."""
+
+    updated: Count
+    deleted: Count
+    since: str
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """The rows updated and the rows deleted."""
+        return self.updated, self.deleted
+
+
+def read_counters(connection: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, Counters]:
+    """The counters of these tables, by oid."""
+    rows = connection.execute(COUNTERS_QUERY, (list(oids),)).fetchall()
+    return {oid: Counters(updated, deleted, since) for oid, updated, deleted, since in rows}
+
+
+def has_changed(was: Counters, now: Counters) -> bool:
+    """Whether rows certainly were updated or deleted between the two."""
+    # Only the rows are compared: the stamp also changes when another table of the database is reset.
+    return now.rows not in (was.rows, (0, 0))
+
+
+def are_counters_unknown(was: Counters, now: Counters) -> bool:
+    """Whether rows may have been updated or deleted between the two without the counters showing it."""
+    return not has_changed(was, now) and (was != now or not now.since)
+
+
+def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> None:
+    """Raise AppendOnlyChangedError naming the tables, of those in both, that were updated or deleted from.
+
+    `since` names the time of `was`, for the message: an increment, or SNAPSHOT_BEGAN.
+    """
+    changed = [name for name in sorted(was.keys() & now.keys()) if has_changed(was[name], now[name])]
+    if not changed:
+        return
+    counted = "; ".join(f"{name} ({_difference_text(was[name], now[name])})" for name in changed)
+    message = (
+        f"node {node}: append-only tables were updated or deleted from since {since}, perhaps by transactions that were"
+        f" rolled back; which rows is not known: {counted}"
+    )
+    ends_chain = ChainEnd.NO
+    if since == SNAPSHOT_BEGAN:
+        hint = [f"repeat the command when nothing updates them, or give each a replica identity: {IDENTITY}"]
+    else:
+        message += f"; {since} itself may lack the earliest of these changes, as sessions report them late"
+        hint = [
+            f"give each a replica identity, and the next increment copies it again: {IDENTITY};",
+            f"or {NEW_CHAIN}",
+        ]
+        ends_chain = ChainEnd.PERHAPS
+    raise AppendOnlyChangedError(
+        message,
+        hint=hint,
+        ends_chain=ends_chain,
+        details={"node": node, "tables": changed},
+    )
+
+
+def _difference_text(was: Counters, now: Counters) -> str:
+    before = was.rows if all(b <= n for b, n in zip(was.rows, now.rows, strict=True)) else (0, 0)
+    updated, deleted = (n - b for n, b in zip(now.rows, before, strict=True))
+    return f"{updated} rows updated, {deleted} deleted"
+
+
+def unknown_counters_warnings(node: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> list[LeftOut]:
+    """A warning for every table, of those in both, that may have been updated or deleted from unnoticed."""
+    kind = LeftOutKind.UNCOUNTED_TABLE
+    names = [name for name in sorted(was.keys() & now.keys()) if are_counters_unknown(was[name], now[name])]
+    return [LeftOut(node, kind, name, WHY[kind]) for name in names]
+
+
+FILES_QUERY = """
+SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint, c.relnatts,
+       (SELECT string_agg(format('%%s.%%s', a.attnum, a.xmin), ' ' ORDER BY a.attnum)
+          FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+  FROM pg_class c WHERE c.oid = ANY (%s)
+"""
+# A pg_enum row has a new xmin after its label or its position was changed. regclass and similar types are printed as
+# names, and aclitem with role names: their stamp is a hash of all such names.
+TYPES_QUERY = f"""
+WITH RECURSIVE used (relid, typid) AS (
+    SELECT a.attrelid, a.atttypid FROM pg_attribute a
+     WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION
+    SELECT u.relid, part.oid
+      FROM used u {WITHIN}
+)
+SELECT u.relid::bigint, format('enum %%s %%s %%s.%%s', t.oid, e.oid, e.enumlabel, e.xmin)
+  FROM used u JOIN pg_type t ON t.oid = u.typid JOIN pg_enum e ON e.enumtypid = t.oid
+UNION ALL
+SELECT u.relid::bigint, format('fields %%s %%s', t.oid,
+       (SELECT string_agg(format('%%s.%%s', a.attnum, a.xmin), ' ' ORDER BY a.attnum)
+          FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0))
+  FROM used u JOIN pg_type t ON t.oid = u.typid WHERE t.typtype = 'c'
+UNION ALL
+SELECT u.relid::bigint, 'names ' || named.hash
+  FROM (SELECT DISTINCT relid FROM used WHERE typid IN (
+              'regclass'::regtype, 'regtype'::regtype, 'regproc'::regtype, 'regprocedure'::regtype, 'regoper'::regtype,
+              'regoperator'::regtype, 'regnamespace'::regtype, 'regrole'::regtype, 'regconfig'::regtype,
+              'regdictionary'::regtype, 'regcollation'::regtype, 'aclitem'::regtype)) u
+ CROSS JOIN LATERAL (
+       SELECT md5(string_agg(concat_ws(' ', kind, o.oid, o.name, n.nspname), ',' ORDER BY kind, o.oid)) AS hash
+         FROM (SELECT 1 AS kind, oid, relname AS name, relnamespace AS place FROM pg_class
+               UNION ALL SELECT 2, oid, typname, typnamespace FROM pg_type
+               UNION ALL SELECT 3, oid, proname, pronamespace FROM pg_proc
+               UNION ALL SELECT 4, oid, oprname, oprnamespace FROM pg_operator
+               UNION ALL SELECT 5, oid, cfgname, cfgnamespace FROM pg_ts_config
+               UNION ALL SELECT 6, oid, dictname, dictnamespace FROM pg_ts_dict
+               UNION ALL SELECT 7, oid, collname, collnamespace FROM pg_collation
+               UNION ALL SELECT 8, oid, nspname, oid FROM pg_namespace
+               UNION ALL SELECT 9, oid, rolname, 11 FROM pg_roles) AS o
+         JOIN pg_namespace n ON n.oid = o.place AND n.nspname !~ '^pg_(toast|temp)' AND u.relid > 0
+        WHERE o.oid >= 16384) AS named
+"""
+# A label may contain any bytes of the database's encoding.
+READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
+XML_STAMP = "xml "
+
+
+class TableState(Record, frozen=True):
+    """One table at a commit.
+
+    `publication` and `membership` stamp its rows in pg_publication and pg_publication_rel, and `columns` those in
+    pg_attribute. `types` stamps how values are printed, and lists the columns that contain XML (`xml_columns`). `file`
+    is its filenode, and `attributes` the number of columns that it ever had. `counted` has the counters of an
+    append-only table; None for all others.
+    """
+
+    table: str
+    oid: Count
+    publication: str
+    membership: str
+    file: Count
+    attributes: Count
+    columns: str
+    types: tuple[str, ...]
+    counted: Counters | None
+
+    @property
+    def printed(self) -> frozenset[str]:
+        """The stamps of how values are printed."""
+        return frozenset(stamp for stamp in self.types if not stamp.startswith(XML_STAMP))
+
+    @property
+    def xml_columns(self) -> frozenset[int]:
+        """The numbers of the columns that contain XML at any depth; empty in commits of older versions."""
+        return frozenset(int(stamp.removeprefix(XML_STAMP)) for stamp in self.types if stamp.startswith(XML_STAMP))
+
+
+def read_table_states(
+    connection: psycopg.Connection[Any],
+    node: str,
+    fleet_id: str,
+    tables: Iterable[Table],
+    *,
+    unpublished_too: bool = False,
+) -> dict[str, TableState]:
+    """The states of the node's `tables`, by name; raise PublicationChangedError if their changes are not published.
+
+    With `unpublished_too`, a table that is in none of Cutline's publications has a state with an empty membership.
+    """
+    tables = list(tables)
+    groups = [table.group for table in tables]
+    published = check_published(connection, node, fleet_id, groups, unpublished_too=unpublished_too)
+    names = {table.oid: table.group.name for table in tables}
+    special = {table.oid: table.special_columns for table in tables}
+    oids = list(names)
+    types: dict[int, list[str]] = {oid: [] for oid in oids}
+    for oid, stamp in connection.execute(READABLE_TYPES_QUERY, (oids,)):
+        types[oid].append(stamp)
+    counted = read_counters(connection, [table.oid for table in tables if table.group.identity == "append_only"])
+    return {
+        names[oid]: TableState(
+            names[oid],
+            oid,
+            published.get(names[oid], NOWHERE).publication,
+            published.get(names[oid], NOWHERE).membership,
+            file,
+            attributes,
+            columns or "",
+            tuple(sorted(types[oid])) + tuple(f"{XML_STAMP}{number}" for number in special[oid].xml),
+            counted.get(oid),
+        )
+        for oid, file, attributes, columns in connection.execute(FILES_QUERY, (oids,))
+    }

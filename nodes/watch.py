@@ -1,0 +1,296 @@
+"""Ask nodes and watch them, so that waiting for a node that stopped answering ends.
+
+If a network drops packets or a server is stopped, a connection gets neither an answer nor an error, and waiting for it
+would never end. The watch asks each node a trivial query in a separate session, which a node that is only slow answers.
+It shuts down this process's connections to a silent node. Spark tasks have connections of their own: the caller cancels
+their jobs through `Watch.on_silence`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from cutline.fleet.config import Node
+from cutline.nodes.connections import (
+    NodeUnreachableError,
+    connect,
+    probe_conninfo,
+    shut_down,
+    shut_down_after,
+    shut_down_sessions,
+    start_daemons,
+    unreachable_error,
+)
+from cutline.storage.errors import IndeterminateError, SnapshotError
+from cutline.storage.process_limits import is_used_up
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswers(Generic[T]):
+    """The answers by node, and by node why others gave none."""
+
+    found: Mapping[str, T]
+    problems: Mapping[str, str]
+
+
+class NodesQuery(Generic[T]):
+    """Asks all `nodes`, up to THREADS_MAX at a time, in background threads that start with this object.
+
+    `ask` has the node and a session of its own, which ends when the time is up: a thread waits for no node much longer.
+    """
+
+    def __init__(
+        self, nodes: Iterable[Node], ask: Callable[[Node, psycopg.Connection[Any]], T], seconds_max: float
+    ) -> None:
+        self._nodes, self._ask, self._seconds_max = tuple(nodes), ask, seconds_max
+        self._found: dict[str, T] = {}
+        self._problems: dict[str, str] = {}
+        self._errors: list[Exception] = []
+        self._deadline = time.monotonic() + seconds_max
+        self._left = deque(self._nodes)
+        self._threads = start_daemons(self._ask_one, self._left, "query")
+
+    def _ask_one(self, node: Node) -> None:
+        seconds = max(self._deadline - time.monotonic(), 0.0)
+        try:
+            with (
+                connect(node, connect_timeout=str(int(seconds) or 1)) as connection,
+                shut_down_after(connection, seconds),
+            ):
+                self._found[node.id] = self._ask(node, connection)
+        except SnapshotError as error:
+            self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
+        except psycopg.Error as error:
+            self._problems[node.id] = unreachable_error(node, error).message.removeprefix(f"node {node.id}: ")
+        except Exception as error:  # noqa: BLE001  # answers() raises it: such as that this process gets no more memory
+            self._errors.append(error)
+
+    def answers(self) -> NodeAnswers[T]:
+        """Wait for the answers until the time limit."""
+        for thread in self._threads:
+            thread.join(max(0.0, self._deadline - time.monotonic()))
+        self._left.clear()
+        for error in self._errors:
+            raise error
+        found, problems = dict(self._found), dict(self._problems)
+        late = f"no answer within {self._seconds_max:.0f} s"
+        return NodeAnswers(
+            {node.id: found[node.id] for node in self._nodes if node.id in found},
+            {node.id: problems.get(node.id, late) for node in self._nodes if node.id not in found},
+        )
+
+
+PROBE_SECONDS = 5.0
+# After this the watch gives up its session and opens another.
+ANSWER_SECONDS_MAX = 10.0
+SILENCE_SECONDS_MAX = 30.0
+TICK_SECONDS = 0.25
+STOP_SECONDS_MAX = 2.0
+CONNECTING_SECONDS_MAX = 0.5
+REACHABLE = "check that the server runs and can be reached"
+
+
+class SilentNodeError(NodeUnreachableError):
+    """A node stopped answering while an operation used it."""
+
+
+class Watch:
+    """Queries every node repeatedly, in a thread of its own, and notes those that don't answer."""
+
+    def __init__(self, nodes: Iterable[Node], name: str) -> None:
+        self._nodes, self._name = tuple(nodes), name
+        self._silent: dict[str, float] = {}
+        self._is_ended = False
+        self._acts: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="watch nodes", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop querying and close the watch's sessions."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(STOP_SECONDS_MAX)
+
+    @contextmanager
+    def on_silence(self, act: Callable[[], object]) -> Iterator[None]:
+        """While the block runs, call `act` in the watch's thread when a node falls silent, and repeatedly while it is.
+
+        If a node has been silent already, or end_all was called, call it at once.
+        """
+        with self._lock:
+            self._acts.append(act)
+            is_late = self._is_ended or bool(self._silent)
+        try:
+            if is_late:
+                act()
+            yield
+        finally:
+            with self._lock:
+                self._acts.remove(act)
+
+    def end_all(self) -> None:
+        """Call every act of `on_silence`, now and from now on: the command was interrupted, and waits for nothing."""
+        with self._lock:
+            self._is_ended = True
+            acts = list(self._acts)
+        for act in acts:
+            with suppress(Exception):
+                act()
+
+    def check(self) -> None:
+        """Raise SilentNodeError if a node has fallen silent since the watch began."""
+        with self._lock:
+            silent = dict(self._silent)
+        if silent:
+            raise SilentNodeError(
+                "; ".join(f"node {node}: no answer for {seconds:.0f} s" for node, seconds in silent.items()),
+                hint=f"{REACHABLE}, then repeat the command: it cleans up what this one may have left there",
+                details={"node": next(iter(silent)), "nodes": list(silent)},
+            )
+
+    @contextmanager
+    def naming_silent(self) -> Iterator[None]:
+        """If the block fails after a node fell silent, raise SilentNodeError instead, once."""
+        try:
+            yield
+        except (IndeterminateError, SilentNodeError):
+            raise
+        except Exception:
+            self.check()
+            raise
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._query_all())
+        finally:
+            self._loop.close()
+
+    async def _query_all(self) -> None:
+        tasks = [asyncio.create_task(self._query(node)) for node in self._nodes]
+        await self._stop.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _query(self, node: Node) -> None:
+        probe = _Probe(node, self._name)
+        silence, due = 0.0, SILENCE_SECONDS_MAX
+        try:
+            while True:
+                passed = await probe.poll()
+                if passed is None:
+                    silence, due = 0.0, SILENCE_SECONDS_MAX
+                    await asyncio.sleep(PROBE_SECONDS)
+                    continue
+                silence += passed
+                if silence >= due:
+                    self._report_silence(node, silence)
+                    due = silence + PROBE_SECONDS
+        finally:
+            await probe.end()
+
+    def _report_silence(self, node: Node, seconds: float) -> None:
+        with self._lock:
+            self._silent[node.id] = seconds
+            acts = list(self._acts)
+        shut_down_sessions(node)
+        for act in acts:
+            # One may come too late and raise; the others must still be called.
+            with suppress(Exception):
+                act()
+
+
+@dataclass(slots=True)
+class _Probe:
+    """The watch's session on one node, and its query that is in flight."""
+
+    node: Node
+    name: str
+    session: psycopg.AsyncConnection[Any] | None = None
+    query: asyncio.Task[bool] | None = None
+    waited: float = 0.0
+
+    async def poll(self) -> float | None:
+        """Wait TICK_SECONDS for an answer: return None if it came, else the seconds without one.
+
+        A tick counts as TICK_SECONDS at most: if this process itself was suspended, that is not the node's silence.
+        """
+        if self.query is None:
+            self.query, self.waited = asyncio.create_task(self._answers()), 0.0
+        began = time.monotonic()
+        await asyncio.wait({self.query}, timeout=TICK_SECONDS)
+        passed = min(time.monotonic() - began, TICK_SECONDS)
+        if self.query.done():
+            has_answered = self.query.result()
+            self.query = None
+            if has_answered:
+                return None
+            # The node refused at once, so no time has passed.
+            await asyncio.sleep(TICK_SECONDS)
+            return passed + TICK_SECONDS
+        self.waited += passed
+        if self.waited >= ANSWER_SECONDS_MAX and self.session is not None:
+            shut_down(self.session)
+        return passed
+
+    async def _answers(self) -> bool:
+        try:
+            if self.session is None:
+                conninfo = make_conninfo(probe_conninfo(self.node.dsn), application_name=self.name)
+                self.session = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+            await self.session.execute("SELECT 1")
+        except psycopg.Error as error:
+            session, self.session = self.session, None
+            if session is not None:
+                await session.close()
+            # A server that is starting or has no free sessions does answer; libpq drops the SQLSTATE of its refusal. A
+            # limit of this process is not the node's silence.
+            return error.sqlstate is not None or "FATAL" in str(error) or is_used_up(error)
+        except (OSError, RuntimeError):
+            # Such as that no thread can be started that looks up a name: also a limit of this process. Ended by it, the
+            # watch would notice no silence from then on.
+            return True
+        return True
+
+    async def end(self) -> None:
+        """Close the session, even if a query is in flight."""
+        if self.query is not None and not self.query.done():
+            if self.session is None:
+                # If the attempt to connect were cancelled at once, a session that the server has begun would stay.
+                await asyncio.wait({self.query}, timeout=CONNECTING_SECONDS_MAX)
+                self.query.cancel()
+            else:
+                # A cancelled task would send the server a cancel request and wait for it.
+                shut_down(self.session)
+            await asyncio.wait({self.query}, timeout=STOP_SECONDS_MAX)
+        if self.session is not None:
+            await self.session.close()
+
+
+@contextmanager
+def watch_nodes(nodes: Iterable[Node], name: str = "cutline") -> Iterator[Watch]:
+    """Watch `nodes` while the block runs; if it fails after a node fell silent, raise SilentNodeError instead.
+
+    `name` is the application_name of the watch's sessions.
+    """
+    watch = Watch(nodes, name)
+    try:
+        with watch.naming_silent():
+            yield watch
+    finally:
+        watch.stop()

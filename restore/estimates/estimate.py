@@ -1,0 +1,355 @@
+"""How long a restore takes: seconds by step, from the volume and what an earlier restore took.
+
+A step takes a fixed time and a time in proportion to its amount of work. The constants are of two cores that run both
+Spark and all servers; where a restore into any fleet has recorded what it took, the constants are scaled to that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import islice
+
+from cutline.nodes.groups import Group
+from cutline.snapshots.ddl.ddl_archive import FOREIGN_KEY, ArchiveEntry
+from cutline.snapshots.fold.limits import CHANGES_MAX
+from cutline.snapshots.operations.operation import list_decided
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import LARGE_OBJECTS, NamedObject, ObjectList, listed_objects
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import RestoreFigures, StepFigures, read_outcome
+from cutline.storage.store import ObjectStore
+
+READ_MAX = 50
+# Servers and machines change: of so many restores, the newest ones, the one of the most similar size tells most.
+COMPARED_MAX = 5
+
+
+def read_measured(store: ObjectStore, rows: int) -> tuple[str, RestoreFigures] | None:
+    """The operation and the figures of a recent restore, the one whose size is nearest to `rows`; None without any.
+
+    Of equally near ones the newest counts. Only the READ_MAX newest that were decided are looked at.
+    """
+    recent = list(islice(_newest_figures(store), COMPARED_MAX))
+    return min(recent, key=lambda one: abs(math.log((one[1].rows + 1) / (rows + 1))), default=None)
+
+
+def _newest_figures(store: ObjectStore) -> Iterator[tuple[str, RestoreFigures]]:
+    # Only restores store a decision, and those that end well an outcome with figures.
+    for operation in islice(list_decided(store), READ_MAX):
+        try:
+            outcome = read_outcome(store, operation)
+        except ManifestError:
+            # Figures only; whoever needs the outcome reports it.
+            continue
+        if outcome is not None and isinstance(outcome.figures, RestoreFigures):
+            yield operation, outcome.figures
+
+
+# A database takes at least this: its catalogs.
+EMPTY_BYTES = 8 << 20
+# How much more room rows and indexes take than the compressed base copy. Only for commits that don't say the size.
+EXPANSION = 8
+INDEXES = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
+WITH_ROWS = ("TABLE", "MATERIALIZED VIEW")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardVolume:
+    """What is restored of a shard.
+
+    `rows` are those of the base copies, by table; `changes` of the increments are folded into them. `base_bytes`,
+    `large_bytes`, `segment_bytes` and `stored_bytes` are as stored, the last one of all. `size_bytes` is what the
+    database takes, rough if `is_rough`. `indexes` are its indexes, keys and foreign keys, by table. Where routes divide
+    tables, the numbers of rows and changes are rough. `loaded` rows were loaded by an earlier process.
+    """
+
+    rows: Mapping[str, int]
+    changes: int
+    base_bytes: int
+    large_bytes: int
+    segment_bytes: int
+    stored_bytes: int
+    size_bytes: int
+    is_rough: bool
+    tables: int
+    indexes: Mapping[str, int]
+    rows_are_rough: bool = False
+    changes_are_rough: bool = False
+    loaded: int = 0
+
+    @property
+    def row_count(self) -> int:
+        """All rows of the base copies."""
+        return sum(self.rows.values())
+
+    @property
+    def index_work(self) -> int:
+        """How many comparisons sort all indexes, in those that a row takes in an index of a million.
+
+        An index of an empty table counts as one.
+        """
+        million = math.log2(1e6)
+        sorts = ((count, 1 + self.rows.get(table, 0)) for table, count in self.indexes.items())
+        return sum(count * max(round(rows * math.log2(rows) / million), 1) for count, rows in sorts)
+
+
+@dataclass(frozen=True, slots=True)
+class BegunShard:
+    """What earlier processes have done of a shard: they have loaded `rows`, all of them if `is_loaded`.
+
+    `phase` is that of its database (restore/targets/databases.py).
+    """
+
+    phase: str
+    rows: int
+    is_loaded: bool
+
+    def volume_left(self, volume: ShardVolume) -> ShardVolume:
+        """The shard's volume with what is done already: its tables, and some of its rows or all."""
+        if not self.is_loaded:
+            return replace(volume, loaded=min(self.rows, volume.row_count), tables=0 if self.rows else volume.tables)
+        return replace(volume, loaded=volume.row_count, changes=0, large_bytes=0, tables=0)
+
+
+def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: Iterable[ArchiveEntry]) -> ShardVolume:
+    """The volume of a shard's `groups`; `entries` are those of its DDL that are restored."""
+    chosen = tuple(groups)
+    names = stored_names(chain, shard, chosen)
+    base_bytes, rows = 0, Counter[str]()
+    for one in base_entries(chain, shard, names.keys()):
+        base_bytes += size_of(one)
+        for number, count in one.rows.items():
+            if number in names:
+                rows[names[number]] += count
+    large_bytes = sum(size_of(one) for one in chain.full.entries if (one.kind, one.node) == (LARGE_OBJECTS, shard))
+    segments = chain.segments(shard)
+    segment_bytes = sum(one.size for one in segments)
+    facts = chain.database_facts(shard)
+    size, is_rough = EMPTY_BYTES + EXPANSION * (base_bytes + large_bytes), True
+    if facts:
+        all_rows = sum(chain.base_rows(shard).values())
+        is_rough = len(chosen) < len(chain.groups(shard))
+        size = int(facts.size_bytes * rows.total() / max(all_rows, 1)) if is_rough else facts.size_bytes
+    return ShardVolume(
+        rows,
+        sum(one.changes for one in segments),
+        base_bytes,
+        large_bytes,
+        segment_bytes,
+        base_bytes + large_bytes + segment_bytes + (ddl.size if (ddl := chain.ddl_object(shard)) else 0),
+        max(size, EMPTY_BYTES),
+        is_rough,
+        len(chosen),
+        count_indexes(entries),
+    )
+
+
+def without_rows(volume: ShardVolume) -> ShardVolume:
+    """The volume of a restore of the DDL alone."""
+    ddl_bytes = volume.stored_bytes - volume.base_bytes - volume.large_bytes - volume.segment_bytes
+    return replace(
+        volume, rows={}, changes=0, base_bytes=0, large_bytes=0, segment_bytes=0,
+        stored_bytes=ddl_bytes, size_bytes=EMPTY_BYTES, is_rough=True,
+    )  # fmt: skip
+
+
+def without_large_objects(volume: ShardVolume) -> ShardVolume:
+    """The volume of a restore of some tables."""
+    return replace(volume, large_bytes=0, stored_bytes=volume.stored_bytes - volume.large_bytes)
+
+
+def combine_volumes(volumes: Sequence[ShardVolume], shares: Sequence[Mapping[str, float]]) -> ShardVolume:
+    """What a target gets of several shards with the same tables: of each table the share of its rows, by shard.
+
+    A share between 0 and 1 is a guess. Commits count changes by shard, not by table: these are divided as the rows are.
+    """
+    rows: Counter[str] = Counter()
+    parts: list[float] = []
+    for one, share in zip(volumes, shares, strict=True):
+        taken = {table: round(count * share[table]) for table, count in one.rows.items()}
+        rows.update(taken)
+        parts.append(sum(taken.values()) / one.row_count if one.row_count else sum(share.values()) / len(share))
+
+    def total(count: Callable[[ShardVolume], int]) -> int:
+        return sum(round(count(one) * part) for one, part in zip(volumes, parts, strict=True))
+
+    each = list(zip(volumes, shares, strict=True))
+    return ShardVolume(
+        rows,
+        total(lambda one: one.changes),
+        total(lambda one: one.base_bytes),
+        total(lambda one: one.large_bytes),
+        total(lambda one: one.segment_bytes),
+        total(lambda one: one.stored_bytes),
+        max(total(lambda one: one.size_bytes), EMPTY_BYTES),
+        is_rough=True,
+        tables=volumes[0].tables,
+        indexes=volumes[0].indexes,
+        rows_are_rough=any(0 < share[table] < 1 for one, share in each for table in one.rows),
+        changes_are_rough=any(one.changes and set(share.values()) not in ({0.0}, {1.0}) for one, share in each),
+    )
+
+
+def stored_names(chain: Chain, shard: str, groups: Iterable[Group]) -> dict[int, str]:
+    """The groups' names, by every number under which their rows may be stored."""
+    names = {group.number: group.name for group in groups}
+    for new, old in sorted(chain.successions(shard).items(), reverse=True):
+        if new in names:
+            names[old] = names[new]
+    return names
+
+
+def base_entries(chain: Chain, shard: str, numbers: Iterable[int]) -> Iterator[NamedObject]:
+    """The entries of the shard's base objects that have rows of these groups, by number.
+
+    What a list lists is looked at only if some of its objects may have none.
+    """
+    wanted = set(numbers)
+    for entry in chain.base_entries(shard):
+        if wanted.isdisjoint(entry.rows):
+            continue
+        if wanted.issuperset(entry.rows):
+            yield entry
+        else:
+            yield from (one for one in listed_objects(entry) if not wanted.isdisjoint(one.rows))
+
+
+def size_of(entry: NamedObject) -> int:
+    """The bytes of the object, or of those that a list lists."""
+    return entry.bytes if isinstance(entry, ObjectList) else entry.size
+
+
+def count_indexes(entries: Iterable[ArchiveEntry]) -> dict[str, int]:
+    """How many indexes, keys and foreign keys every table has; an entry depends on its table."""
+    entries = list(entries)
+    tables = {one.number: f"{one.schema}.{one.name}" for one in entries if one.kind in WITH_ROWS}
+    owners = (
+        next((tables[number] for number in one.dependencies if number in tables), "")
+        for one in entries
+        if one.kind in INDEXES
+    )
+    return dict(Counter(owners))
+
+
+class RestoreStep(StrEnum):
+    """The steps of a restore, in order, as progress names them."""
+
+    DATABASES = "create databases"
+    SPARK = "start Spark"
+    FOLD = "fold changes"
+    ROWS = "load rows"
+    LARGE_OBJECTS = "load large objects"
+    INDEXES = "indexes and constraints"
+    SWAP = "swap databases"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The seconds of a step: fixed, and for each unit of its work."""
+
+    fixed: float
+    per_unit: float = 0.0
+
+    def seconds(self, amount: int) -> float:
+        """The seconds of a step with this amount of work."""
+        return self.fixed + self.per_unit * amount
+
+    def scaled(self, measured: StepFigures) -> StepCost:
+        """The cost by which the step took what was measured; what was too little to be seen stays as it is."""
+        expected = self.seconds(measured.amount)
+        factor = measured.seconds / expected if expected else 1.0
+        share = self.per_unit * measured.amount / expected if expected else 0.0
+        return StepCost(self.fixed * (share + (1 - share) * factor), self.per_unit * (1 - share + share * factor))
+
+
+COSTS: Mapping[RestoreStep, StepCost] = {
+    RestoreStep.DATABASES: StepCost(0.25, 0.004),
+    RestoreStep.SPARK: StepCost(3.0),
+    RestoreStep.FOLD: StepCost(0.03, 1.2e-6),
+    RestoreStep.ROWS: StepCost(2.2, 7e-7),
+    RestoreStep.LARGE_OBJECTS: StepCost(0.5, 4e-8),
+    RestoreStep.INDEXES: StepCost(0.1, 3e-7),
+    RestoreStep.SWAP: StepCost(0.02),
+}
+# With more changes than the driver folds, the fold starts Spark's workers, which the load has to do else.
+BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(3.0, 2e-6), RestoreStep.ROWS: StepCost(0.3, 5.5e-7)}
+# With more keys than it compares, too, all changes are shuffled. About so many fit into its memory.
+KEYS_MAX = 4_000_000
+BY_ROWS = {**COSTS, RestoreStep.FOLD: StepCost(8.0, 3.6e-6), RestoreStep.ROWS: StepCost(1.0, 1.3e-6)}
+
+# The same restore of 20 s takes up to a fifth longer another time, and one of another size says less (time_left.py).
+SURE_SECONDS_MIN, SURE_SIZES_MAX = 30.0, 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The expected seconds by step, and how many of these pass before the step gets through any of its work.
+
+    `basis` is the operation whose figures they are based on, "" for constants. It `is_rough` if that restore was not of
+    about this size, or this one is short, or resumed: then it may be off by more than a fifth.
+    """
+
+    seconds: Mapping[RestoreStep, float]
+    amounts: Mapping[RestoreStep, int] = field(default_factory=dict)
+    basis: str = ""
+    fixed: Mapping[RestoreStep, float] = field(default_factory=dict)
+    is_rough: bool = True
+
+    @property
+    def total(self) -> float:
+        """The expected seconds of the whole."""
+        return sum(self.seconds.values())
+
+
+def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
+    """The amount of work of every step that there is any of."""
+    volumes = list(volumes)
+    changes, rows = sum(one.changes for one in volumes), sum(one.row_count - one.loaded for one in volumes)
+    amounts = {
+        RestoreStep.DATABASES: sum(one.tables for one in volumes),
+        RestoreStep.SPARK: 0,
+        RestoreStep.FOLD: changes,
+        RestoreStep.ROWS: rows + (changes if costs_of(changes) is BY_ROWS else 0),
+        RestoreStep.LARGE_OBJECTS: sum(one.large_bytes for one in volumes),
+        RestoreStep.INDEXES: sum(one.index_work for one in volumes),
+        RestoreStep.SWAP: 0,
+    }
+    skipped = {RestoreStep.LARGE_OBJECTS}
+    if not rows and not changes:
+        skipped |= {RestoreStep.SPARK, RestoreStep.FOLD, RestoreStep.ROWS}
+    return {step: amount for step, amount in amounts.items() if amount or step not in skipped}
+
+
+def estimate_restore(
+    volumes: Iterable[ShardVolume], measured: RestoreFigures | None = None, basis: str = "", *, is_resumed: bool = False
+) -> Estimate:
+    """The estimate of a restore, or of the rest of one, by the figures of operation `basis` if it has any."""
+    amounts = amounts_of(volumes)
+    taken = measured.steps if measured else {}
+    costs = costs_of(amounts.get(RestoreStep.FOLD, 0))
+    folded = taken.get(RestoreStep.FOLD)
+    if folded and costs_of(folded.amount) is not costs:
+        # One way of folding says nothing of another.
+        taken = {step: one for step, one in taken.items() if step not in (RestoreStep.FOLD, RestoreStep.ROWS)}
+    scaled = {step: costs[step].scaled(taken[step]) if step in taken else costs[step] for step in amounts}
+    seconds = {step: scaled[step].seconds(amount) for step, amount in amounts.items()}
+    is_short = sum(seconds.values()) < SURE_SECONDS_MIN
+    is_rough = is_resumed or is_short or not _are_alike(amounts, taken)
+    return Estimate(seconds, amounts, basis, {step: scaled[step].fixed for step in amounts}, is_rough)
+
+
+def _are_alike(amounts: Mapping[RestoreStep, int], taken: Mapping[str, StepFigures]) -> bool:
+    """Whether the restore that was measured had about as many rows to load."""
+    now, then = amounts.get(RestoreStep.ROWS, 0), taken.get(RestoreStep.ROWS)
+    return then is not None and max(now, then.amount) <= SURE_SIZES_MAX * min(now, then.amount)
+
+
+def costs_of(changes: int) -> Mapping[RestoreStep, StepCost]:
+    """The costs of a restore with so many changes, by who is expected to fold them (snapshots/fold/limits.py)."""
+    if changes <= CHANGES_MAX:
+        return COSTS
+    return BY_SEGMENT if changes <= KEYS_MAX else BY_ROWS

@@ -1,0 +1,253 @@
+"""Read the DDL of a restore as the roles of its targets can run it, and say what is left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from msgspec import structs
+
+from cutline.fleet.messages import SAME_TARGET
+from cutline.fleet.table_names import table_name
+from cutline.nodes.encodings import raw_text
+from cutline.nodes.problems import read_role
+from cutline.restore.ddl.ddl import Ddl, Refusal, show_name
+from cutline.restore.ddl.entries import ArchiveDdl, lost_rows, read_archive, with_extension_rows
+from cutline.restore.ddl.role_statements import ChangedRoles
+from cutline.restore.ddl.unprivileged import adapt_ddl, take_superusers_part, with_beforehand
+from cutline.restore.plan.copies import explain_damage
+from cutline.restore.plan.database_plan import PlannedDatabase, check_grantors, find_path
+from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.roles import (
+    check_mapped,
+    check_memberships,
+    find_role_changes,
+    name_bytes,
+    read_our_name,
+)
+from cutline.restore.plan.topology import keeps_foreign_key
+from cutline.restore.scope.scope import TableMove
+from cutline.restore.targets.obstacles import Obstacles
+from cutline.restore.targets.requirements import (
+    INSTALL,
+    WITHOUT,
+    check_compression,
+    check_extensions,
+    check_tablespaces,
+)
+from cutline.restore.targets.target import Target, TargetUnfitError
+from cutline.snapshots.ddl.ddl_archive import EXTENSION, ArchiveEntry
+from cutline.snapshots.ddl.dump import read_stored_ddl
+from cutline.snapshots.ddl.extension_tables import ExtensionsOfShard, read_extension_rows
+from cutline.snapshots.records.commit import count_by_node
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError
+
+# NAMEDATALEN - 1.
+NAME_BYTES_MAX = 63
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDdl:
+    """The DDL of some shards as it is run, the entries of their archives, and what is left out of it.
+
+    `counted` are the lines of `left_out` that may be many of a kind, each with what its kind is counted as.
+    """
+
+    ddl: dict[str, Ddl] = field(default_factory=dict)
+    entries: dict[str, Sequence[ArchiveEntry]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    counted: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsOfExtensions:
+    """What a target gets of rows of extensions' tables, lines about what it does not, and what the store has lost."""
+
+    found: ExtensionsOfShard = field(default_factory=ExtensionsOfShard)
+    left_out: tuple[str, ...] = ()
+    lost: tuple[Refusal, ...] = ()
+
+
+def read_all_ddl(
+    plan: RestorePlan,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    folder: Path,
+    obstacles: Obstacles,
+    databases: Mapping[str, PlannedDatabase],
+) -> CheckedDdl:
+    """Read the DDL of the targets' shards, as the role of its target can run it; `databases` is by shard.
+
+    Adds an obstacle if a server lacks what the DDL needs, or if a role may not act as an owner that it names.
+    """
+    checked, met = CheckedDdl(), set[str]()
+    for target in targets:
+        shard, connection = target.shard, connections[target.shard]
+        try:
+            stored = read_archive(read_stored_ddl(plan.store.open(), plan.chain, target.source))
+        except ObjectDamagedError as error:
+            obstacles.add(explain_damage(plan.store.open(), plan.chain, plan.wanted, error))
+            continue
+        facts = plan.chain.database_facts(target.source)
+        superusers = plan.superusers
+        rules = (superusers.extensions, superusers.install or INSTALL) if superusers else ()
+        allows = plan.request.allow_refused_ddl
+        without = check_extensions(
+            target.node, connection, stored.entries, facts, obstacles, *rules, allows_refused=allows
+        )
+        check_compression(target.node, connection, facts, obstacles)
+        planned = databases.get(shard) or PlannedDatabase()
+        checked.left_out.extend(planned.left_out)
+        tablespaces = {entry.tablespace for entry in stored.entries if entry.tablespace}
+        if planned.ddl and planned.ddl.properties.tablespace:
+            encoding = plan.chain.baseline[target.source].encoding
+            tablespaces |= set(map(raw_text, name_bytes(connection, [planned.ddl.properties.tablespace], encoding)))
+        check_tablespaces(target.maintenance, tablespaces, obstacles)
+        with obstacles.collecting(target.node.id):
+            if plan.request.scope.changes_roles:
+                stored, changed = _change_roles(plan, target, connection, stored)
+                checked.left_out.extend(f"{what} on {shard}: {reason}" for what, reason in changed.left_out.items())
+                met |= changed.met
+            if moves := plan.moves(target):
+                stored.check_moves(_raw_moves(moves, connection, plan.chain.baseline[target.source].encoding))
+        chosen, lines = _choose_ddl(plan, stored)
+        is_divided = plan.topology is not None and not plan.request.is_partial
+        why = ": rows that it joins may be on different targets" if is_divided else ""
+        checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
+        checked.entries[shard] = chosen.entries
+        rows = _find_extension_rows(plan, target, stored.entries, obstacles)
+        checked.left_out.extend(rows.left_out)
+        with_rows = partial(with_extension_rows, found=rows.found, sequences=plan.sequences(target))
+        if read_role(target.node, connection).is_super:
+            written = with_rows(chosen.for_target(target.node, folder))
+            checked.ddl[shard] = _with_database(plan, target, written, planned, rows.lost)
+            continue
+        chosen, grants = chosen.without_system_grants()
+        checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
+        if superusers:
+            chosen, done = take_superusers_part(chosen, superusers.role, without if allows else None)
+            checked.left_out.extend(f"{name} on {shard}: {why}" for name, why in done.left_out.items())
+            for schema, names in done.privileges.items():
+                where = f"{f' in schema {schema}' * bool(schema)} on {shard}"
+                lines = [f"privileges of {name}{where}: it belongs to an extension" for name in names]
+                checked.left_out.extend(lines)
+                checked.counted.update(dict.fromkeys(lines, f"objects of extensions{where}"))
+            written = with_beforehand(chosen.for_target(target.node, folder), done)
+        else:
+            written = chosen.for_target(target.node, folder)
+        adapted = with_rows(adapt_ddl(written, read_our_name(target)))
+        checked.ddl[shard] = ours = _with_database(plan, target, adapted, planned, rows.lost)
+        with obstacles.collecting(target.node.id):
+            check_memberships(target, connection, ours.roles)
+        with obstacles.collecting(target.node.id):
+            check_grantors(plan, target, connection, planned.ddl)
+        if not plan.request.is_drill:
+            checked.left_out.extend(f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted)
+    if len(checked.ddl) == len(plan.targets):
+        with obstacles.collecting():
+            check_mapped(plan, met)
+    return checked
+
+
+def _find_extension_rows(
+    plan: RestorePlan, target: Target, entries: Iterable[ArchiveEntry], obstacles: Obstacles
+) -> _RowsOfExtensions:
+    """Read the rows of extensions' tables that a target gets; add an obstacle if they are damaged."""
+    if plan.request.is_partial:
+        return _RowsOfExtensions()
+    store, commit, where = plan.store.open(), plan.chain.last, f"rows of extensions' tables on {target.shard}"
+    try:
+        stored = read_extension_rows(store, commit, target.source)
+    except ObjectDamagedError as error:
+        if plan.request.allow_refused_ddl:
+            return _RowsOfExtensions(lost=(lost_rows(error.message),))
+        error.hint = "\n".join([*_earlier_rows(store, plan, target.source), f"{WITHOUT}; or", str(error.hint)])
+        obstacles.add(error)
+        return _RowsOfExtensions()
+    # Rows are read after the cut.
+    extensions = {show_name(entry.name) for entry in entries if entry.kind == EXTENSION}
+    lines = [
+        f"{where}: {table_name(one.table.schema, one.table.name)} belongs to an extension created after the cut"
+        for one in stored.tables
+        if one.table.extension not in extensions
+    ]
+    others = [source for source in target.sources if source != target.source]
+    own = stored.digests() if others else {}
+    for source in others:
+        try:
+            is_same = read_extension_rows(store, commit, source).digests() == own
+        except ObjectDamagedError as error:
+            lines.append(f"{where}: whether {source} has the same is not known: {error.message}")
+        else:
+            differ = f"{where}: taken from {target.source}; those of {source} differ and are left out"
+            lines += [] if is_same else [differ]
+    return _RowsOfExtensions(stored.of(extensions), tuple(lines))
+
+
+def _earlier_rows(store: ObjectStore, plan: RestorePlan, shard: str) -> Iterator[str]:
+    """Hints that name the newest earlier increment with undamaged rows, if there is one: each commit has them whole."""
+    for commit in reversed(plan.chain.commits[:-1]):
+        with suppress(ObjectDamagedError):
+            read_extension_rows(store, commit, shard)
+            command = plan.wanted.command
+            yield f"the newest earlier increment with undamaged rows: {command} --increment {commit.increment}"
+            if "--drill" not in command:
+                yield SAME_TARGET
+            return
+
+
+def _with_database(
+    plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase, lost: tuple[Refusal, ...]
+) -> Ddl:
+    """The DDL with what the database itself gets, and what is lost of it.
+
+    The archive has the search_path of the last change of the DDL.
+    """
+    properties = plan.chain.database_properties(target.source)
+    path = ddl.search_path if properties is None else find_path(properties)
+    return replace(ddl, database=planned.ddl, search_path=path, lost=lost)
+
+
+def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[str]]:
+    """The DDL without what would be wrong, or not wanted, without all rows; and what is left out."""
+    if plan.request.is_partial:
+        return ddl.without_dependents()
+    if plan.topology:
+        return ddl.without_foreign_keys(partial(keeps_foreign_key, plan.topology))
+    return ddl.without_view_rows() if plan.request.scope.schema_only else (ddl, [])
+
+
+def _raw_moves(moves: Sequence[TableMove], connection: psycopg.Connection[Any], encoding: str) -> list[TableMove]:
+    """The moves with all names as raw text; raise TargetUnfitError if a database can't have one."""
+    names = [one for move in moves for one in structs.astuple(move)]
+    stored = name_bytes(connection, names, encoding)
+    for name, body in zip(names, stored, strict=True):
+        if len(body) > NAME_BYTES_MAX:
+            raise TargetUnfitError(
+                f"--group: PostgreSQL would shorten the name {name} to {NAME_BYTES_MAX} bytes",
+                hint="choose a shorter name",
+            )
+    raw = [raw_text(body) for body in stored]
+    return [TableMove(*raw[start : start + 4]) for start in range(0, len(raw), 4)]
+
+
+def _change_roles(
+    plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: ArchiveDdl
+) -> tuple[ArchiveDdl, ChangedRoles]:
+    """The DDL with other roles; and what is left out of it and of large objects, and the roles that it had named."""
+    shard, chain = target.source, plan.chain
+    changes = find_role_changes(target, connection, plan)
+    changed, found = ddl.with_roles(changes)
+    roles = plan.roles(target)
+    names = map(raw_text, name_bytes(connection, roles, chain.baseline[shard].encoding))
+    lacking = [role for role, name in zip(roles, names, strict=True) if changes.lacks(name)]
+    left_out = dict(found.left_out)
+    if lacking and plan.request.is_with_all_rows and count_by_node(chain.full).get(shard):
+        left_out[f"any privileges on large objects of role {', '.join(lacking)}"] = "the target has no such role"
+    return changed, ChangedRoles(left_out, frozenset(map(show_name, found.met)))

@@ -1,0 +1,473 @@
+"""Choose from which copy each table's rows are taken, by what the store has of each; verify the bytes if asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeAlias
+
+from cutline.fleet.messages import SAME_TARGET, list_some
+from cutline.fleet.progress import Progress
+from cutline.nodes.groups import Group
+from cutline.snapshots.operations.committing import listed_sizes, sizes_of
+from cutline.snapshots.operations.object_lists import lost_list_error, read_chain_lists
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import (
+    BASE,
+    DDL,
+    LARGE_OBJECTS,
+    LostList,
+    NamedObject,
+    ObjectList,
+    ReadList,
+    StoredObject,
+    listed_objects,
+)
+from cutline.snapshots.records.proven_chains import increment_label, read_chain
+from cutline.snapshots.records.tombstones import SnapshotDeletedError
+from cutline.spark.spark_jobs import Dealing, raise_first, run_many
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.segments.segments import Segment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class ChainObject:
+    """An object that a chain lists, in the commit of `increment`; `node` is the one whose copy or DDL it is.
+
+    An object list stands for all objects that it lists: until it is expanded, or if it is lost.
+    """
+
+    key: str
+    node: str
+    increment: int
+    stored: Segment | StoredObject | ObjectList
+
+    @property
+    def count(self) -> int:
+        """How many objects it stands for."""
+        return self.stored.objects if isinstance(self.stored, ObjectList) else 1
+
+    def expand(self) -> Iterator[ChainObject]:
+        """Yield the objects that it stands for, a lost list as itself; raise RuntimeError if a list was not read."""
+        if not isinstance(self.stored, ObjectList) or isinstance(self.stored, LostList):
+            yield self
+            return
+        for one in listed_objects(self.stored):
+            yield ChainObject(one.key, self.node, self.increment, one)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What is wrong with an object of the node's copy or DDL; `kind` is that of ObjectDamagedError."""
+
+    key: str
+    node: str
+    kind: str
+    detail: str
+
+
+Damages: TypeAlias = Mapping[str, Damage]
+
+
+def list_entries(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
+    """Yield what the chain's commits name of these nodes, one node after the other; object lists are not expanded."""
+    # A large fleet's commit has thousands of entries: they are gone through once, not once for every node.
+    by_node: dict[tuple[str, int], list[NamedObject]] = {}
+    for commit in chain.commits:
+        for entry in commit.entries:
+            by_node.setdefault((entry.node, commit.increment), []).append(entry)
+    for node in nodes:
+        for commit in chain.commits:
+            of_node = (*commit.segments.get(node, ()), *by_node.get((node, commit.increment), ()))
+            yield from (ChainObject(one.key, node, commit.increment, one) for one in of_node)
+
+
+def list_objects(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
+    """Yield the objects that the chain's commits list of these nodes, one node after the other."""
+    for entry in list_entries(chain, nodes):
+        yield from entry.expand()
+
+
+def count_bytes(chain: Chain, shards: Collection[str]) -> int:
+    """The bytes of all objects of the copies of these shards; those that a lost list listed are counted as one."""
+    nodes = {node for node in chain.baseline if chain.shard_of(node) in shards}
+    segments = sum(segment.size for node in nodes for segment in chain.segments(node))
+    entries = [one for commit in chain.commits for one in commit.entries if one.node in nodes]
+    return segments + sum(one.bytes if isinstance(one, ReadList) else one.size for one in entries)
+
+
+def lost_lists(chain: Chain) -> Iterator[tuple[ChainObject, LostList]]:
+    """Yield the object lists of the chain that are lost."""
+    for commit in chain.commits:
+        for one in commit.object_lists:
+            if isinstance(one, LostList):
+                yield ChainObject(one.key, one.node, commit.increment, one), one
+
+
+def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
+    """Find the objects that are missing or have another size, by a listing of the snapshot's folder.
+
+    Of a chain with object lists, large folders of one node at a time: that is bounded. What is not listed in its size
+    is looked up by itself: a listing may be out of date.
+    """
+    if not any(commit.object_lists for commit in chain.commits):
+        sizes = {one.key: one.size for one in store.inventory(f"snapshots/{chain.name}")}
+        return _find_damage(store, list_objects(chain, chain.baseline), sizes)
+    found: dict[str, Damage] = {}
+    for _, of_node in groupby(list_objects(chain, chain.baseline), lambda one: one.node):
+        objects = list(of_node)
+        found |= _find_damage(store, objects, listed_sizes(store, (one.key for one in objects)))
+    return found
+
+
+def _find_damage(store: ObjectStore, objects: Iterable[ChainObject], listed: Mapping[str, int]) -> dict[str, Damage]:
+    unsure = [one for one in objects if isinstance(one.stored, LostList) or listed.get(one.key) != one.stored.size]
+    sizes = sizes_of(store, (one.key for one in unsure if not isinstance(one.stored, LostList)))
+    return {one.key: damage for one in unsure if (damage := _damage_of(one, sizes.get(one.key))) is not None}
+
+
+def _damage_of(one: ChainObject, size: int | None) -> Damage | None:
+    """What is wrong with an object of which the store has so many bytes, None if it has none."""
+    if isinstance(one.stored, LostList):
+        return Damage(one.key, one.node, one.stored.damage, one.stored.detail)
+    if size is None:
+        return Damage(one.key, one.node, "missing", "it is not in the store")
+    if size == one.stored.size:
+        return None
+    return Damage(one.key, one.node, "size", f"it has {size} bytes instead of {one.stored.size}")
+
+
+@dataclass(frozen=True, slots=True)
+class CopyNeeds:
+    """Of which objects a node's copy at the chain's last commit is made; `numbers` are its numbers_at_cut."""
+
+    chain: Chain
+    node: str
+    numbers: Mapping[int, int]
+
+    @classmethod
+    def of(cls, chain: Chain, node: str) -> CopyNeeds:
+        """The needs of the node's copy."""
+        return cls(chain, node, chain.numbers_at_cut(node))
+
+    def groups_of(self, one: ChainObject) -> frozenset[int]:
+        """The numbers of the groups whose rows can't be had from this copy without the object."""
+        if one.node != self.node or one.increment > self.chain.last.increment:
+            return frozenset()
+        if isinstance(one.stored, Segment):
+            # A segment may have changes of every group.
+            is_needed = one.stored.changes and one.stored.after < self.chain.position(self.node)
+            return frozenset(self.numbers.values()) if is_needed else frozenset()
+        if one.stored.kind != BASE:
+            return frozenset()
+        return frozenset(self.numbers[number] for number in one.stored.rows if number in self.numbers)
+
+
+def needs_other(chain: Chain, shard: str, one: ChainObject) -> str:
+    """What the shard lacks without the object besides rows: `DDL`, `large objects` or nothing."""
+    if one.node != shard or isinstance(one.stored, Segment):
+        return ""
+    if one.stored.kind == DDL and one.stored == chain.ddl_object(shard):
+        return "DDL"
+    return "large objects" if one.stored.kind == LARGE_OBJECTS else ""
+
+
+NAMED_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a restore takes of a chain: groups of each shard, large objects or not, DDL or not; `nodes`: of these alone.
+
+    `command` is the one that was typed, without --increment. `use_backup_copies`: rows that a primary's copy lacks may
+    be taken from a standby's; `may_use_backup_copies`: the command may ask for that.
+    """
+
+    groups: Callable[[Chain, str], Iterable[Group]]
+    large_objects: bool
+    use_backup_copies: bool
+    may_use_backup_copies: bool = True
+    nodes: tuple[str, ...] = ()
+    command: str = ""
+    ddl: bool = True
+
+    def numbers(self, chain: Chain, shard: str) -> frozenset[int]:
+        """The numbers of the shard's groups that are restored."""
+        return frozenset(group.number for group in self.groups(chain, shard))
+
+    def takes(self, what: str) -> bool:
+        """Whether the restore takes what `needs_other` names."""
+        return (what == "DDL" and self.ddl) or (what == "large objects" and self.large_objects)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyChoice:
+    """From which copies rows are taken: `borrowed` are group numbers by standby, all others come from primaries.
+
+    `damaged` are the objects that are needed and can't be used.
+    """
+
+    borrowed: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    damaged: tuple[Damage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LostPart:
+    """What is in no copy that may be used: a group with its number of partitions, the DDL or the large objects."""
+
+    shard: str
+    what: str
+    partitions: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The part without its shard. Any partition may have had rows in the object."""
+        if self.partitions is None:
+            return self.what
+        return f"{self.what} (partition{'s 0 to' if self.partitions > 1 else ''} {self.partitions - 1})"
+
+
+def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyChoice, list[LostPart]]:
+    """For every group, choose the first copy that has its rows, the primary's first; find those that none has."""
+    # No list of another node is read.
+    nodes = {one.node for one in damages.values()}.intersection(chain.baseline)
+    objects = [one for one in list_objects(chain, sorted(nodes)) if one.key in damages]
+    borrowed: dict[str, frozenset[int]] = {}
+    lost: list[LostPart] = []
+    used: set[str] = set()
+    for shard in wanted.nodes or chain.full.primaries:
+        numbers = wanted.numbers(chain, shard)
+        missing, at_fault = _missing(chain, shard, numbers, objects)
+        used |= at_fault
+        for standby in (one.node for one in chain.nodes if wanted.use_backup_copies and one.backup_of == shard):
+            still_missing, at_fault = _missing(chain, standby, missing, objects)
+            used |= at_fault
+            if taken := missing - still_missing:
+                borrowed[standby] = taken
+            missing = still_missing
+        groups = {group.number: group for group in chain.groups(shard)}
+        lost += [LostPart(shard, groups[number].name, groups[number].partitions) for number in sorted(missing)]
+        for one in objects:
+            if wanted.takes(what := needs_other(chain, shard, one)):
+                used.add(one.key)
+                lost.append(LostPart(shard, what))
+    return CopyChoice(borrowed, tuple(damages[one.key] for one in objects if one.key in used)), list(
+        dict.fromkeys(lost)
+    )
+
+
+def _missing(
+    chain: Chain, node: str, numbers: frozenset[int], objects: Iterable[ChainObject]
+) -> tuple[frozenset[int], set[str]]:
+    """Which of the groups the node's copy lacks, and the keys of the objects at fault."""
+    if not numbers:
+        return numbers, set()
+    needs = CopyNeeds.of(chain, node)
+    found = {one.key: groups for one in objects if (groups := needs.groups_of(one) & numbers)}
+    return frozenset[int]().union(*found.values()), set(found)
+
+
+def settle_copies(store: ObjectStore, chain: Chain, wanted: Wanted, damages: Damages) -> CopyChoice:
+    """Choose the copies; raise ObjectDamagedError, which names what is lost and what can be restored, if one lacks."""
+    choice, lost = choose_copies(chain, wanted, damages)
+    if lost:
+        raise _damage_error(store, chain, wanted, choice, (lost, damages))
+    return choice
+
+
+def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
+    """Raise ObjectDamagedError if copies that were chosen before lack rows now, because an object list of them is lost.
+
+    The loss of an object shows when it is read; what a lost list listed would never be read.
+    """
+    for one, lost in lost_lists(chain):
+        shard = chain.shard_of(one.node)
+        if shard not in (wanted.nodes or chain.full.primaries):
+            continue
+        numbers = choice.borrowed.get(one.node, frozenset())
+        if one.node == shard:
+            standbys = [each.node for each in chain.nodes if each.backup_of == shard]
+            numbers = wanted.numbers(chain, shard).difference(*(choice.borrowed.get(each, ()) for each in standbys))
+        if CopyNeeds.of(chain, one.node).groups_of(one) & numbers or wanted.takes(needs_other(chain, shard, one)):
+            raise lost_list_error(lost)
+
+
+def explain_damage(store: ObjectStore, chain: Chain, wanted: Wanted, error: ObjectDamagedError) -> ObjectDamagedError:
+    """The error for an object that turned out to be altered while it was read, with what is lost without it."""
+    if "lost" in error.details:
+        return error
+    key, node, kind = (str(error.details.get(name)) for name in ("object", "node", "kind"))
+    damages = {**find_listed_damage(store, chain), key: Damage(key, node, kind, error.message.partition(": ")[2])}
+    # From a standby's copy rows were taken already, or must not be.
+    wanted = replace(wanted, use_backup_copies=False)
+    choice, lost = choose_copies(chain, wanted, damages)
+    if not any(one.key == key for one in choice.damaged):
+        return error
+    return _damage_error(store, chain, wanted, choice, (lost, damages))
+
+
+def _damage_error(
+    store: ObjectStore, chain: Chain, wanted: Wanted, choice: CopyChoice, found: tuple[list[LostPart], Damages]
+) -> ObjectDamagedError:
+    lost, damages = found
+    # A later increment may be damaged more, and must not hide what can be restored.
+    try:
+        longest = read_chain_lists(store, read_chain(store, chain.name), allow_damage=True)
+    except SnapshotDeletedError:
+        # Its objects are no damage.
+        raise
+    except SnapshotError:
+        longest = chain
+    damages = {**find_listed_damage(store, longest), **damages}
+    without, with_standbys = (
+        _restorable(longest, replace(wanted, use_backup_copies=allowed), damages)
+        for allowed in (False, wanted.may_use_backup_copies)
+    )
+    number = chain.last.increment
+    command, hints = wanted.command, []
+    if not wanted.use_backup_copies and number in with_standbys:
+        hints.append(f"standbys' copies have these rows: {command} --use-backup-copies --increment {number}")
+    if without:
+        newest = f"{command} --increment {without[-1]}"
+        hints.append(f"increments that can still be restored: {number_ranges(without)}; the newest of them: {newest}")
+    elif with_standbys:
+        some = number_ranges(with_standbys)
+        newest = f"{command} --use-backup-copies --increment {with_standbys[-1]}"
+        hints.append(f"increments that can still be restored from standbys' copies: {some}; the newest: {newest}")
+    else:
+        hints.append("no increment can be restored")
+    if command and command in " ".join(hints) and "--drill" not in command:
+        hints.append(SAME_TARGET)
+    first = choice.damaged[0]
+    named = [f"{list_some([one.text for one in parts], NAMED_MAX)} of {shard}" for shard, parts in _by_shard(lost)]
+    others = [f"{one.key} of node {one.node}: {one.detail}" for one in choice.damaged[1:]]
+    detail = first.detail + (f"; damaged too: {list_some(others, NAMED_MAX)}" if others else "")
+    return ObjectDamagedError(
+        key=first.key,
+        kind=first.kind,
+        node=first.node,
+        detail=f"{detail}; without it, {increment_label(chain.name, number)} lacks {'; '.join(named)}",
+        hints=hints,
+        more={
+            "damaged": [{"object": one.key, "node": one.node, "kind": one.kind} for one in choice.damaged],
+            "lost": [{"shard": one.shard, "what": one.what, "partitions": one.partitions} for one in lost],
+            "restorable": without,
+            "restorable_with_backup_copies": with_standbys,
+        },
+    )
+
+
+def _restorable(chain: Chain, wanted: Wanted, damages: Damages) -> list[int]:
+    """The increments that can be restored in spite of the damage."""
+    return [
+        commit.increment
+        for commit in chain.commits
+        if not choose_copies(chain.up_to(commit.increment), wanted, damages)[1]
+    ]
+
+
+def _by_shard(lost: Iterable[LostPart]) -> list[tuple[str, list[LostPart]]]:
+    return [(shard, list(parts)) for shard, parts in groupby(lost, lambda one: one.shard)]
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """The numbers as ranges, such as `0 to 3, 5`."""
+    ranges: list[str] = []
+    for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        found = [number for _, number in run]
+        ranges.append(f"{found[0]} to {found[-1]}" if len(found) > 1 else str(found[0]))
+    return ", ".join(ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTask:
+    """An object to read and compare with its commit."""
+
+    one: ChainObject
+    store: StoreLocation
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What is wrong with the object, or the error that ended the task."""
+
+    damage: Damage | None = None
+    problem: ErrorReport | None = None
+
+
+def verify_copies(
+    session: SparkSession, chain: Chain, wanted: Wanted, store: StoreLocation, progress: Progress
+) -> CopyChoice:
+    """Read what the restore needs, of the standbys only where a primary's copy is damaged, and choose the copies.
+
+    Raises ObjectDamagedError if something is in no copy.
+    """
+    opened = store.open()
+    damages = find_listed_damage(opened, chain)
+
+    def verify(copies: str, nodes: Sequence[str]) -> dict[str, Damage]:
+        # Counted first, by the commits: there may be more than the driver can hold.
+        total = sum(one.count for one in needed_entries(chain, nodes, wanted))
+        if not total:
+            return {}
+        progress.step(f"verify copies of {copies}", total=total, unit="objects")
+        objects = (one for one in needed_objects(chain, nodes, wanted) if one.key not in damages)
+        return _verify(session, (VerifyTask(one, store) for one in objects), progress, total)
+
+    damages |= verify("primaries", wanted.nodes or chain.full.primaries)
+    choice, _ = choose_copies(chain, wanted, damages)
+    damaged = {chain.shard_of(one.node) for one in choice.damaged}
+    damages |= verify("standbys", [one.node for one in chain.nodes if one.backup_of in damaged])
+    return settle_copies(opened, chain, wanted, damages)
+
+
+def needed_entries(chain: Chain, nodes: Iterable[str], wanted: Wanted) -> Iterator[ChainObject]:
+    """The entries of commits that the wanted groups need in these nodes' copies; also DDL and large objects of shards.
+
+    An object list is one if any of its objects may be needed.
+    """
+    return _needed(chain, list_entries(chain, nodes), wanted)
+
+
+def needed_objects(chain: Chain, nodes: Iterable[str], wanted: Wanted) -> Iterator[ChainObject]:
+    """The objects among `needed_entries`, and those of its lists that are needed."""
+    objects = (one for entry in needed_entries(chain, nodes, wanted) for one in entry.expand())
+    return _needed(chain, objects, wanted)
+
+
+def _needed(chain: Chain, listed: Iterable[ChainObject], wanted: Wanted) -> Iterator[ChainObject]:
+    for node, of_node in groupby(listed, lambda one: one.node):
+        copy, numbers = CopyNeeds.of(chain, node), wanted.numbers(chain, chain.shard_of(node))
+        for one in of_node:
+            if copy.groups_of(one) & numbers or wanted.takes(needs_other(chain, node, one)):
+                yield one
+
+
+def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progress, total: int) -> dict[str, Damage]:
+    found, left, dealing = dict[str, Damage](), total, Dealing[VerifyTask](lambda task: task.one.stored.size)
+    for reports in run_many(session, verify_object, tasks, progress, dealing):
+        raise_first([report.problem for report in reports])
+        found |= {report.damage.key: report.damage for report in reports if report.damage}
+        left -= len(reports)
+    # Objects of lists that are of other groups, and those that were known to be damaged.
+    progress.advance(left)
+    return found
+
+
+def verify_object(task: VerifyTask) -> VerifyReport:
+    """Read the task's object."""
+    one = task.one
+    try:
+        read_listed(task.store.open(), one.node, one.key, (one.stored.size, one.stored.digest))
+    except ObjectDamagedError as error:
+        return VerifyReport(Damage(one.key, one.node, error.kind, error.detail))
+    except SnapshotError as error:
+        return VerifyReport(problem=report_of(error))
+    return VerifyReport()

@@ -1,0 +1,89 @@
+"""What the databases that a restore makes get themselves: owner, privileges, settings, comment, tablespace.
+
+`--no-database-settings` leaves all of it, and `--data-only`, which makes no database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cutline.nodes.encodings import raw_text
+from cutline.nodes.problems import INHERIT_OPTION_VERSION, read_role
+from cutline.restore.ddl.database_ddl import DatabaseDdl, change_roles
+from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.roles import check_memberships, find_reserved_settings, name_bytes
+from cutline.restore.scope.scope import RoleChanges
+from cutline.restore.targets.databases import without_record
+from cutline.restore.targets.target import Target
+from cutline.snapshots.ddl.database_facts import SEARCH_PATH
+from cutline.snapshots.records.commit import DatabaseProperties, DatabaseSetting
+
+NAMES_QUERY = "SELECT rolname FROM pg_roles"
+# From 16 on a membership says whether its member may act as the role.
+ABLE_QUERY = "SELECT pg_has_role(oid, %s) FROM pg_roles WHERE rolname = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDatabase:
+    """What a target's database gets, None if nothing; `left_out` is what the source's has and it does not get."""
+
+    ddl: DatabaseDdl | None = None
+    left_out: tuple[str, ...] = ()
+
+
+def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connection[Any]) -> PlannedDatabase:
+    """Find what the target's database gets, as far as our role may give it that."""
+    scope, properties = plan.request.scope, plan.chain.database_properties(target.source)
+    if properties is None or scope.data_only or scope.no_database_settings:
+        return PlannedDatabase()
+    ours = read_role(target.node, connection)
+    known = frozenset(name for (name,) in connection.execute(NAMES_QUERY))
+    changes = RoleChanges(dict(scope.role_map), scope.no_owner, ours.name, known)
+    changed, left_out = change_roles(properties, changes)
+    changed, records = without_record(changed)
+    left_out += records
+    if plan.request.is_drill:
+        settings = find_free_settings(connection, changed)
+        return PlannedDatabase(DatabaseDdl(target.database, DatabaseProperties(owner="", settings=settings), ours.name))
+    owner = "" if scope.no_owner else changed.owner
+    if owner and not ours.is_super:
+        able = connection.execute(ABLE_QUERY, (_membership(connection), owner)).fetchone()
+        # One that the server lacks is an obstacle, or is created, with our role as a member.
+        if able == (False,):
+            left_out.append(f"owner {owner} of the database: role {ours.name} can't give it to that role")
+            owner = ""
+    ddl = DatabaseDdl(target.database, changed, ours.name, owner, loads=ours.is_super)
+    return PlannedDatabase(ddl, tuple(f"{line} ({target.shard})" for line in left_out))
+
+
+def check_grantors(
+    plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: DatabaseDdl | None
+) -> None:
+    """Raise TargetUnfitError unless our role can act as those who have granted privileges on the database."""
+    if ddl is None or not ddl.grantors or read_role(target.node, connection).is_super:
+        return
+    names = name_bytes(connection, ddl.grantors, plan.chain.baseline[target.source].encoding)
+    check_memberships(target, connection, {raw_text(name): ["privileges on the database"] for name in names})
+
+
+def find_free_settings(
+    connection: psycopg.Connection[Any], properties: DatabaseProperties
+) -> tuple[DatabaseSetting, ...]:
+    """The settings of the database itself that any role may set: those that queries of a drill need.
+
+    Without libraries that a session loads.
+    """
+    withheld = find_reserved_settings(connection)
+    return tuple(one for one in properties.settings if not one.role and one.name.lower() not in withheld)
+
+
+def find_path(properties: DatabaseProperties) -> str | None:
+    """The search_path that is set for the database; None if none is set."""
+    return next((one.value for one in properties.settings if one.name == SEARCH_PATH and not one.role), None)
+
+
+def _membership(connection: psycopg.Connection[Any]) -> str:
+    return "SET" if connection.info.server_version >= INHERIT_OPTION_VERSION else "MEMBER"

@@ -1,0 +1,306 @@
+"""Plan a restore: read the chain, and find the target of every shard. Only the store is contacted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from msgspec import structs
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.messages import SAME_TARGET
+from cutline.fleet.table_names import is_matching
+from cutline.nodes.groups import Group
+from cutline.restore.plan.copies import (
+    CopyChoice,
+    Wanted,
+    check_chosen,
+    count_bytes,
+    find_listed_damage,
+    settle_copies,
+)
+from cutline.restore.plan.report import BorrowedRows, NodeReport, RestoreReport
+from cutline.restore.plan.request import RestoreRequest, check_routable
+from cutline.restore.plan.topology import Topology, check_large_objects_routed, compare_sources, plan_topology
+from cutline.restore.scope.scope import TableMove, choose_nodes, warn_of_nodes
+from cutline.restore.targets.databases import DatabaseRecord
+from cutline.restore.targets.target import Superusers, Target, find_targets
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
+from cutline.snapshots.ddl.dump import find_ddl
+from cutline.snapshots.listing.listing import find_doubts, read_restorable
+from cutline.snapshots.listing.recovery_plan import find_in_doubt
+from cutline.snapshots.operations.object_lists import read_chain_lists
+from cutline.snapshots.operations.open_operations import (
+    OpenOperation,
+    document_names,
+    naming_open_operations,
+    read_open_operations,
+)
+from cutline.snapshots.operations.operation import new_operation
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Sequence
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.proven_chains import (
+    SnapshotMissingError,
+    chain_at,
+    check_has_rows,
+    cut_time,
+    increment_label,
+    next_cut_time,
+    safe_time,
+)
+from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.snapshots.records.tombstones import SnapshotDeletedError
+from cutline.storage.errors import UsageError
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """A restore before it begins: what is restored, from which store, into which targets, as which operation.
+
+    `damage`: the store lacks objects that are needed, as a listing shows; so it is refused with all other obstacles.
+    `next_cut`: when the first cut after the moment asked for was made. `doubts`: what records say against it.
+    `superusers`: those who do what the role that restores may not; None: it does all of it itself.
+    """
+
+    request: RestoreRequest
+    store: StoreLocation
+    target_fleet: Fleet
+    chain: Chain
+    targets: tuple[Target, ...]
+    intent: Intent
+    open_operations: tuple[OpenOperation, ...]
+    copies: CopyChoice = field(default_factory=CopyChoice)
+    damage: ObjectDamagedError | None = None
+    topology: Topology | None = None
+    next_cut: datetime | None = None
+    doubts: tuple[str, ...] = ()
+    superusers: Superusers | None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is taken of the chain."""
+        return self.request.wanted(is_routed=self.topology is not None)
+
+    @property
+    def groups(self) -> dict[str, tuple[Group, ...]]:
+        """The groups that are restored, by shard."""
+        return {
+            target.shard: tuple(filter(self.request.chooses, self.chain.groups(target.source)))
+            for target in self.targets
+        }
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The snapshot's shards whose rows are restored."""
+        return self.topology.sources if self.topology else tuple(target.shard for target in self.targets)
+
+    def sequences(self, target: Target) -> tuple[Sequence, ...]:
+        """The sequences of a target, with their values."""
+        return self.topology.sequences(self.chain) if self.topology else self.chain.sequences(target.source)
+
+    def roles(self, target: Target) -> tuple[str, ...]:
+        """The roles that the DDL of a target's sources names."""
+        sources = target.sources or (target.source,)
+        return tuple(dict.fromkeys(role for source in sources for role in self.chain.roles(source)))
+
+    def moves(self, target: Target) -> list[TableMove]:
+        """The tables of a target that get other names."""
+        found = {(group.schema, group.table) for group in self.groups[target.shard]}
+        return [one for one in self.request.scope.moves if (one.schema, one.table) in found]
+
+    @property
+    def chosen(self) -> dict[str, frozenset[int]]:
+        """The numbers of the groups that are taken from each copy, by node; all of a shard that is not in it."""
+        borrowed = dict(self.copies.borrowed)
+        for shard in self.sources:
+            lent = [numbers for node, numbers in borrowed.items() if self.chain.shard_of(node) == shard]
+            if lent or not self.request.is_with_all_rows:
+                groups = filter(self.request.chooses, self.chain.groups(shard))
+                borrowed[shard] = frozenset(group.number for group in groups).difference(*lent)
+        return borrowed
+
+    @property
+    def borrowed_rows(self) -> tuple[BorrowedRows, ...]:
+        """What is taken from standbys' copies, by name."""
+        return tuple(
+            BorrowedRows(shard, node, tuple(one.name for one in self.chain.groups(shard) if one.number in numbers))
+            for node, numbers in self.copies.borrowed.items()
+            for shard in [self.chain.shard_of(node)]
+        )
+
+    @property
+    def steps(self) -> tuple[str, str] | None:
+        """The commands that restore the same in two steps, without rows and then these, if there are any."""
+        return None if self.topology else self.request.steps(self.chain.last.increment)
+
+    def lacks_ddl(self, shard: str) -> bool:
+        """Whether the shard's DDL is known to be damaged."""
+        damaged = self.damage.details.get("damaged", []) if self.damage else []
+        keys = {str(one["object"]) for one in damaged} if isinstance(damaged, list) else set[str]()
+        return find_ddl(self.chain, shard).key in keys
+
+    def report(self) -> RestoreReport:
+        """The report of this restore before it begins."""
+        return RestoreReport(
+            snapshot=self.request.name,
+            increment=self.chain.last.increment,
+            operation=self.intent.id,
+            nodes=[NodeReport(target.node.id, target.database) for target in self.targets],
+            bytes=count_bytes(self.chain, self.sources),
+            not_in_snapshot=tuple(one for one in self.chain.left_out if one.node in self.sources),
+            open_operations=self.open_operations,
+            in_doubt=find_in_doubt(self.chain.last),
+            borrowed=self.borrowed_rows,
+            damaged=self.copies.damaged,
+            warnings=[*self.doubts, *warn_of_nodes(self.request.scope.nodes, self.chain.full.primaries)],
+            moved=[f"{one.node.id}: {move.label}" for one in self.targets for move in self.moves(one)],
+            routes=self.topology.shown(self.groups[self.targets[0].shard]) if self.topology else [],
+            scope=self.request.scope,
+            remarks=self.topology.remarks(self.chain, self.groups[self.targets[0].shard]) if self.topology else [],
+            cut_at=cut_time(self.chain.last),
+            safe_at=safe_time(self.chain.last),
+        )
+
+
+def plan_resumed(
+    source: Fleet, target: Fleet, record: DatabaseRecord, *, allow_refused_ddl: bool = False
+) -> RestorePlan:
+    """Plan the rest of the restore that a database's record is of; raise as plan_restore does.
+
+    `allow_refused_ddl`: it is to do without what the targets refuse, even if it did not begin so.
+
+    Raises UnfinishedRestoreError if the snapshot is not what it was.
+    """
+    request = RestoreRequest(
+        record.snapshot,
+        record.increment,
+        groups=record.groups,
+        routes=record.routes,
+        replace=record.replace,
+        create_roles=record.create_roles,
+        use_backup_copies=bool(record.borrowed),
+        allow_refused_ddl=record.allow_refused_ddl or allow_refused_ddl,
+        scope=record.scope,
+    )
+    try:
+        plan = plan_restore(source, target, request, record)
+    except (SnapshotDeletedError, SnapshotMissingError) as error:
+        raise UnfinishedRestoreError(
+            f"operation {record.operation} can't go on: {error.message}",
+            hint=[f"to undo it: {record.command} --abandon", SAME_TARGET],
+            details={"operation": record.operation},
+        ) from error
+    if plan.chain.last.digest != record.digest:
+        raise UnfinishedRestoreError(
+            f"{increment_label(record.snapshot, record.increment)} is not the one that operation {record.operation}"
+            " began to restore",
+            hint=f"undo the restore: {record.command} --abandon; and run: snapshot check",
+            details={"operation": record.operation},
+        )
+    if (shards := tuple(target.shard for target in plan.targets)) != record.shards:
+        raise UsageError(
+            f"operation {record.operation} restores into {', '.join(record.shards)}, and {target.path} has"
+            f" {', '.join(shards)}",
+            hint="give the --to FILE that the restore had, with its primaries in the same order",
+        )
+    return plan
+
+
+def plan_restore(
+    source: Fleet, target: Fleet, request: RestoreRequest, resumed: DatabaseRecord | None = None
+) -> RestorePlan:
+    """Read the chain and find every shard's target; `resumed` is a record of the restore if it goes on with one.
+
+    What a listing shows that the copies lack is the plan's `damage`, and what the DDL of several sources lacks. If the
+    target lacks a shard, or there are routes, all of its primaries are targets, and the routes decide.
+
+    Raises UsageError if a table has no route then or no group matches, SourcesDifferError, LargeObjectsUnroutedError,
+    and what read_chain, check_archive and find_ddl raise.
+    """
+    store = source.store.open()
+    identity = read_identity(store, source)
+    own = resumed.operation if resumed else None
+    documents = document_names(store)
+    found = read_open_operations(store, request.name, documents=documents)
+    open_operations = tuple(one for one in found if one.id != own)
+    with naming_open_operations(open_operations):
+        whole = read_restorable(store, request.name, request.increment)
+        whole = read_chain_lists(store, whole, allow_damage=True)
+        chain = chain_at(whole, request.at) if request.at else whole
+    check_of_fleet(chain, identity)
+    check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
+    chain.check_archive()
+    shards = choose_nodes(request.scope.nodes, chain.full.primaries, f"snapshot {request.name}")
+    for shard in shards:
+        find_ddl(chain, shard)
+    intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
+    if request.scope.nodes:
+        intent = structs.replace(intent, only_nodes=True)
+    if resumed is not None:
+        intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
+    targets, topology = find_targets(target, shards, intent.id), None
+    if request.routes or len(targets) < len(shards):
+        check_routable(request, target)
+        targets = find_targets(target, [node.id for node in target.primaries], intent.id)
+        targets = tuple(replace(one, sources=tuple(shards)) for one in targets)
+        chosen = tuple(filter(request.chooses, chain.groups(shards[0])))
+        topology = plan_topology(shards, [one.shard for one in targets], chosen, request.routes)
+        if request.is_with_all_rows:
+            check_large_objects_routed(chain, shards)
+    wanted = request.wanted(is_routed=topology is not None)
+    copies, damage = _choose_copies(store, chain, wanted, resumed)
+    if topology:
+        damage = compare_sources(store, chain, shards, wanted) or damage
+    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
+    _check_tables(plan)
+    if request.at:
+        plan = replace(plan, next_cut=next_cut_time(whole, chain))
+    if resumed:
+        return plan
+    is_newest = request.increment is None and len(chain.commits) == len(whole.commits)
+    return replace(plan, doubts=find_doubts(store, documents, chain, is_newest=is_newest))
+
+
+def _choose_copies(
+    store: ObjectStore, chain: Chain, wanted: Wanted, resumed: DatabaseRecord | None
+) -> tuple[CopyChoice, ObjectDamagedError | None]:
+    """From which copies rows are taken, and what a listing shows that these lack."""
+    if resumed is None:
+        try:
+            return settle_copies(store, chain, wanted, find_listed_damage(store, chain)), None
+        except ObjectDamagedError as error:
+            return CopyChoice(), error
+    # One that goes on takes its rows from the same copies as before.
+    copies = CopyChoice({node: frozenset(numbers) for node, numbers in resumed.borrowed.items()})
+    check_chosen(chain, wanted, copies)
+    return copies, None
+
+
+def _check_tables(plan: RestorePlan) -> None:
+    """Raise UsageError if a schema has no tables in the shards that are restored, or if no table matches."""
+    request = plan.request
+    known = {group.schema for target in plan.targets for group in plan.chain.groups(target.source)}
+    if unknown := sorted(set(request.scope.schemas) - known):
+        raise UsageError(
+            f"no tables of snapshot {request.name} are in --schema {', '.join(unknown)}",
+            hint=f"schemas with tables: {', '.join(sorted(known))}" if known else f"see: snapshot show {request.name}",
+            details={"schemas": unknown},
+        )
+    for move in request.scope.moves:
+        if not any(move in plan.moves(target) for target in plan.targets):
+            raise UsageError(
+                f"--group {move.label}: no rows of the first table are in snapshot {request.name}",
+                hint=f"see: snapshot show {request.name}   the rows of a partitioned table are in its partitions",
+                details={"table": move.label},
+            )
+    names = [group.name for target in plan.targets for group in plan.chain.groups(target.source)]
+    if unmatched := [one for one in request.groups if not any(is_matching(name, (one,)) for name in names)]:
+        raise UsageError(
+            f"no group of snapshot {request.name} matches {', '.join(unmatched)}",
+            hint=f"see: snapshot show {request.name}",
+            details={"groups": unmatched},
+        )

@@ -1,0 +1,165 @@
+"""What a restore did, for a person and for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cutline.fleet.config import SECRET_PARAMETERS
+from cutline.fleet.record import Time
+from cutline.nodes.left_out import LeftOut
+from cutline.restore.ddl.ddl import Refusal, show_name, without_options
+from cutline.restore.ddl.running import AFTER_EXTENSION, session_settings
+from cutline.restore.plan.copies import Damage
+from cutline.restore.plan.topology import ShownRoute
+from cutline.restore.scope.scope import WHOLE, RestoreScope
+from cutline.restore.targets.databases import OwnerChange
+from cutline.restore.targets.target import Target
+from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES
+from cutline.snapshots.listing.recovery_plan import InDoubtTransaction
+from cutline.snapshots.operations.open_operations import OpenOperation
+
+
+@dataclass(slots=True)
+class NodeReport:
+    """One restored database."""
+
+    node: str
+    database: str
+    rows: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedRows:
+    """The groups, by name, whose rows a shard got from the copy of a standby, `node`."""
+
+    shard: str
+    node: str
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedStatement:
+    """A statement that a target refused, for reports; `needs` names the refused object that it depends on.
+
+    `statement` is the one that was refused, for people. `script` has all statements of the object's entry: none had an
+    effect, or they are grants, which may be repeated. It is raw text (fleet.nodes.encodings), and only for the file of
+    such statements, as passwords may be in it. `settings` are statements that it and those after it need before it, if
+    they change. `access` is the database's connection string without passwords.
+    `counted` is what people read in the place of many of a kind.
+    """
+
+    node: str
+    database: str
+    object: str
+    section: str = ""
+    reason: str = ""
+    statement: str = ""
+    needs: str = ""
+    script: str = field(default="", repr=False)
+    settings: str = field(default="", repr=False)
+    access: str = field(default="", repr=False)
+    counted: str = field(default="", repr=False)
+
+    def document(self) -> dict[str, Any]:
+        """The refusal for JSON."""
+        hidden = ("script", "settings", "access", "counted")
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
+
+    def text(self) -> str:
+        """The refusal on one line."""
+        return f"{self.node}: {self.object}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
+class WalPhase:
+    """What a restore has done with the archived WAL of its shards: read the segments, and found each row's last change.
+
+    `changes` and `transactions` are those that were committed before the cut, or that the segments have besides.
+    """
+
+    seconds: float
+    segments: int
+    bytes: int
+    changes: int
+    transactions: int
+
+
+@dataclass(slots=True)
+class RestoreReport:
+    """What a restore did.
+
+    `aside`: the names that existing databases were given. `left_out`: what the snapshot has and was not restored.
+    `not_in_snapshot`: what the snapshot lacks. `open_operations`: operations on the snapshot that had no outcome.
+    `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that were
+    not dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
+    (`node: role`) remain if the restore fails. `is_resumed`: another process began it. `in_doubt`: the transactions in
+    doubt at the cut, None if that is not known. `borrowed`: what was taken from standbys' copies, because of the
+    objects in `damaged`; a resumed restore does not look for these again. `warnings`: what the restored databases are
+    not. `moved`: tables that got other names, as `node: name=other`. `routes`: how the rows of each table were divided,
+    if the targets are not the snapshot's shards; `remarks`: what that means for other things. `scope`: what was asked.
+    `role_differences`: how roles that exist on the targets differ from the snapshot's.
+    `cut_at`: when the cut was made, `safe_at` its safe time; None if the snapshot could not be read. `wal` is None if
+    this process has not read the archived WAL: it loaded no rows.
+    """
+
+    snapshot: str
+    increment: int
+    operation: str
+    nodes: list[NodeReport]
+    rows: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    aside: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    not_in_snapshot: tuple[LeftOut, ...] = ()
+    slots_dropped: list[str] = field(default_factory=list)
+    slots_left: list[str] = field(default_factory=list)
+    owner_changes: list[OwnerChange] = field(default_factory=list)
+    open_operations: tuple[OpenOperation, ...] = ()
+    roles_created: list[str] = field(default_factory=list)
+    is_resumed: bool = False
+    in_doubt: tuple[InDoubtTransaction, ...] | None = None
+    borrowed: tuple[BorrowedRows, ...] = ()
+    damaged: tuple[Damage, ...] = ()
+    warnings: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    routes: list[ShownRoute] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    scope: RestoreScope = WHOLE
+    cut_at: datetime | None = None
+    safe_at: Time | None = None
+    wal: WalPhase | None = None
+    refused: list[RefusedStatement] = field(default_factory=list)
+    role_differences: list[str] = field(default_factory=list)
+
+
+def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[RefusedStatement]:
+    """The refusals of one target, for reports."""
+    described: list[RefusedStatement] = []
+    settings = ""
+    for one in refusals:
+        entry = one.entry
+        shown = without_options(entry.kind, show_name(one.statement or entry.statements).strip())
+        before, settings = settings, session_settings(entry)
+        after = AFTER_EXTENSION if entry.kind == EXTENSION else ""
+        script = f"{entry.statements.strip()}\n{after}"
+        changed = settings if settings != before else ""
+        names = (target.node.id, target.database, one.label)
+        texts = (one.section, one.reason, shown, one.needs, script, changed)
+        refusal = RefusedStatement(*names, *texts, access_to(target))
+        if entry.kind == PRIVILEGES and entry.schema:
+            refusal = replace(refusal, counted=f"objects in schema {show_name(entry.schema)} on {target.node.id}")
+        described.append(refusal)
+    return described
+
+
+def access_to(target: Target) -> str:
+    """The connection string of the target's database under its real name, without passwords."""
+    given = conninfo_to_dict(target.node.dsn, dbname=target.database)
+    return make_conninfo("", **{name: value for name, value in given.items() if name not in SECRET_PARAMETERS})

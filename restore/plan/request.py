@@ -1,0 +1,149 @@
+"""What the user asks of `restore`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from msgspec import structs
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.table_names import is_matching, quote_identifier
+from cutline.nodes.groups import Group
+from cutline.restore.plan.copies import Wanted
+from cutline.restore.scope.scope import WHOLE, RestoreScope
+from cutline.storage.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """What to restore: a snapshot, and of it the tables that match `groups` or are in a schema of `scope` (none: all).
+
+    `increment`: at this one; `at`: at the newest cut not after this moment; with neither at the newest.
+
+    `routes` (restore/scope/table_routes.py) divide the rows of tables among targets that are not the
+    snapshot's shards.
+
+    `scope`: which part of it. `replace`: put existing databases aside. `create_roles`: create the roles that a target
+    lacks. `use_backup_copies`: take the rows that a primary's copy lacks from a standby's. `allow_refused_ddl`: restore
+    without what the targets refuse of the DDL. `is_drill`: into servers made for it.
+    """
+
+    name: str
+    increment: int | None = None
+    at: datetime | None = None
+    groups: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
+    replace: bool = False
+    create_roles: bool = False
+    use_backup_copies: bool = False
+    allow_refused_ddl: bool = False
+    scope: RestoreScope = WHOLE
+    is_drill: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command that asks for the same, but the increment, the copies and where to."""
+        scope = self.scope
+        words = ["--drill"] if self.is_drill else []
+        words += [word for node in scope.nodes for word in ("--node", node)]
+        words += [word for one in (*self.groups, *(move.label for move in scope.moves)) for word in ("--group", one)]
+        words += [word for schema in scope.schemas for word in ("--schema", schema)]
+        words += [word for route in self.routes for word in ("--route", route)]
+        words += ["--schema-only"] if scope.schema_only else []
+        words += ["--data-only"] if scope.data_only else []
+        words += ["--no-owner"] if scope.no_owner else []
+        words += [word for pair in scope.role_map for word in ("--role-map", "=".join(map(_role, pair)))]
+        words += ["--create-roles"] if self.create_roles else []
+        words += ["--replace"] if self.replace else []
+        words += ["--allow-refused-ddl"] if self.allow_refused_ddl else []
+        words += ["--analyze"] if scope.analyze else []
+        words += ["--no-database-settings"] if scope.no_database_settings else []
+        return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
+
+    @property
+    def into_tables(self) -> str:
+        """The command that loads the same rows into tables that exist; "" if there is none.
+
+        It takes the databases, roles and tables as they are: options that change these are left out.
+        """
+        scope = self.scope
+        if not self.is_partial or scope.moves or self.routes or self.is_drill:
+            return ""
+        only = RestoreScope(nodes=scope.nodes, schemas=scope.schemas, data_only=True, analyze=scope.analyze)
+        words = ["--increment", str(self.increment)] if self.increment is not None else []
+        words += ["--at", self.at.isoformat()] if self.at else []
+        words += ["--use-backup-copies"] if self.use_backup_copies else []
+        return shlex.join([*shlex.split(RestoreRequest(self.name, groups=self.groups, scope=only).command), *words])
+
+    def steps(self, increment: int) -> tuple[str, str] | None:
+        """The commands that restore the same at this increment in two steps, first without rows, then these.
+
+        None if rows go to other databases or tables than the snapshot's.
+        """
+        if self.routes or self.scope.moves or self.is_drill:
+            return None
+        number, scope = ["--increment", str(increment)], self.scope
+        ddl = structs.replace(scope, schema_only=True, data_only=False, schemas=(), analyze=False)
+        first = replace(self, groups=(), allow_refused_ddl=False, scope=ddl)
+        rows = RestoreScope(nodes=scope.nodes, schemas=scope.schemas, data_only=True, analyze=scope.analyze)
+        second = RestoreRequest(self.name, groups=self.groups, scope=rows)
+        words = [*number, *(["--use-backup-copies"] if self.use_backup_copies else [])]
+        return f"{first.command} {shlex.join(number)}", f"{second.command} {shlex.join(words)}"
+
+    def wanted(self, *, is_routed: bool) -> Wanted:
+        """What it takes of a chain; `is_routed`: into other targets than the snapshot's shards."""
+        return Wanted(
+            lambda chain, shard: filter(self.chooses, chain.groups(shard)),
+            nodes=self.scope.nodes,
+            command=self.command,
+            large_objects=self.is_with_all_rows,
+            use_backup_copies=self.use_backup_copies,
+            may_use_backup_copies=not is_routed,
+            ddl=not self.scope.data_only,
+        )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the rows of some tables alone are restored."""
+        return bool(self.groups or self.scope.schemas or self.scope.moves)
+
+    @property
+    def is_with_all_rows(self) -> bool:
+        """Whether a new database gets the rows of all tables, and so the large objects."""
+        return not self.is_partial and not self.scope.schema_only and not self.scope.data_only
+
+    def chooses(self, group: Group) -> bool:
+        """Whether the rows of this table are restored."""
+        if not self.is_partial:
+            return not self.scope.schema_only
+        moved = any((one.schema, one.table) == (group.schema, group.table) for one in self.scope.moves)
+        return moved or group.schema in self.scope.schemas or is_matching(group.name, self.groups)
+
+
+def _role(name: str) -> str:
+    """A role as --role-map takes it."""
+    return quote_identifier(name) if "=" in name or name.startswith('"') else name
+
+
+def check_routable(request: RestoreRequest, fleet: Fleet) -> None:
+    """Raise UsageError for options that make no sense if the targets are not the snapshot's shards."""
+    scope = request.scope
+    if scope.nodes and not request.routes:
+        raise UsageError(
+            f"--node {', '.join(scope.nodes)}: {fleet.path} does not have these primaries",
+            hint=f"its primaries are: {', '.join(node.id for node in fleet.primaries)}",
+        )
+    options = {
+        "--node": scope.nodes,
+        "--schema-only": scope.schema_only,
+        "--data-only": scope.data_only,
+        "--group S.T=S.T": scope.moves,
+        "--use-backup-copies": request.use_backup_copies,
+    }
+    if given := [option for option, value in options.items() if value]:
+        raise UsageError(
+            f"{', '.join(given)}: not if rows go to other targets than the snapshot's shards",
+            hint="leave it out, or restore to the same shards: without --route, to a FILE that has their ids",
+        )

@@ -1,0 +1,406 @@
+"""The roles that a snapshot's DDL names: which a target lacks, and as which the restoring role may act.
+
+A server stores a role's name as bytes, in the encoding of the database where the role was created, and shows the same
+bytes in databases of every encoding. So names are compared as bytes in the encoding of the restored database.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any
+
+import psycopg
+
+from cutline.fleet.messages import list_some
+from cutline.nodes.connections import connect, disrupted_error, node_of, raising_unreachable
+from cutline.nodes.encodings import RAW, raw_bytes, raw_text
+from cutline.nodes.problems import INHERIT_OPTION_VERSION, Role, comment, quote, read_role
+from cutline.nodes.server_errors import remedy_of, shorten_message
+from cutline.restore.ddl.database_ddl import PRELOADED
+from cutline.restore.ddl.ddl import show_name
+from cutline.restore.ddl.server_roles import (
+    RoleStatement,
+    attributes_statement,
+    comment_statement,
+    creating_statement,
+    may_be_granted,
+    membership_statement,
+    memberships_of_created,
+    parameter_statement,
+    role_setting_statement,
+    role_settings,
+    withheld_attributes,
+)
+from cutline.restore.ddl.unprivileged import PUBLIC_OWNER
+from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.scope.scope import RoleChanges
+from cutline.restore.targets.target import MARK, Superusers, Target, TargetUnfitError, find_marked, mark_role
+from cutline.snapshots.records.server_globals import ParameterPrivilege, ServerGlobals
+from cutline.storage.errors import UsageError
+
+SET_QUERY = "pg_has_role(oid, 'SET')"
+MEMBERS_QUERY = """
+SELECT namesend(rolname), rolsuper, pg_has_role(oid, 'USAGE') AND {set}, pg_has_role(oid, 'MEMBER') FROM pg_roles
+"""
+# In a raw session the server converts no name.
+OURS_QUERY = b"SELECT namesend(current_user)"
+NAMED_MAX = 5
+
+
+def read_our_name(target: Target) -> str:
+    """The name of the role that restores, as raw text."""
+    with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as connection:
+        (name,) = connection.execute(OURS_QUERY).fetchone() or (b"",)
+    return raw_text(bytes(name))
+
+
+def check_memberships(target: Target, connection: psycopg.Connection[Any], roles: Mapping[str, list[str]]) -> None:
+    """Raise TargetUnfitError unless our role can act as each of `roles` that exists on the target.
+
+    `roles` are raw text, each with what it owns or grants. The error's message names all others, and its hint has the
+    statements that grant membership of them.
+    """
+    ours = read_role(target.node, connection)
+    with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
+        query = MEMBERS_QUERY.format(set=SET_QUERY if ours.version >= INHERIT_OPTION_VERSION else "true")
+        known = {bytes(name): facts for name, *facts in raw.execute(query.encode())}
+    problems, superusers, maps = list[str](), list[str](), list[str]()
+    grants: dict[str, None] = {}
+    for role, things in sorted(roles.items()):
+        if role == PUBLIC_OWNER:
+            # Nobody can be granted its membership: the owner of a database is its only member, in that database.
+            continue
+        is_super, is_usable, is_member = known.get(raw_bytes(role), (False, True, False))
+        if is_super:
+            superusers.append(f"{show_name(role)}, of {list_some(map(show_name, things), NAMED_MAX)}")
+            maps.append(f"--role-map {shlex.quote(f'{show_name(role)}={ours.name}')}")
+        elif not is_usable:
+            problems.append(
+                f"role {ours.name} is not a member of {show_name(role)}, which owns or grants what is restored"
+            )
+            grants |= dict.fromkeys(_grant(show_name(role), ours, is_member=is_member))
+    if not problems and not superusers:
+        return
+    if superusers:
+        problems.append(f"only a superuser can restore what superusers own or grant: {'; '.join(superusers)}")
+    script = [
+        comment(f"as a superuser on {ours.place.node}, database {ours.place.database}; for this restore:"),
+        *grants,
+    ]
+    raise TargetUnfitError(
+        f"node {target.node.id}: {'; '.join(problems)}",
+        hint=[
+            f"restore as a superuser, or give your role what superusers own: {' '.join(maps)}",
+            "or give it all that anybody owns: --no-owner",
+        ]
+        if superusers
+        else script,
+        details={"node": target.node.id, "superusers": superusers, "grants": list(grants)},
+    )
+
+
+def _grant(role: str, ours: Role, *, is_member: bool) -> Iterator[str]:
+    """The statements that let our role act as `role`. A membership that exists keeps options that are not named."""
+    if ours.version >= INHERIT_OPTION_VERSION and is_member:
+        yield f"GRANT {quote(role)} TO {ours.quoted} WITH INHERIT TRUE, SET TRUE;"
+    else:
+        yield from ours.grant_membership(role)
+
+
+# The stored bytes: a raw session converts nothing.
+KNOWN_QUERY = "SELECT namesend(rolname) FROM pg_roles"
+BYTES_QUERY = """
+SELECT convert(name, 'UTF8', %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS given (name, n) ORDER BY n
+"""
+RESERVED_QUERY = "SELECT name FROM pg_settings WHERE context <> 'user'"
+ANYBODYS_QUERY = "SELECT name FROM pg_settings WHERE context = 'user'"
+# Before the dot in the names of their settings, which no session knows that has not loaded their library.
+EXTENSIONS_QUERY = "SELECT name FROM pg_available_extensions"
+# CREATE ROLE of a role that exists; and of one that another session has created at the same time: the index says so.
+EXISTS = (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation)
+ATTEMPTS = 3
+RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
+
+
+def missing_roles(
+    target: Target,
+    connection: psycopg.Connection[Any],
+    roles: Iterable[str],
+    encoding: str,
+    *,
+    of_database: Iterable[str] = (),
+    may_create: bool,
+    by_superuser: bool = False,
+) -> list[str]:
+    """The roles that the target's server lacks; raise TargetUnfitError if it lacks any that we may not create.
+
+    Those `of_database` are needed only for what belongs to the database itself. `may_create` says whether the user
+    allows it, `by_superuser` that a superuser does it for our role. `encoding` is that of the restored database.
+    """
+    roles, of_database = list(roles), list(of_database)
+    may_do_without = set(of_database).difference(roles)
+    roles += sorted(may_do_without)
+    existing = find_existing_roles(target, connection, roles, encoding)
+    missing = [role for role in roles if role not in existing]
+    node = target.node.id
+    # A drill's are gone when it ends, or with the next drill, and have nothing of what the snapshot's had.
+    if not by_superuser and (drilled := sorted(existing.intersection(role for role, _ in find_marked(connection)))):
+        raise TargetUnfitError(
+            f"node {node}: a drill has made roles that the restore needs, and will drop them: {', '.join(drilled)}",
+            hint="let the drill end; if it was killed, the next one there drops them: snapshot restore NAME --drill"
+            " --to FILE",
+            details={"node": node, "roles": drilled},
+        )
+    details: dict[str, object] = {"node": node, "roles": missing}
+    if missing and not may_create:
+        statements = [f"  CREATE ROLE {quote(role)};" for role in missing]
+        where = "" if all(map(str.isascii, missing)) else f" (in a database of encoding {encoding})"
+        raise TargetUnfitError(
+            f"node {node} lacks roles that own the snapshot's objects or have privileges on them: {', '.join(missing)}",
+            hint=[
+                f"restore with --create-roles, which creates them as they were; or create them bare{where}:",
+                *statements,
+                *["or leave the database's owner, privileges and settings: --no-database-settings"]
+                * may_do_without.issuperset(missing),
+            ],
+            details=details,
+        )
+    if missing and not by_superuser and connection.execute(RIGHTS_QUERY).fetchone() != (True,):
+        raise TargetUnfitError(
+            f"node {node}: role {connection.info.user} may not create roles: {', '.join(missing)}",
+            hint=f"ALTER ROLE {quote(connection.info.user)} CREATEROLE;",
+            details=details,
+        )
+    return missing
+
+
+def find_existing_roles(
+    target: Target, connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str
+) -> set[str]:
+    """Those of the roles that the target's server has; `encoding` is that of the restored database."""
+    roles = list(roles)
+    with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
+        known = {bytes(name) for (name,) in raw.execute(KNOWN_QUERY)}
+    names = name_bytes(connection, roles, encoding)
+    return {role for role, name in zip(roles, names, strict=True) if name in known}
+
+
+def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str) -> list[bytes]:
+    """The roles' names as a server stores them that were created in a database of `encoding`.
+
+    Raises TargetUnfitError if it lacks a character.
+    """
+    names = [role.encode() for role in roles]
+    try:
+        return [bytes(name) for (name,) in connection.execute(BYTES_QUERY, (encoding, names))]
+    except psycopg.errors.UntranslatableCharacter as error:
+        raise TargetUnfitError(
+            f"a database of encoding {encoding} can't have a name of --role-map or --group: {shorten_message(error)}",
+            hint="choose a name in the characters of that encoding",
+        ) from error
+
+
+def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan: RestorePlan) -> RoleChanges:
+    """Which role takes the place of which in the target's DDL (raw text)."""
+    scope, encoding = plan.request.scope, plan.chain.baseline[target.source].encoding
+    before, after = (
+        map(raw_text, name_bytes(connection, [pair[side] for pair in scope.role_map], encoding)) for side in (0, 1)
+    )
+    pairs = dict(zip(before, after, strict=True))
+    with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
+        known = frozenset(raw_text(bytes(name)) for (name,) in raw.execute(KNOWN_QUERY))
+    return RoleChanges(pairs, scope.no_owner, read_our_name(target), known)
+
+
+def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
+    """Raise UsageError if the snapshot has none of a role that --role-map names; `met` are the roles of its DDL."""
+    known = {role for target in plan.targets for role in (*plan.roles(target), *_roles_of_database(plan, target))}
+    if unknown := sorted(role for role, _ in plan.request.scope.role_map if role not in known and role not in met):
+        raise UsageError(
+            f"--role-map: there is no role {', '.join(unknown)} in snapshot {plan.request.name}",
+            hint=f"its roles are: {', '.join(sorted(known))}",
+            details={"roles": unknown},
+        )
+
+
+def _roles_of_database(plan: RestorePlan, target: Target) -> Iterator[str]:
+    if (properties := plan.chain.database_properties(target.source)) is None:
+        return
+    yield properties.owner
+    for one in properties.privileges or ():
+        yield from filter(None, (one.grantor, one.grantee))
+    yield from (one.role for one in properties.settings if one.role)
+
+
+def create_roles(
+    target: Target,
+    roles: Iterable[str],
+    superusers: Superusers | None = None,
+    found: ServerGlobals | None = None,
+) -> tuple[list[str], list[str]]:
+    """Create the roles, all or none; return those created here, as `node: role`, and lines on what they don't have.
+
+    Those that are in `found` get what they had, others neither login nor password nor privilege. Our role becomes a
+    member of them if it is not a superuser: it could not give them anything otherwise. A superuser creates them if
+    there is one.
+    The session is in the database being restored, not in the locked maintenance database: the server stores the names
+    in the encoding of the session's database. The roles remain if the restore fails: they belong to the whole server.
+    """
+    roles = list(roles)
+    if not roles:
+        return [], []
+    node = superusers.node_of(target) if superusers else target.loaded
+    with raising_unreachable(target.node), connect(node) as connection:
+        notes = list[str]()
+        with connection.transaction():
+            created = _create_missing(target, connection, roles, superusers, found, notes)
+            if found and created:
+                notes += _give_what_they_had(connection, found, created, roles)
+        return [f"{target.node.id}: {role}" for role in created], [f"node {target.node.id}: {note}" for note in notes]
+
+
+def _create_missing(
+    target: Target,
+    connection: psycopg.Connection[Any],
+    roles: Iterable[str],
+    superusers: Superusers | None,
+    found: ServerGlobals | None,
+    notes: list[str],
+) -> list[str]:
+    created: list[str] = []
+    ours = read_role(target.node, connection)
+    members = "" if ours.is_super else " ROLE CURRENT_USER"
+    if superusers:
+        members = f" ROLE {quote(superusers.role)}"
+    known = {role.name: role for role in found.roles} if found else {}
+    for role in roles:
+        forms = [RoleStatement(f"CREATE ROLE {quote(role)} NOLOGIN;", "")]
+        if role in known:
+            forms.insert(0, creating_statement(known[role], powers=False, verifier=False))
+        for number, form in enumerate(forms, 1):
+            try:
+                with connection.transaction():
+                    connection.execute(f"{form.statement.removesuffix(';')}{members}".encode())
+                    if superusers and superusers.mark:
+                        mark_role(connection, role, superusers.mark)
+            except EXISTS as error:
+                # The target of another shard is on the same server, or somebody else creates it now.
+                _check_made_here(target, connection, role, superusers)
+                if isinstance(error, psycopg.errors.UniqueViolation):
+                    notes.append(f"role {role} was created by another session meanwhile, and is as that one made it")
+                break
+            except psycopg.Error as error:
+                if connection.broken:
+                    raise
+                if remedy_of(error):
+                    raise disrupted_error(target.node.id, error, f"role {role}") from error
+                if number < len(forms):
+                    notes.append(f"role {role} is created without what it had: {shorten_message(error)}: {form.shown}")
+                    continue
+                raise TargetUnfitError(
+                    f"node {target.node.id}: role {role} can't be created: {shorten_message(error)}",
+                    hint="create the role on the target, then repeat the command",
+                    details={"node": target.node.id, "roles": [role]},
+                ) from error
+            created.append(role)
+            break
+    return created
+
+
+def _check_made_here(
+    target: Target, connection: psycopg.Connection[Any], role: str, superusers: Superusers | None
+) -> None:
+    """Raise TargetUnfitError if a role exists that another drill or session has created since the checks.
+
+    Only a drill's roles say whose they are. It would drop those of another one at its end, and may not act as them.
+    """
+    if superusers and superusers.mark and (role, superusers.mark) not in find_marked(connection):
+        raise TargetUnfitError(
+            f"node {target.node.id}: another session has created role {role} meanwhile",
+            hint="repeat the command, once another drill there has ended",
+            details={"node": target.node.id, "roles": [role]},
+        )
+
+
+def _give_what_they_had(
+    connection: psycopg.Connection[Any], found: ServerGlobals, created: Container[str], missing: Container[str]
+) -> Iterator[str]:
+    """Give the roles their settings, comments and memberships; yield what they do not get, with the statement.
+
+    `missing` are all roles that the server lacked: the target of another shard there may have created some of them.
+    """
+    reserved = find_reserved_settings(connection)
+    extensions = {name.lower() for (name,) in connection.execute(EXTENSIONS_QUERY)}
+    for role in found.roles:
+        if role.name not in created:
+            continue
+        if withheld := withheld_attributes(role):
+            statement = attributes_statement(role, withheld)
+            yield f"role {role.name} was created without {', '.join(withheld)}; to grant them: {statement}"
+        if MARK.fullmatch(role.comment or ""):
+            yield f"role {role.name} is without its comment, which is in the form of those on a drill's roles"
+        elif role.comment is not None:
+            yield from _refused(connection, comment_statement(role))
+        for setting in role_settings(found, role.name):
+            statement = role_setting_statement(setting)
+            name = setting.name.lower()
+            prefix, dot, _ = name.partition(".")
+            if name in reserved or (dot and prefix in extensions):
+                yield f"role {role.name} is without {setting.name}, which may give it power; to set it: {statement}"
+            else:
+                yield from _refused(connection, statement)
+        yield from _grant_parameters(connection, [one for one in found.parameters if one.grantee == role.name])
+    for one in memberships_of_created(found, created):
+        if not may_be_granted(one, found, missing):
+            yield f"role {one.member} is not made a member of {one.role}; to do it: {membership_statement(one)}"
+        elif problems := list(_refused(connection, membership_statement(one))):
+            # Its grantor may not grant it here, or is not here.
+            yield from problems if list(_refused(connection, membership_statement(one, grantor=False))) else ()
+
+
+def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[ParameterPrivilege]) -> Iterator[str]:
+    """Grant SET on parameters that every role may set; yield the other privileges, with the statement."""
+    anybodys = {name.lower() for (name,) in connection.execute(ANYBODYS_QUERY)}
+    for one in privileges:
+        statement = parameter_statement(one)
+        # Whether every role may set those of a library that is not loaded is not known.
+        if one.privilege == "SET" and one.parameter in anybodys:
+            yield from _refused(connection, statement)
+        else:
+            what = f"{one.privilege} on parameter {one.parameter}, which may give it power"
+            yield f"role {one.grantee} is without {what}; to grant it: {statement}"
+
+
+def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:
+    """The settings, in lower case, that not every role may set, and those that make each session load a library.
+
+    Some of the first give power over the server or over what others own. Nobody could log in if a library is lacking.
+    """
+    return {name.lower() for (name,) in connection.execute(RESERVED_QUERY)} | PRELOADED.keys()
+
+
+def _refused(connection: psycopg.Connection[Any], statement: str) -> Iterator[str]:
+    for attempt in range(ATTEMPTS):
+        try:
+            with connection.transaction():
+                connection.execute(statement.encode())
+        except psycopg.Error as error:
+            if connection.broken:
+                raise
+            if remedy_of(error):
+                raise disrupted_error(node_of(connection), error, statement) from error
+            if not _is_concurrent(error) or attempt == ATTEMPTS - 1:
+                yield f"not done: {statement} {shorten_message(error)}"
+                return
+        else:
+            return
+
+
+def _is_concurrent(error: psycopg.Error) -> bool:
+    """Whether another session has changed the same row of a catalog meanwhile: the next attempt sees it.
+
+    The server does not translate internal errors.
+    """
+    is_changed = isinstance(error, psycopg.errors.InternalError_) and "tuple concurrently " in str(error)
+    return is_changed or isinstance(error, psycopg.errors.UniqueViolation)

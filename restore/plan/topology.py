@@ -1,0 +1,306 @@
+"""The topology of a restore: its sources, its targets, the routes between them, and what these must agree on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from cutline.fleet.messages import join_some
+from cutline.fleet.table_names import table_name
+from cutline.nodes.groups import Group
+from cutline.restore.ddl.ddl import show_name
+from cutline.restore.ddl.entries import SYSTEM_SCHEMAS, is_own_publication, read_archive
+from cutline.restore.ddl.role_statements import REMARKS
+from cutline.restore.plan.copies import Wanted, explain_damage
+from cutline.restore.rows.load import Feed, LoadTarget, LoadTargets
+from cutline.restore.scope.table_routes import RouteKind, SourceRoutes, TableRoute, parse_route, resolve_routes
+from cutline.snapshots.ddl.ddl_archive import PRIVILEGES, ArchiveEntry, statements_of_entry
+from cutline.snapshots.ddl.dump import read_stored_ddl
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Sequence as StoredSequence
+from cutline.snapshots.records.commit import count_by_node
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError
+
+NAMED_MAX = 20
+# What pg_restore runs only with --create.
+OF_DATABASE = ("DATABASE", "DATABASE PROPERTIES")
+SETTINGS = ("encoding", "collate", "ctype", "locale_provider", "locale", "icu_rules")
+
+
+class SourcesDifferError(RefusedError):
+    """Shards whose rows are to be restored into the same databases have different definitions."""
+
+
+class LargeObjectsUnroutedError(RefusedError):
+    """The snapshot has large objects, which belong to no table and have no route."""
+
+
+def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> None:
+    """Raise SourcesDifferError, naming what differs, unless all sources have the definitions of the first.
+
+    Compares the databases' encodings, locales and search_path, the tables, and the whole DDL with its owners. What else
+    belongs to a database or its server is the first source's: see _is_of_server.
+    """
+    differences: list[str] = []
+    first, *others = sources
+    ddl = {source: _read_statements(store, chain, source) for source in sources if others}
+    for other in others:
+        differences += [
+            f"database setting {one}: {getattr(chain.baseline[first], one)} on {first},"
+            f" {getattr(chain.baseline[other], one)} on {other}"
+            for one in SETTINGS
+            if getattr(chain.baseline[first], one) != getattr(chain.baseline[other], one)
+        ]
+        tables = _compare_tables(chain.groups(first), chain.groups(other))
+        named = {name for name, _ in tables}
+        differences += [f"table {name} of {first} and {other}: {what}" for name, what in tables]
+        differences += [
+            f"{name} of {first} and {other}: {what}"
+            for name, what in _compare(ddl[first], ddl[other])
+            if name.removeprefix("TABLE ") not in named
+        ]
+    if differences:
+        versions = " and ".join(sorted({str(chain.baseline[one].server_version // 10000) for one in sources}))
+        raise SourcesDifferError(
+            f"the definitions of {', '.join(sources)} differ, so their rows can't go to the same databases:"
+            f" {join_some(differences, NAMED_MAX)}",
+            hint=[
+                "make the definitions the same, and take another increment: snapshot create NAME --incremental",
+                *([f"PostgreSQL {versions} print some equal definitions differently"] if " " in versions else []),
+                "or restore each shard to a target with its own id",
+            ],
+            details={"differences": differences},
+        )
+
+
+def compare_sources(
+    store: ObjectStore, chain: Chain, sources: Sequence[str], wanted: Wanted
+) -> ObjectDamagedError | None:
+    """Do what check_sources does; return the error for DDL that can't be compared, with what is lost without it."""
+    try:
+        check_sources(store, chain, sources)
+    except ObjectDamagedError as error:
+        return explain_damage(store, chain, wanted, error)
+    return None
+
+
+def check_large_objects_routed(chain: Chain, sources: Iterable[str]) -> None:
+    """Raise LargeObjectsUnroutedError if a source has large objects."""
+    counts = {node: count for node, count in count_by_node(chain.full).items() if node in sources}
+    if counts:
+        found = ", ".join(f"{count} on {node}" for node, count in counts.items())
+        raise LargeObjectsUnroutedError(
+            f"snapshot {chain.name} has large objects ({found}), and only a target with the id of their shard can have"
+            " them",
+            hint="restore the tables without large objects: --group 'SCHEMA.*'; or give the targets the shards' ids",
+            details={"large_objects": counts},
+        )
+
+
+def _compare_tables(first: Iterable[Group], other: Iterable[Group]) -> list[tuple[str, str]]:
+    return _compare(*({group.name: _definition(group) for group in groups} for groups in (first, other)))
+
+
+def _definition(group: Group) -> object:
+    """What makes stored lines of two shards the same; types by name, as their oids are those of a database."""
+    columns = [(column.name, column.type, column.type_modifier) for column in group.columns]
+    return group.identity, group.key_width, columns
+
+
+def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[tuple[str, str]]:
+    """What differs by name, and how."""
+    found: list[tuple[str, str]] = []
+    for name in sorted(first.keys() | other.keys()):
+        if name not in other or name not in first:
+            found.append((name, f"only the {'first' if name in first else 'second'} has it"))
+        elif first[name] != other[name]:
+            found.append((name, "defined differently"))
+    return found
+
+
+def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
+    """The statements of a source's DDL by what they define, without what is not compared.
+
+    Cutline's own publications are not: a node may have one for tables that were append-only, and another has not,
+    though their tables are the same.
+    """
+    body = read_stored_ddl(store, chain, source)
+    archive = read_archive(body)
+    found: dict[str, Counter[tuple[str, ...]]] = {}
+    for entry in archive.entries:
+        if is_own_publication(entry) or entry.kind in OF_DATABASE or _is_of_server(entry):
+            continue
+        found.setdefault(_name_of(entry), Counter())[
+            statements_of_entry(body, entry), entry.tablespace, entry.access, entry.owner
+        ] += 1
+    return {**found, "setting search_path": archive.search_path}
+
+
+def _is_of_server(entry: ArchiveEntry) -> bool:
+    """Whether it is a remark or a privilege of the database itself, or a privilege of a PostgreSQL object."""
+    if entry.kind in (PRIVILEGES, *REMARKS):
+        return entry.name.startswith("DATABASE ") or (entry.kind == PRIVILEGES and entry.schema in SYSTEM_SCHEMAS)
+    return False
+
+
+def _name_of(entry: ArchiveEntry) -> str:
+    return show_name(f"{entry.kind} {f'{entry.schema}.' if entry.schema else ''}{entry.name}")
+
+
+class ShownRoute(NamedTuple):
+    """A table and its route, as reports have it."""
+
+    table: str
+    route: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Rows of all `sources` go to `targets`, node ids in the order of the target's file; `routes` are by table name.
+
+    DDL and settings are those of the first source.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    routes: Mapping[str, TableRoute]
+
+    def routes_of(self, chain: Chain, source: str) -> SourceRoutes:
+        """The routes by the group numbers of a source."""
+        by_group = {
+            group.number: self.routes[group.name] for group in chain.groups(source) if group.name in self.routes
+        }
+        return SourceRoutes(source, source == self.sources[0], self.targets, by_group)
+
+    def sequences(self, chain: Chain) -> tuple[StoredSequence, ...]:
+        """The sequences' values for every target: of several sources, the one furthest in the increment's direction."""
+        furthest: dict[tuple[str, str], StoredSequence] = {}
+        for source in self.sources:
+            for one in chain.sequences(source):
+                name = one.schema, one.name
+                if name not in furthest or _reach(one) > _reach(furthest[name]):
+                    furthest[name] = one
+        return tuple(furthest.values())
+
+    def shares(self, source: str, target: str) -> dict[str, float]:
+        """The part of each table's rows of a source that a target gets, by name."""
+        number, is_first = self.targets.index(target), source == self.sources[0]
+        return {name: one.share(number, len(self.targets), is_first=is_first) for name, one in self.routes.items()}
+
+    def shown(self, groups: Sequence[Group]) -> list[ShownRoute]:
+        """The routes of the tables that are restored, in their order."""
+        return [ShownRoute(group.name, self.routes[group.name].text) for group in groups]
+
+    def remarks(self, chain: Chain, groups: Sequence[Group]) -> list[str]:
+        """What becomes of the tables' rows and of the sequences, a line each; `groups` are those that are restored."""
+        lines = [f"{' + '.join(self.sources)} go to {', '.join(self.targets)}"]
+        several = len(self.sources) > 1
+        if several:
+            lines.append(
+                f"settings and privileges of the database, and privileges of PostgreSQL's own objects, are those of"
+                f" {self.sources[0]}"
+            )
+        if self.sequences(chain):
+            what = "the value of the source that is furthest" if several else "the source's value"
+            lines.append(f"sequences have on every target {what}")
+        equal = [self.routes[one.name].table for one in groups if self.routes[one.name].kind is RouteKind.ALL]
+        if equal and several:
+            lines.append(f"rows taken from {self.sources[0]}, if equal on all sources: {', '.join(equal)}")
+        added = [one.name for one in groups if one.is_multiset and one.name not in equal]
+        if added and several:
+            lines.append(f"rows of all sources added up, as there is no key: {', '.join(added)}")
+        return lines
+
+
+def _reach(one: StoredSequence) -> tuple[int, bool]:
+    return (one.last_value if one.increment > 0 else -one.last_value), one.is_called
+
+
+def plan_topology(
+    sources: Sequence[str], targets: Sequence[str], groups: Sequence[Group], words: Sequence[str]
+) -> Topology:
+    """Resolve the routes that the user gave as `words`; `groups` are those of the first source that are restored.
+
+    Raises UsageError.
+    """
+    found = resolve_routes(groups, [parse_route(word) for word in words], tuple(targets))
+    return Topology(tuple(sources), tuple(targets), found)
+
+
+def find_feeds(
+    chain: Chain, shards: tuple[str, ...], topology: Topology | None, databases: Mapping[str, LoadTarget], parts: int
+) -> LoadTargets:
+    """The feeds of the databases that are to be loaded, by shard; with a topology, of all its sources.
+
+    Without one, each of the `shards` has a target of its own.
+    """
+    if topology is None:
+        feeds = {shard: Feed({number: databases[shard]}) for number, shard in enumerate(shards) if shard in databases}
+        return LoadTargets(shards, feeds, parts)
+    numbered = {number: databases[one] for number, one in enumerate(topology.targets) if one in databases}
+    feeds = {
+        source: Feed(
+            {number: _for_source(chain, source, database) for number, database in numbered.items()},
+            topology.routes_of(chain, source),
+        )
+        for source in topology.sources
+    }
+    return LoadTargets(topology.sources, feeds, parts)
+
+
+def _for_source(chain: Chain, source: str, database: LoadTarget) -> LoadTarget:
+    """The database with its groups by the numbers that the source's rows have."""
+    by_name = {group.name: group for group in database.groups.values()}
+    return replace(
+        database, groups={one.number: by_name[one.name] for one in chain.groups(source) if one.name in by_name}
+    )
+
+
+IDENTIFIER = r'"(?:[^"]|"")+"'
+RELATION = rf"{IDENTIFIER}\.{IDENTIFIER}"
+COLUMNS = rf"{IDENTIFIER}(?:, {IDENTIFIER})*"
+# As pg_dump writes it, with every identifier quoted. What has another form (PERIOD) is left out.
+DEFINITION = re.compile(
+    rf"ALTER TABLE (?:ONLY )?(?P<table>{RELATION})\s+ADD CONSTRAINT {IDENTIFIER} FOREIGN KEY \((?P<columns>{COLUMNS})\)"
+    rf" REFERENCES (?P<other>{RELATION})\((?P<others>{COLUMNS})\).*",
+    re.DOTALL,
+)
+
+
+def keeps_foreign_key(topology: Topology, statement: str) -> bool:
+    """Whether the routes lead every row to a target that has the row that it refers to.
+
+    They do if there is one target, or if the table referred to is on every target; or if both tables are divided in the
+    same way by columns that the key equates, or are on the same target.
+    """
+    if len(topology.targets) == 1:
+        return True
+    parts = DEFINITION.fullmatch(statement)
+    if parts is None:
+        return False
+    own, other = _route(topology.routes, parts["table"]), _route(topology.routes, parts["other"])
+    if own is None or other is None:
+        return False
+    if other.kind is RouteKind.ALL:
+        return True
+    if own.divides_like != other.divides_like:
+        return False
+    if own.kind is RouteKind.NODE:
+        return True
+    pairs = zip(_names(parts["columns"]), _names(parts["others"]), strict=True)
+    return (own.column, other.column) in pairs
+
+
+def _route(routes: Mapping[str, TableRoute], relation: str) -> TableRoute | None:
+    """The route of a table by its quoted name; a partitioned table has none."""
+    return routes.get(table_name(*_names(relation)))
+
+
+def _names(text: str) -> list[str]:
+    """The names in a list of quoted identifiers."""
+    return [one[1:-1].replace('""', '"') for one in re.findall(IDENTIFIER, text)]

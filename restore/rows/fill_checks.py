@@ -1,0 +1,350 @@
+"""What keeps rows from the tables of a database: all of it is found before anything is changed.
+
+Each obstacle is of one kind and names all tables that it concerns, with the statements that remove it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.table_names import quote_identifier, table_name
+from cutline.nodes.groups import Group, Table, qualify, read_tables
+from cutline.nodes.problems import quote, read_role
+from cutline.restore.rows.filled_tables import OWN, Checker, find_acting, find_filled, find_oids, named, oids_of
+from cutline.restore.rows.filling import DELETED, REPLICA
+from cutline.restore.rows.jobs import find_roots
+from cutline.restore.rows.references import (
+    find_code_of_others,
+    find_referring,
+    find_temporal,
+    find_unreadable,
+    find_untrusted,
+)
+from cutline.restore.targets.obstacles import Obstacles
+from cutline.snapshots.records.commit import Sequence as StoredSequence
+
+SEQUENCES_QUERY = """
+SELECT s.space, s.name, c.oid IS NOT NULL, coalesce(s.value BETWEEN q.seqmin AND q.seqmax, true),
+       c.oid IS NULL OR (has_sequence_privilege(c.oid, 'UPDATE') AND has_schema_privilege(n.oid, 'USAGE'))
+  FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS s (space, name, value)
+  LEFT JOIN pg_namespace n ON n.nspname = s.space
+  LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = s.name AND c.relkind = 'S'
+  LEFT JOIN pg_sequence q ON q.seqrelid = c.oid
+"""
+# The sequences of the tables' columns: those that belong to one, or that its default names.
+USED_QUERY = f"""
+WITH RECURSIVE {OWN},
+used AS (
+    SELECT d.objid AS relid FROM pg_depend d JOIN own ON own.relid = d.refobjid
+     WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
+    UNION
+    SELECT d.refobjid FROM pg_attrdef e JOIN own ON own.relid = e.adrelid
+      JOIN pg_depend d ON d.objid = e.oid
+     WHERE d.classid = 'pg_attrdef'::regclass AND d.refclassid = 'pg_class'::regclass)
+SELECT n.nspname, c.relname FROM pg_class c JOIN used ON used.relid = c.oid
+  JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'S'
+"""
+
+
+def find_used(
+    connection: psycopg.Connection[Any], groups: Iterable[Group], sequences: Iterable[StoredSequence]
+) -> list[StoredSequence]:
+    """Those of `sequences` that columns of these tables use in the session's database."""
+    oids = oids_of(connection, groups)
+    used = set(connection.execute(USED_QUERY, (oids,)).fetchall())
+    return [one for one in sequences if (one.schema, one.name) in used]
+
+
+def check_sequences(
+    checker: Checker, connection: psycopg.Connection[Any], role: str, sequences: Sequence[StoredSequence]
+) -> None:
+    """Add what keeps our role from giving the sequences their values."""
+    columns = zip(*((one.schema, one.name, one.last_value) for one in sequences), strict=True)
+    values = tuple(map(list, columns)) or ([], [], [])
+    rows = connection.execute(SEQUENCES_QUERY, values).fetchall()
+    if missing := [table_name(space, name) for space, name, exists, _, _ in rows if not exists]:
+        checker.add(
+            f"{checker.label} lacks sequences that the snapshot has: {named(missing)}",
+            "create them, or restore some tables alone with --group PATTERN",
+        )
+    if beyond := [table_name(space, name) for space, name, _, fits, _ in rows if not fits]:
+        checker.add(
+            f"sequences of {checker.label} can't have the snapshot's values: {named(beyond)}",
+            "alter their MINVALUE and MAXVALUE as the snapshot has them",
+        )
+    if denied := [(space, name) for space, name, _, _, may_set in rows if not may_set]:
+        checker.add(
+            f"role {role} may not set sequences of {checker.label}: {named([table_name(*one) for one in denied])}",
+            "run as their owner",
+            [f"GRANT USAGE ON SCHEMA {quote(space)} TO {role}" for space, _ in denied]
+            + [f"GRANT UPDATE ON SEQUENCE {quote(space)}.{quote(name)} TO {role}" for space, name in denied],
+        )
+
+
+SET_PARAMETER_VERSION = 150000
+DATABASE_QUERY = """
+SELECT pg_encoding_to_char(encoding), has_database_privilege(oid, 'CREATE') FROM pg_database
+ WHERE datname = current_database()
+"""
+KINDS = {
+    "r": "no permanent table", "p": "a partitioned table", "v": "a view", "m": "a materialized view",
+    "f": "a foreign table", "S": "a sequence",
+}  # fmt: skip
+KINDS_QUERY = """
+SELECT n.nspname, c.relname, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = ANY (%s) AND n.nspname !~ '^pg_'
+"""
+# Columns that a row of the snapshot has no value for, and must have one.
+NEEDED_QUERY = """
+SELECT a.attrelid::bigint, a.attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+ WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
+   AND NOT a.atthasdef AND (a.attnotnull OR t.typnotnull) AND t.typdefault IS NULL
+"""
+# What a trigger enforces after the statement, and which are off, with the other triggers.
+DEFERRABLE_QUERY = """
+SELECT format('%%I.%%I', n.nspname, c.relname), k.conname
+  FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE k.conrelid = ANY (%s) AND k.contype IN ('p', 'u', 'x') AND k.condeferrable ORDER BY 1, 2
+"""
+PRIVILEGES_QUERY = f"""
+WITH RECURSIVE filled AS (SELECT relid FROM unnest(%s::oid[]) AS given (relid)),
+{DELETED}
+SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), p.name, n.nspname, has_schema_privilege(n.oid, 'USAGE')
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('TRUNCATE'), ('DELETE')) AS p (name)
+ WHERE c.oid IN (SELECT relid FROM filled)
+   AND NOT (has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, p.name))
+   AND (p.name <> 'DELETE' OR c.oid IN (SELECT relid FROM deleted))
+ ORDER BY 2, 3
+"""
+# The leaves of partitioned tables through which rows are loaded (restore/rows/jobs.py): any may get rows.
+LEAVES_QUERY = """
+WITH RECURSIVE below AS (
+    SELECT name::regclass::oid AS relid FROM unnest(%s::text[]) AS root (name)
+    UNION SELECT i.inhrelid FROM below JOIN pg_inherits i ON i.inhparent = below.relid)
+SELECT c.oid::regclass::text FROM below JOIN pg_class c ON c.oid = below.relid
+ WHERE c.relkind <> 'p' AND c.oid <> ALL (%s::oid[]) ORDER BY 1
+"""
+VIEWS_QUERY = "SELECT format('%I.%I', schemaname, matviewname) FROM pg_matviews ORDER BY 1"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """What is to be loaded into a database: the rows of `groups`, and the values of `sequences`.
+
+    `encoding` is the source's. `has_begun`: an earlier process has loaded some of the rows.
+    """
+
+    groups: Sequence[Group]
+    sequences: Sequence[StoredSequence]
+    encoding: str
+    has_begun: bool = False
+
+
+def check_tables(
+    node: Node, connection: psycopg.Connection[Any], wanted: WantedRows, obstacles: Obstacles
+) -> dict[str, int]:
+    """Add what keeps the rows from the tables of the session's database; return the tables' oids, by group name."""
+    checker = Checker(node, obstacles)
+    role = read_role(node, connection).quoted
+    encoding, may_create = connection.execute(DATABASE_QUERY).fetchone() or ("", False)
+    if encoding != wanted.encoding:
+        checker.add(
+            f"{checker.label} has encoding {encoding}, the snapshot's rows have {wanted.encoding}",
+            "restore into a database of that encoding, or without --data-only",
+        )
+    if not may_create:
+        grant = f"GRANT CREATE ON DATABASE {quote(checker.database)} TO {role}"
+        checker.add(
+            f"role {role} may not create the schema of a ledger in {checker.label}", "run as its owner", [grant]
+        )
+    _check_replica(checker, connection, role)
+    tables = {one.group.name: one for one in read_tables(connection, GroupRules())}
+    found = {group.name: tables[group.name] for group in wanted.groups if group.name in tables}
+    _check_found(checker, connection, wanted.groups, found)
+    _check_columns(checker, connection, wanted.groups, found)
+    _check_constraints(checker, connection, wanted.groups, found)
+    uncounted = _check_privileges(checker, connection, role, found)
+    if not wanted.has_begun:
+        counted = [one for one in found.values() if one.oid not in uncounted and not one.hides_rows]
+        if filled := find_filled(connection, [one.group for one in counted]):
+            hint, statement = _emptying(connection, [found[name] for name in filled])
+            checker.add(f"tables of {checker.label} are not empty: {named(filled)}", hint, [statement])
+    check_sequences(checker, connection, role, wanted.sequences)
+    return {name: one.oid for name, one in found.items()}
+
+
+def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> tuple[str, str]:
+    """A hint, and the statement that empties the tables, with those whose rows may refer to theirs."""
+    names = [f"ONLY {qualify(one.group)}" for one in tables]
+    referring = find_referring(connection, [one.oid for one in tables])
+    if referring.filled:
+        return (
+            f"rows of {named(referring.filled)} may refer to theirs; if neither are needed, empty all of these tables",
+            f"TRUNCATE {', '.join([*names, *referring.to_truncate])}",
+        )
+    hint = "if their rows are not needed, empty them"
+    if not referring.to_truncate:
+        return hint, f"TRUNCATE {', '.join(names)}"
+    # Tables without rows keep TRUNCATE from it, too. In one statement: these may refer to each other.
+    *others, last = names
+    ctes = ", ".join(f"t{number} AS (DELETE FROM {name})" for number, name in enumerate(others))
+    return hint, f"WITH {ctes} DELETE FROM {last}" if ctes else f"DELETE FROM {last}"
+
+
+def find_views(connection: psycopg.Connection[Any]) -> list[str]:
+    """The materialized views of the session's database, which nobody refreshes."""
+    return [name for (name,) in connection.execute(VIEWS_QUERY)]
+
+
+def _check_replica(checker: Checker, connection: psycopg.Connection[Any], role: str) -> None:
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(REPLICA)
+    except psycopg.errors.InsufficientPrivilege:
+        can_grant = connection.info.server_version >= SET_PARAMETER_VERSION
+        grant = [f"GRANT SET ON PARAMETER session_replication_role TO {role}"] if can_grant else []
+        checker.add(
+            f"role {role} may not set session_replication_role, which keeps triggers and foreign keys from acting",
+            "run as a superuser" if grant else "restore as a superuser",
+            grant,
+        )
+
+
+def _check_found(
+    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
+) -> None:
+    lacking = [group.name for group in groups if group.name not in found]
+    if not lacking:
+        return
+    kinds = {
+        table_name(schema, name): KINDS[kind] for schema, name, kind in connection.execute(KINDS_QUERY, (list(KINDS),))
+    }
+    if others := [f"{name} is {kinds[name]}" for name in lacking if name in kinds]:
+        checker.add(
+            f"{checker.label} has no ordinary tables of these names: {named(others)}",
+            "restore the other tables alone, with --group PATTERN, or all of them without --data-only",
+        )
+    if missing := [name for name in lacking if name not in kinds]:
+        checker.add(
+            f"{checker.label} lacks tables that the snapshot has: {named(missing)}",
+            "create them, or restore the others alone with --group PATTERN",
+        )
+
+
+def _check_columns(
+    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
+) -> None:
+    names = {one.oid: name for name, one in found.items()}
+    wrong: list[str] = []
+    known: dict[str, set[str]] = {}
+    for group in (one for one in groups if one.name in found):
+        types = {column.name: column.type for column in found[group.name].group.columns}
+        known[group.name] = {column.name for column in group.columns}
+        for column in group.columns:
+            if column.name not in types:
+                wrong.append(f"{group.name}.{column.name} is missing or generated")
+            elif types[column.name] != column.type:
+                wrong.append(f"{group.name}.{column.name} is {types[column.name]} instead of {column.type}")
+    if wrong:
+        checker.add(
+            f"tables of {checker.label} have other columns than the snapshot: {named(wrong)}",
+            "alter them as the snapshot has them, or restore the other tables alone with --group PATTERN",
+        )
+    needed = connection.execute(NEEDED_QUERY, (list(names),)).fetchall()
+    further = [(names[oid], column) for oid, column in needed if column not in known[names[oid]]]
+    if further:
+        checker.add(
+            f"tables of {checker.label} have columns that no row has a value for:"
+            f" {named([f'{name}.{column}' for name, column in further])}",
+            "give them defaults, or let them be NULL",
+            [
+                f"ALTER TABLE {qualify(found[name].group)} ALTER COLUMN {quote_identifier(column)} DROP NOT NULL"
+                for name, column in further
+            ],
+        )
+
+
+def _check_constraints(
+    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
+) -> None:
+    oids = [one.oid for one in found.values()]
+    roots = set(find_roots(connection, (one for one in groups if one.name in found)).values())
+    if acting := find_acting(connection, [*oids, *find_oids(connection, roots)]):
+        turn = {"A": "ENABLE", "R": "DISABLE"}
+        checker.add(
+            f"triggers or rules of {checker.label} would act on the rows, because they are ENABLE ALWAYS or REPLICA:"
+            f" {named([one.label for one in acting])}",
+            "keep them from acting until the restore is done",
+            [f"ALTER TABLE {one.table} {turn[one.enabled]} {one.kind} {quote(one.name)}" for one in acting],
+        )
+    if deferrable := connection.execute(DEFERRABLE_QUERY, (oids,)).fetchall():
+        checker.add(
+            f"deferrable constraints of {checker.label} are not enforced while rows are loaded:"
+            f" {named([f'{name} of {table}' for table, name in deferrable])}",
+            "drop them, and add them again after the restore",
+            [f"ALTER TABLE {table} DROP CONSTRAINT {quote(name)}" for table, name in deferrable],
+        )
+    if others := [name for (name,) in connection.execute(LEAVES_QUERY, (list(roots), oids))]:
+        checker.add(
+            f"rows may get into other partitions, because an enum's labels decide: {named(others)}",
+            "restore all partitions together",
+        )
+    if untrusted := find_untrusted(connection, oids):
+        checker.add(
+            f"foreign keys of {checker.label} can't be verified without running code of roles that own no restored"
+            f" table: {named(untrusted)}",
+            "drop them until the restore is done, or restore those tables, too",
+        )
+    if code := find_code_of_others(connection, oids):
+        checker.add(
+            f"loading rows into tables of {checker.label} would run code of roles that own no restored table:"
+            f" {named(code)}",
+            "give these to an owner of the tables: ALTER TYPE, DOMAIN or FUNCTION … OWNER TO …",
+        )
+    if temporal := find_temporal(connection, oids):
+        checker.add(
+            f"foreign keys of {checker.label} compare periods, which a restore can't verify: {named(temporal)}",
+            "drop them, and add them again after the restore",
+        )
+
+
+def _check_privileges(
+    checker: Checker, connection: psycopg.Connection[Any], role: str, found: Mapping[str, Table]
+) -> set[int]:
+    """Add what our role may not do with the tables; return those, by oid, whose rows it may not count."""
+    oids = [one.oid for one in found.values()]
+    if hidden := [name for name, one in found.items() if one.hides_rows]:
+        checker.add(
+            f"row security of {checker.label} applies to role {role}: {named(hidden)}",
+            "run as a superuser",
+            [f"ALTER ROLE {role} BYPASSRLS"],
+        )
+    denied = connection.execute(PRIVILEGES_QUERY, (oids,)).fetchall()
+    if denied:
+        lacking: dict[str, list[str]] = {}
+        for _, table, privilege, _, _ in denied:
+            lacking.setdefault(table, []).append(privilege)
+        schemas = [schema for *_, schema, may_use in denied if not may_use]
+        shown = [f"{table} ({', '.join(names)})" for table, names in lacking.items()]
+        checker.add(
+            f"role {role} lacks privileges on tables of {checker.label}: {named(shown)}",
+            "run as their owner",
+            [f"GRANT USAGE ON SCHEMA {quote(schema)} TO {role}" for schema in schemas]
+            + [f"GRANT {', '.join(names)} ON {table} TO {role}" for table, names in lacking.items()],
+        )
+    if unreadable := [
+        one for one in find_unreadable(connection, oids) if one not in {table for _, table, *_ in denied}
+    ]:
+        checker.add(
+            f"role {role} may not read tables of {checker.label} that foreign keys refer to or come from:"
+            f" {named(unreadable)}",
+            "run as their owner",
+            [f"GRANT SELECT ON {table} TO {role}" for table in unreadable],
+        )
+    return {oid for oid, _, name, _, may_use in denied if name == "SELECT" or not may_use}

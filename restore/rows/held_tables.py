@@ -1,0 +1,175 @@
+"""Keep others from altering the tables that are filled, and wait for those who write to them.
+
+The lock forbids DDL, and neither reading nor writing. But behind a session that waits to alter a table everybody else
+waits, the load too. Transactions that have written to the tables, or to those at the other end of their foreign keys,
+may end after the rows are loaded: what they have done is seen only then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic, sleep
+from typing import Any, NamedTuple
+
+import psycopg
+
+from cutline.fleet.config import Node
+from cutline.nodes.connections import connect
+from cutline.nodes.groups import Group, qualify
+from cutline.restore.rows.filled_tables import TablesUnfitError, oids_of
+from cutline.restore.rows.jobs import find_roots
+from cutline.restore.rows.load import TablesInUseError
+from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_connected
+from cutline.storage.errors import SnapshotError
+
+WRITERS_SECONDS_MAX = 60
+# A session that waits for a lock, such as that of a migration with a lock_timeout, may give up by itself.
+WAITING_SECONDS_MAX = 10
+LOCKED_AT_ONCE = 100
+POLL_SECONDS = 0.2
+LOOK_SECONDS, STOP_SECONDS_MAX = 1.0, 2.0
+# The transactions that have written to the tables; the prepared ones have no session.
+WRITERS_QUERY = """
+SELECT DISTINCT virtualtransaction, coalesce(pid, 0) FROM pg_locks
+ WHERE locktype = 'relation' AND relation = ANY (%s) AND granted AND pid IS DISTINCT FROM pg_backend_pid()
+   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+"""
+# The sessions that wait for this one, and for which writers wait.
+WAITING_QUERY = """
+SELECT DISTINCT pid FROM pg_locks
+ WHERE locktype = 'relation' AND NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))
+   AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+"""
+# The sessions of others for which ours wait that load rows: one whose transaction has inserted the same key, say.
+BLOCKING_QUERY = """
+WITH ours AS (
+    SELECT pid, wait_event_type FROM pg_stat_activity
+     WHERE datname = current_database() AND usename = current_user AND starts_with(application_name, 'cutline'))
+SELECT DISTINCT blocker FROM ours CROSS JOIN LATERAL unnest(pg_blocking_pids(pid)) AS blocker
+ WHERE wait_event_type = 'Lock' AND blocker NOT IN (SELECT pid FROM ours)
+"""
+# Spark ends a task, but not what the server does for it.
+END_WAITING_QUERY = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE datname = current_database() AND usename = current_user AND starts_with(application_name, 'cutline')
+   AND starts_with(query, 'COPY ') AND wait_event_type = 'Lock'
+"""
+ALTERING = "wait to alter them, and everybody else waits for these"
+BLOCKING = f"have kept rows from being loaded for {LOCK_SECONDS_MAX} s: their transactions are open"
+WAITS = ((WAITING_QUERY, ALTERING), (BLOCKING_QUERY, BLOCKING))
+SECONDS_MAX = {ALTERING: WAITING_SECONDS_MAX, BLOCKING: LOCK_SECONDS_MAX}
+
+
+def hold_tables(node: Node, connection: psycopg.Connection[Any], groups: Sequence[Group]) -> None:
+    """Begin a transaction of the session that lets nobody alter the tables, and those through which they are loaded.
+
+    Raises TablesInUseError, TablesUnfitError.
+    """
+    names = [*map(qualify, groups), *sorted(set(find_roots(connection, groups).values()))]
+    connection.execute("BEGIN")
+    connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
+    try:
+        # A statement of thousands of names would be long.
+        for start in range(0, len(names), LOCKED_AT_ONCE):
+            some = ", ONLY ".join(names[start : start + LOCKED_AT_ONCE])
+            connection.execute(f"LOCK TABLE ONLY {some} IN SHARE UPDATE EXCLUSIVE MODE".encode())
+    except psycopg.errors.DeadlockDetected as error:
+        raise in_use(node, connection.info.dbname, "others lock them in another order") from error
+    except psycopg.errors.LockNotAvailable as error:
+        why = f"others alter them, or have had them locked for {LOCK_SECONDS_MAX} s"
+        raise in_use(node, connection.info.dbname, why) from error
+    except psycopg.errors.OutOfMemory as error:
+        raise TablesUnfitError(
+            f"node {node.id}: the server has no room for a lock on each of {len(names)} tables",
+            hint="raise max_locks_per_transaction, or restore fewer tables at once with --group PATTERN",
+            details={"node": node.id},
+        ) from error
+
+
+class _Waiting(NamedTuple):
+    """A session of a node that is in the way, and why."""
+
+    node: str
+    pid: int
+    why: str
+
+
+@contextmanager
+def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: Callable[[], object]) -> Iterator[None]:
+    """Run the block; `end` it, and raise TablesInUseError, when a session has waited long for the locks of `held`.
+
+    The same when others have long kept our sessions from loading rows.
+    """
+    found: list[TablesInUseError] = []
+    over = threading.Event()
+
+    def look() -> None:
+        since: dict[_Waiting, float] = {}
+        while not over.wait(LOOK_SECONDS):
+            now, waiting = monotonic(), set[_Waiting]()
+            for node, connection in held:
+                # Whoever needs the session notices that it is lost.
+                with suppress(psycopg.Error):
+                    # Within a transaction the server shows sessions as they were at the first look.
+                    connection.execute("SELECT pg_stat_clear_snapshot()")
+                    for query, why in WAITS:
+                        waiting |= {_Waiting(node.id, pid, why) for (pid,) in connection.execute(query)}
+            since = {one: since.get(one, now) for one in waiting}
+            late = [one for one, begun in since.items() if now - begun > SECONDS_MAX[one.why]]
+            for node, connection in held:
+                for _, why in WAITS:
+                    pids = [one.pid for one in late if (one.node, one.why) == (node.id, why)]
+                    if pids and not found:
+                        found.append(in_use(node, connection.info.dbname, f"{_who(pids)} {why}"))
+            if found:
+                end()
+                _end_waiting(node for node, _ in held)
+
+    thread = threading.Thread(target=look, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception as error:
+        if found:
+            raise found[0] from error
+        raise
+    finally:
+        over.set()
+        # A node may not answer.
+        thread.join(STOP_SECONDS_MAX)
+
+
+def _end_waiting(nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        with suppress(psycopg.Error, SnapshotError), connect(node) as connection:
+            connection.execute(END_WAITING_QUERY)
+
+
+def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
+    """Wait until the transactions have ended that write to the tables now; raise TablesInUseError."""
+    oids = find_connected(connection, oids_of(connection, groups))
+    writers = set(connection.execute(WRITERS_QUERY, (oids,)).fetchall())
+    deadline = monotonic() + WRITERS_SECONDS_MAX
+    while writers := writers & set(connection.execute(WRITERS_QUERY, (oids,)).fetchall()):
+        if monotonic() > deadline:
+            who = _who(pid for _, pid in writers)
+            raise in_use(node, connection.info.dbname, f"{who} have open transactions that wrote to them")
+        sleep(POLL_SECONDS)
+
+
+def _who(pids: Iterable[int]) -> str:
+    """The sessions; a prepared transaction has none, and 0 as its process."""
+    sessions = sorted(pid for pid in pids if pid)
+    return f"sessions {', '.join(map(str, sessions))}" if sessions else "prepared transactions (see pg_prepared_xacts)"
+
+
+def in_use(node: Node, database: str, why: str) -> TablesInUseError:
+    """The error for tables that others use, and why that is in the way."""
+    return TablesInUseError(
+        f"node {node.id}: tables of database {database} are in use: {why}",
+        hint="end the sessions that use them (see pg_locks), then repeat the command",
+        details={"node": node.id, "database": database},
+    )

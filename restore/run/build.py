@@ -1,0 +1,197 @@
+"""Build one database of a restore: the tables before the rows, and the rest of the DDL after them.
+
+No index, constraint, trigger, rule or policy of the snapshot acts on the rows while they are loaded and counted: all
+of these are created afterwards, event triggers last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.errors import Diagnostic
+
+from cutline.fleet.config import Node
+from cutline.nodes.connections import connect, raising_unreachable
+from cutline.nodes.encodings import RAW, raw_text
+from cutline.nodes.groups import Group, qualify
+from cutline.nodes.server_errors import shorten_message
+from cutline.nodes.watch import Watch
+from cutline.restore.ddl.ddl import (
+    Ddl,
+    DdlEntry,
+    Refusal,
+    ending,
+    find_settable,
+    refresh_views,
+    set_sequences,
+    show_name,
+)
+from cutline.restore.ddl.entries import move_statements
+from cutline.restore.ddl.running import DdlRun
+from cutline.restore.ddl.statements import NeededPath, run_with_paths
+from cutline.restore.rows.jobs import find_roots
+from cutline.restore.rows.load import LoadTarget, check_counts, create_ledger, find_load_paths, has_ledger
+from cutline.restore.scope.scope import TableMove
+from cutline.snapshots.records.commit import Sequence
+
+# The roots of partitioned tables: their partitions are analyzed with them.
+ANALYZED_QUERY = """
+SELECT textsend(format('%%I.%%I', n.nspname, c.relname)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'm', 'p') AND NOT c.relispartition
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_toast'
+   AND (%s::text[] IS NULL
+        OR c.oid IN (SELECT coalesce(pg_partition_root(t::regclass), t::regclass) FROM unnest(%s::text[]) AS t))
+ ORDER BY c.oid
+"""
+
+
+@dataclass(slots=True)
+class FinishedDatabase:
+    """What was done after a database's rows.
+
+    `problems` are lines about views that are not populated and tables that are not analyzed, `refusals` what the server
+    refused, `helped` entries that were created only because functions got a search_path meanwhile, with these.
+    `is_finished`: nothing is missing but the database's real name.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    helped: list[tuple[DdlEntry, tuple[NeededPath, ...]]] = field(default_factory=list)
+    is_finished: bool = True
+
+
+def create_tables(
+    database: Node, ddl: Ddl, groups: Iterable[Group], check: Callable[[Any, Iterable[Group]], None], watch: Watch
+) -> tuple[LoadTarget, DdlRun]:
+    """Create in the empty database everything that the rows need, and the ledger of the load.
+
+    Groups whose tables are refused are left out. Raises what `check` raises, which is given a session in the database
+    and the groups (restore/run/against_ddl.py).
+    """
+    run = DdlRun(database, ddl, watch)
+    run.before_rows()
+    with raising_unreachable(database), connect(database) as connection:
+        chosen = _without_refused(groups, run)
+        check(connection, chosen.values())
+        ledger = create_ledger(connection)
+        run.mark_refused(connection, ledger)
+        return _load_target(database, connection, ddl, chosen, ledger), run
+
+
+def find_load_target(
+    database: Node, ddl: Ddl, groups: Iterable[Group], ledger: str, watch: Watch
+) -> tuple[LoadTarget, DdlRun]:
+    """The database whose tables and ledger an earlier process created."""
+    run = DdlRun(database, ddl, watch)
+    with raising_unreachable(database), connect(database) as connection:
+        if has_ledger(connection, ledger):
+            run.note_refused(connection, ledger)
+        return _load_target(database, connection, ddl, _without_refused(groups, run), ledger), run
+
+
+def _load_target(
+    database: Node, connection: psycopg.Connection[Any], ddl: Ddl, groups: Mapping[int, Group], ledger: str
+) -> LoadTarget:
+    paths = find_load_paths(connection, groups.values(), ddl.search_path)
+    return LoadTarget(database, groups, ledger, find_roots(connection, groups.values()), *paths)
+
+
+def _without_refused(groups: Iterable[Group], run: DdlRun) -> dict[int, Group]:
+    """The groups by number, without those whose tables were refused."""
+    refused = {
+        (show_name(one.entry.schema), show_name(one.entry.name))
+        for one in run.refusals.values()
+        if one.entry.kind == "TABLE"
+    }
+    return {group.number: group for group in groups if (group.schema, group.table) not in refused}
+
+
+def count_rows(target: LoadTarget, watch: Watch) -> int:
+    """Compare the row counts with the ledger, and return the number of rows; raise LoadError."""
+    with raising_unreachable(target.node), connect(target.node) as connection, ending(watch, connection):
+        return check_counts(connection, target)
+
+
+def finish_database(
+    target: LoadTarget,
+    run: DdlRun,
+    sequences: Iterable[Sequence],
+    moves: Iterable[TableMove],
+    *,
+    analyzes: bool,
+    allows_refused: bool,
+) -> FinishedDatabase:
+    """Restore what comes after the rows: indexes, keys and triggers, sequences, materialized views, event triggers.
+
+    What an earlier process has done is left out; dropping the ledger ends it, in the transaction that gives tables
+    their other names. If it `analyzes`, the planner's statistics are collected. If statements are refused, all others
+    are run; the database is finished then only if it `allows_refused`.
+    """
+    done, ddl, watch = FinishedDatabase(), run.ddl, run.watch
+    with raising_unreachable(target.node), connect(target.node) as connection:
+        if not has_ledger(connection, target.ledger):
+            return done
+        # Before the grants: an owner may have revoked privileges on a sequence from itself.
+        refused = {(show_name(one.entry.schema), show_name(one.entry.name)) for one in run.refusals.values()}
+        wanted = [one for one in sequences if (one.schema, one.name) not in refused]
+        some_lack = bool(run.refusals) or ddl.has_extensions
+        settable, left = find_settable(connection, wanted, some_lack=some_lack)
+        set_sequences(connection, settable)
+    run.after_rows(target.ledger)
+    refreshed = refresh_views(target.node, ddl, watch)
+    unset = [f"node {target.node.id}: sequence {name} does not get its value: {why}" for name, why in left.items()]
+    done.problems = [*unset, *refreshed.problems]
+    if analyzes:
+        # Before the event triggers exist: one on logins would run in the session.
+        with (
+            raising_unreachable(target.node),
+            connect(target.node, client_encoding=RAW) as connection,
+            ending(watch, connection),
+        ):
+
+            def run_one(statement: bytes) -> object:
+                return run_with_paths(connection, statement, ddl.search_path)
+
+            done.problems += analyze(target.node, connection, run_one)
+    done.refusals = [*ddl.lost, *run.refusals.values()]
+    if done.refusals and not allows_refused:
+        done.is_finished = False
+    else:
+        done.is_finished = run.last(target.ledger, move_statements(target.node, moves), allows_refused=allows_refused)
+    done.refusals = [*ddl.lost, *run.refusals.values()]
+    done.helped = [*run.helped, *refreshed.helped]
+    return done
+
+
+def analyze(
+    node: Node,
+    connection: psycopg.Connection[Any],
+    run_one: Callable[[bytes], object],
+    groups: Iterable[Group] | None = None,
+) -> list[str]:
+    """Collect the planner's statistics of the session's database, or only of the tables of `groups`.
+
+    `run_one` runs a statement in the session, in a transaction of its own. Returns a line for each table or
+    materialized view that could not be analyzed, with the reason.
+    """
+    problems: list[str] = []
+
+    def note(said: Diagnostic) -> None:
+        if said.severity_nonlocalized == "WARNING":
+            problems.append(f"node {node.id}: {said.message_primary}")
+
+    given = None if groups is None else [qualify(group) for group in groups]
+    connection.add_notice_handler(note)
+    for (table,) in connection.execute(ANALYZED_QUERY, (given, given)).fetchall():
+        try:
+            run_one(b"ANALYZE " + bytes(table))
+        except psycopg.Error as error:
+            if connection.broken:
+                raise
+            # Such as one of a function in an index expression.
+            problems.append(f"node {node.id}: {show_name(raw_text(bytes(table)))}: {shorten_message(error)}")
+    connection.remove_notice_handler(note)
+    return problems

@@ -1,0 +1,171 @@
+"""How a restore ends: what is recorded and removed, and what one that failed leaves on its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.messages import SAME_TARGET, restore_command
+from cutline.nodes.watch import REACHABLE, SilentNodeError
+from cutline.restore.plan.report import NodeReport, RestoreReport
+from cutline.restore.plan.topology import ShownRoute
+from cutline.restore.rows.load import TablesInUseError
+from cutline.restore.run.loading import remove_fillings
+from cutline.restore.run.refused import DdlRefusedError
+from cutline.restore.run.run import RestoreRun
+from cutline.restore.scope.table_routes import parse_route
+from cutline.restore.targets.databases import DatabaseRecord, Phase, clear_records, end_chains
+from cutline.restore.targets.swap import open_databases
+from cutline.restore.targets.target import Connections, Target, naming_lost_nodes
+from cutline.restore.unfinished.unfinished import UnfinishedRestore
+from cutline.snapshots.operations.leases import HeldLease
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.records.operation_records import DONE, read_intent
+from cutline.storage.errors import BusyError, IndeterminateError, SnapshotError, StoppedError, UnreachableError
+from cutline.storage.store import ObjectStore
+
+RESUMABLE = (UnreachableError, IndeterminateError, TablesInUseError, DdlRefusedError)
+ALL_RESTORED = "all databases are restored"
+
+
+class RestoreAbandonedError(BusyError):
+    """Another command has undone this restore."""
+
+
+@contextmanager
+def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[None]:
+    """After an error in the block drop what was loaded, unless the restore can be resumed: the error's hint says how.
+
+    It can if a node or the store went away, others use its tables, or statements were refused after the rows; if it is
+    resumed already; and from the decision on. Databases that were closed are opened in any case. A drill leaves nothing
+    that anybody could go on with.
+    """
+    try:
+        with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
+            yield
+    except BaseException as error:
+        run.progress.ending()
+        if run.plan.request.is_drill:
+            # What it has made goes with its servers.
+            lease.stays_open = False
+            if isinstance(error, DdlRefusedError):
+                error.hint = f"to drill without them: {run.plan.request.command} --allow-refused-ddl"
+            if isinstance(error, KeyboardInterrupt):
+                raise StoppedError("what the drill had made is removed") from error
+            raise
+        # Until it is known that nothing is left: this, too, may be interrupted.
+        lease.stays_open = True
+        run.release_tables()
+        if run.is_closing:
+            for line in open_databases(run.plan.targets, run.connections):
+                run.progress.note(line)
+        if run.is_deciding or (run.records and (is_resumed or isinstance(error, RESUMABLE))):
+            say_open(run, error)
+        elif run.undo_created():
+            lease.stays_open = False
+            if isinstance(error, KeyboardInterrupt):
+                raise StoppedError("what the restore had made is removed") from error
+        else:
+            say_open(run, error)
+        raise
+
+
+@contextmanager
+def saying_published(run: RestoreRun) -> Iterator[None]:
+    """Raise StoppedError, that all is restored, in place of an interrupt after all was published."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not run.is_published or run.plan.request.is_drill:
+            raise
+        command = restore_command(run.plan.request.name, run.plan.request.scope.nodes)
+        hint = [f"it is still open if it is listed by: snapshot list   to end it then: {command} --resume", SAME_TARGET]
+        raise StoppedError(ALL_RESTORED, hint=hint, details={"operation": run.operation}) from error
+
+
+def say_open(run: RestoreRun, error: BaseException) -> None:
+    """Say how to end the restore that is left open: in the error's hint, or in the StoppedError of an interrupt."""
+    if run.plan.request.is_drill:
+        return
+    scope = run.plan.request.scope
+    command = restore_command(run.plan.request.name, scope.nodes)
+    is_published = len(run.shards_in(Phase.PUBLISHED)) == len(run.plan.targets)
+    may_undo = not (run.is_decided if scope.data_only else is_published)
+    lines = [
+        # Before there is a record nobody can.
+        *[f"to go on with it: {command} --resume"] * bool(run.records),
+        *[f"to undo it: {command} --abandon"] * may_undo,
+        SAME_TARGET,
+    ]
+    if isinstance(error, RestoreAbandonedError):
+        lines = [f"wait until that command ends; if it was killed: {command} --abandon", SAME_TARGET]
+    if isinstance(error, DdlRefusedError):
+        lines = [
+            f"to try the refused statements again, once the target is mended: {command} --resume",
+            f"to publish the databases without them: {command} --resume --allow-refused-ddl",
+            f"to undo the restore: {command} --abandon",
+            SAME_TARGET,
+        ]
+    if isinstance(error, SilentNodeError):
+        error.hint = REACHABLE
+    if isinstance(error, SnapshotError):
+        error.hint = "\n".join(filter(None, [error.hint, *lines]))
+        error.details["unfinished"] = run.operation
+    elif isinstance(error, KeyboardInterrupt):
+        message = f"{ALL_RESTORED}, but not recorded" if run.is_published else "the restore is left unfinished"
+        raise StoppedError(message, hint=lines, details={"unfinished": run.operation}) from error
+    else:
+        run.progress.note("; ".join(["the restore ended unfinished", *lines]))
+
+
+def end_published(
+    store: ObjectStore,
+    fleet: Fleet,
+    found: UnfinishedRestore,
+    provisional: Iterable[Target],
+    connections: Connections,
+    planned: RestoreReport | None,
+) -> RestoreReport:
+    """End a restore of which nothing is missing but its outcome.
+
+    `planned` is its report as its plan has it, None if the snapshot is gone by now.
+    """
+    record = found.last_record
+    provisional = list(provisional)
+    filled = [one for one in provisional if found.is_filling and one.shard in found.records]
+    # What has its outcome in the store is not looked for any more; without a store the record is the outcome.
+    if record.in_store:
+        remove_fillings(filled, found.suffix)
+    targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
+    nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
+    report = planned or _report_of(record, nodes)
+    report.nodes, report.is_resumed = nodes, True
+    ending = store if record.in_store else None
+    report.slots_dropped, report.slots_left = end_chains(ending, fleet, targets, connections, record.operation)
+    report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
+    if record.in_store:
+        record_outcome(store, read_intent(store, record.operation), DONE)
+    report.warnings += clear_records(targets, connections)
+    if not record.in_store:
+        remove_fillings(filled, found.suffix)
+    report.rows = sum(node.rows for node in nodes)
+    return report
+
+
+def _report_of(record: DatabaseRecord, nodes: list[NodeReport]) -> RestoreReport:
+    """What the record alone says: it has the numbers of borrowed tables, not their names."""
+    return RestoreReport(
+        record.snapshot,
+        record.increment,
+        record.operation,
+        nodes,
+        scope=record.scope,
+        warnings=[
+            f"rows were taken from the copy of {node}; the snapshot, which has the names of the {len(numbers)} tables,"
+            " can't be read"
+            for node, numbers in record.borrowed.items()
+        ],
+        moved=[f"{node.node}: {move.label}" for node in nodes for move in record.scope.moves],
+        routes=[ShownRoute(route.pattern, route.text) for route in map(parse_route, record.routes)],
+    )

@@ -1,0 +1,651 @@
+"""Load a restore's databases: create them, their tables, the rows, and what follows the rows.
+
+Until it is decided that the rows stay, they may be undone: the tables are empty again. Nothing else of the databases is
+changed before; sequences get their values after the decision.
+
+Each step is done where it is not done yet, as the databases' records tell (restore/targets/databases.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from msgspec import structs
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cutline.fleet.config import Node
+from cutline.fleet.messages import SAME_TARGET
+from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
+from cutline.nodes.encodings import raw_text
+from cutline.nodes.free_connections import task_sessions
+from cutline.nodes.problems import find_connect_problems
+from cutline.nodes.sessions import in_parallel
+from cutline.restore.ddl.ddl import Ddl, Refusal, SchemaLoadError, ending, find_settable, set_sequences
+from cutline.restore.ddl.running import DdlRun
+from cutline.restore.estimates.estimate import RestoreStep
+from cutline.restore.estimates.pace import indexes_tally, rows_tally, tallying
+from cutline.restore.plan.copies import explain_damage, verify_copies
+from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.report import NodeReport
+from cutline.restore.plan.roles import check_memberships, create_roles, name_bytes
+from cutline.restore.plan.topology import find_feeds
+from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_used, find_views
+from cutline.restore.rows.filled_tables import TablesUnfitError, find_filled, named, oids_of
+from cutline.restore.rows.filling import Filling
+from cutline.restore.rows.held_tables import await_writers, hold_tables, in_use, refusing_waiting
+from cutline.restore.rows.jobs import find_roots
+from cutline.restore.rows.load import READS_OTHERS, LoadError, LoadTarget, find_load_paths
+from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_empty_referenced, verify_references
+from cutline.restore.run.against_ddl import check_against_ddl
+from cutline.restore.run.build import (
+    FinishedDatabase,
+    analyze,
+    count_rows,
+    create_tables,
+    find_load_target,
+    finish_database,
+)
+from cutline.restore.run.refused import REFUSED_KEPT_MAX, report_refused
+from cutline.restore.run.rehearsal import refuse, rehearse
+from cutline.restore.run.run import RestoreRun
+from cutline.restore.scope.scope import RoleChanges
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import Phase, create_database, drop_rehearsals
+from cutline.restore.targets.obstacles import Obstacles
+from cutline.restore.targets.target import Connections, Target, check_xml, databases, find_xml_columns, suffix_of
+from cutline.snapshots.ddl.database_facts import having_path, read_search_path
+from cutline.snapshots.ddl.ddl_archive import SEQUENCE, read_contents
+from cutline.snapshots.ddl.dump import read_stored_ddl
+from cutline.snapshots.records.commit import Sequence, count_by_node
+from cutline.snapshots.records.server_globals import ServerGlobals
+from cutline.spark.spark_jobs import SparkSource
+from cutline.storage.errors import SnapshotError
+from cutline.wal.segments.damage import ObjectDamagedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+IN_RECOVERY = "SELECT pg_is_in_recovery()"
+
+
+def check_existing(
+    plan: RestorePlan, targets: Iterable[Target], connections: Connections, obstacles: Obstacles
+) -> list[str]:
+    """Add what keeps the targets' tables from taking the rows; return what is left out."""
+    left_out: list[str] = []
+    for target in targets:
+        node, connection = target.node, connections[target.shard]
+        if connection.execute(IN_RECOVERY).fetchone() == (True,):
+            what = f"node {node.id} is a standby"
+            obstacles.add(TablesUnfitError(what, hint="name its primary in the target's fleet.toml"), node.id)
+            continue
+        groups, source = plan.groups[target.shard], plan.chain.baseline[target.source]
+        with obstacles.collecting(node.id):
+            check_xml(target, connection, source, find_xml_columns(groups, plan.chain.tables(target.source)))
+        with obstacles.collecting(node.id), raising_unreachable(node), _enter(plan, target, connection) as session:
+            has_begun = Filling(node.id, session, suffix_of(plan.intent.operation)).exists
+            sequences, unset = _sequences_of(plan, target, session)
+            left_out += _unset_lines(target, unset)
+            wanted = WantedRows(groups, sequences, source.encoding, has_begun)
+            with limiting_locks(node, session):
+                oids = list(check_tables(node, session, wanted, obstacles).values())
+                if empty := find_empty_referenced(session, oids):
+                    obstacles.warnings.append(
+                        f"{node.id}: foreign keys refer to empty tables that are not restored; a row with such a key"
+                        f" ends the restore after the load: {named(empty)}"
+                    )
+            views = find_views(session)
+            left_out += [f"rows of materialized view {name} on {target.shard}: it is not refreshed" for name in views]
+    return left_out
+
+
+def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[object]) -> psycopg.Connection[object]:
+    """A session in the target's database; raise TablesUnfitError if there is none, or if our role may not enter it."""
+    node, name = target.node, target.database
+    if name not in databases(connection):
+        scope = structs.replace(plan.request.scope, nodes=(target.shard,))
+        steps = replace(plan, request=replace(plan.request, scope=scope)).steps
+        raise TablesUnfitError(
+            f"node {node.id}: there is no database {name}, whose tables --data-only needs",
+            hint=[*([f"to create it, without rows: {steps[0]}"] if steps else []), SAME_TARGET],
+            details={"database": name},
+        )
+    try:
+        return connect(node)
+    except NodeUnreachableError as error:
+        if problems := list(find_connect_problems(node)):
+            raise TablesUnfitError(
+                f"node {node.id}: {problems[0].problem}", hint=problems[0].remedy, details={"database": name}
+            ) from error
+        raise
+
+
+@contextmanager
+def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[None]:
+    """Raise TablesInUseError when a lock is waited for in the block for LOCK_SECONDS_MAX."""
+    session.execute(f"SET lock_timeout = '{LOCK_SECONDS_MAX}s'")
+    try:
+        yield
+    except (psycopg.errors.LockNotAvailable, SchemaLoadError) as error:
+        if not any(isinstance(one, psycopg.errors.LockNotAvailable) for one in (error, error.__cause__)):
+            raise
+        why = f"others have had them, or sequences, locked for {LOCK_SECONDS_MAX} s"
+        raise in_use(node, session.info.dbname, why) from error
+    finally:
+        with suppress(psycopg.Error):
+            session.execute("SET lock_timeout = 0")
+
+
+def _sequences_of(
+    plan: RestorePlan, target: Target, session: psycopg.Connection[object]
+) -> tuple[list[Sequence], dict[str, str]]:
+    """The sequences that get their values: all of the snapshot, or with some tables those that their columns use.
+
+    Others may go on with theirs: tables that are not restored use them. Also returns why some of extensions do not get
+    theirs, by name.
+    """
+    sequences = list(plan.sequences(target))
+    if plan.request.is_partial:
+        sequences = find_used(session, plan.groups[target.shard], sequences)
+    settable, left = find_settable(session, sequences, some_lack=True)
+    if not left:
+        return settable, left
+    # What the DDL creates and the database lacks is an obstacle; a sequence of an extension nobody can create alone.
+    own = _find_created(plan, target, session, sequences)
+    settable, left = find_settable(session, [one for one in sequences if one not in own], some_lack=True)
+    return [*own, *settable], left
+
+
+def _unset_lines(target: Target, unset: Mapping[str, str]) -> list[str]:
+    return [f"value of sequence {name} on {target.shard}: {why}" for name, why in unset.items()]
+
+
+def _find_created(
+    plan: RestorePlan, target: Target, session: psycopg.Connection[object], sequences: Iterable[Sequence]
+) -> set[Sequence]:
+    """The sequences that the snapshot's DDL creates: the others belong to extensions. All, if it can't be read."""
+    store, created = plan.store.open(), set[tuple[str, str]]()
+    try:
+        for source in target.sources or (target.source,):
+            entries = read_contents(read_stored_ddl(store, plan.chain, source)).entries
+            created |= {(entry.schema, entry.name) for entry in entries if entry.kind == SEQUENCE}
+    except ObjectDamagedError:
+        return set(sequences)
+    encoding = plan.chain.baseline[target.source].encoding
+    schemas = map(raw_text, name_bytes(session, [one.schema for one in sequences], encoding))
+    names = map(raw_text, name_bytes(session, [one.name for one in sequences], encoding))
+    return {one for one, *name in zip(sequences, schemas, names, strict=True) if tuple(name) in created}
+
+
+def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
+    """Begin to fill the databases that have not begun; return those to load or to finish, by shard."""
+
+    def open_one(target: Target) -> LoadTarget:
+        groups, filling = run.plan.groups[target.shard], run.filling(target)
+        with raising_unreachable(target.node):
+            has_begun = target.shard in run.records
+            if is_again := has_begun and run.records[target.shard].phase == Phase.CREATED:
+                # The tasks in its ledger are those of another version.
+                filling.start_again()
+            _hold(run, target, has_begun=has_begun)
+            if is_again:
+                run.enter(target, Phase.LOADING, version=run.version, parts=0, rows=0)
+            elif not has_begun:
+                _begin(run, target, filling)
+            roots = find_roots(filling.connection, groups)
+            paths = find_load_paths(filling.connection, groups, read_search_path(filling.connection))
+        numbered = {one.number: one for one in groups}
+        return LoadTarget(_as_replica(run.loaded(target)), numbered, filling.ledger, roots, *paths, is_in_use=True)
+
+    done = run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
+    targets = [target for target in run.plan.targets if target not in done]
+    shards = [target.shard for target in targets]
+    return dict(zip(shards, in_parallel(open_one, targets, run.watch.end_all), strict=True))
+
+
+def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
+    """Let nobody alter the tables until `run.release_tables`, and check again what was checked without the lock."""
+    groups, obstacles = run.plan.groups[target.shard], Obstacles()
+    run.held[target.shard] = session = connect(target.node)
+    with ending(run.watch, session):
+        hold_tables(target.node, session, groups)
+        sequences, _ = _sequences_of(run.plan, target, session)
+        encoding = run.plan.chain.baseline[target.source].encoding
+        wanted = WantedRows(groups, sequences, encoding, has_begun=True)
+        check_tables(target.node, session, wanted, obstacles)
+        obstacles.raise_found()
+        if has_begun:
+            _check_same(run, target, session)
+        else:
+            # Rows that they have written are seen only then, and a table with rows is not touched.
+            await_writers(target.node, session, groups)
+
+
+def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[object]) -> None:
+    """Raise TablesUnfitError if other tables have the names of those that the restore has begun to fill."""
+    if set(oids_of(session, run.plan.groups[target.shard])) != run.filling(target).oids():
+        raise TablesUnfitError(
+            f"node {target.node.id}: tables of database {target.database} were replaced since the restore began to fill"
+            " them",
+            hint=f"undo it: {run.records[target.shard].command} --abandon",
+            details={"node": target.node.id, "database": target.database},
+        )
+
+
+@contextmanager
+def keeping_held(run: RestoreRun) -> Iterator[None]:
+    """While the block loads and verifies, end it when a session waits to alter the tables; raise TablesInUseError."""
+    held = [(one.node, run.held[one.shard]) for one in run.plan.targets if one.shard in run.held]
+    with ExitStack() as stack:
+        for _, session in held:
+            # Of a node that falls silent no answer is waited for.
+            stack.enter_context(ending(run.watch, session))
+        if held:
+            stack.enter_context(refusing_waiting(held, run.watch.end_all))
+        yield
+
+
+def verify_rows(run: RestoreRun, target: Target, database: LoadTarget) -> int:
+    """Compare the row counts with the ledger, once nobody is writing; return the number of rows.
+
+    Raises LoadError, TablesInUseError.
+    """
+    session = run.held[target.shard]
+    with raising_unreachable(target.node):
+        await_writers(target.node, session, database.groups.values())
+    rows = count_rows(database, run.watch)
+    # A schema can get another name, whatever is locked: rows were loaded and counted by name.
+    with raising_unreachable(target.node):
+        _check_same(run, target, session)
+    return rows
+
+
+def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[str]:
+    """Verify the tables' foreign keys, and then let others alter them; collect the planner's statistics if wanted.
+
+    Returns what `analyze` does. Raises ForeignKeyViolatedError, and NodeUnreachableError if the locks were lost.
+    """
+    session = run.held[target.shard]
+    try:
+        verify_references(database, run.watch)
+    except psycopg.errors.LockNotAvailable as error:
+        why = f"others have had tables at the other ends of their foreign keys locked for {LOCK_SECONDS_MAX} s"
+        raise in_use(target.node, target.database, why) from error
+    with raising_unreachable(target.node):
+        session.execute("COMMIT")
+        if not run.plan.request.scope.analyze:
+            return []
+        path = read_search_path(session)
+
+        def run_one(statement: bytes) -> None:
+            with having_path(session, path):
+                session.execute(statement)
+
+        return analyze(target.node, session, run_one, database.groups.values())
+
+
+def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:
+    """Record, in one transaction, which tables are filled, and that they are empty; raise TablesUnfitError if not."""
+    groups = run.plan.groups[target.shard]
+    with filling.connection.transaction():
+        if filled := find_filled(filling.connection, groups):
+            raise TablesUnfitError(
+                f"node {target.node.id}: tables of database {target.database} are not empty any more: {named(filled)}",
+                hint="see what writes to them, then repeat the command",
+                details={"node": target.node.id, "groups": filled},
+            )
+        run.created.add(target.shard)
+        filling.begin(groups)
+        record = run.put_record(target, Phase.LOADING, None, {"ledger": filling.ledger})
+    run.records[target.shard] = record
+    run.progress.reached(RestoreCrashPoint.LOADING, node=target.node.id)
+
+
+def _as_replica(node: Node) -> Node:
+    """The node, in whose sessions neither triggers nor foreign keys act."""
+    given = conninfo_to_dict(node.dsn).get("options") or ""
+    return replace(node, dsn=make_conninfo(node.dsn, options=f"{given} -c session_replication_role=replica".strip()))
+
+
+def publish_rows(run: RestoreRun) -> None:
+    """Give the sequences their values, then record that all is done, on all nodes, then remove the records."""
+    run.progress.step("set sequences")
+
+    def set_values(target: Target) -> list[str]:
+        """Also returns lines about those that can't be set."""
+        session = run.inside[target.shard]
+        if run.records[target.shard].sequences_set:
+            # Applications may have taken values since.
+            return []
+        try:
+            with raising_unreachable(target.node), ending(run.watch, session), limiting_locks(target.node, session):
+                sequences, unset = _sequences_of(run.plan, target, session)
+                set_sequences(session, sequences)
+        except SchemaLoadError as error:
+            raise TablesUnfitError(
+                f"node {target.node.id}: the rows are restored, but {error.message}",
+                hint=f"create or alter the sequence, then: {run.records[target.shard].command} --resume",
+                details={"node": target.node.id, "database": target.database},
+            ) from error
+        run.enter(target, Phase.FINISHED, sequences_set=True)
+        return _unset_lines(target, unset)
+
+    lines = in_parallel(set_values, [one for one in run.plan.targets if one not in run.shards_in(Phase.PUBLISHED)])
+    # An extension may have been dropped since these were planned.
+    run.report.left_out += [line for some in lines for line in some if line not in run.report.left_out]
+    # Only when all have their values: what has no record any more is done.
+    for target in run.plan.targets:
+        run.enter(target, Phase.PUBLISHED)
+    remove_fillings(run.plan.targets, suffix_of(run.operation))
+
+
+def remove_fillings(targets: Iterable[Target], suffix: str) -> None:
+    """Remove what a restore that is done keeps in the databases."""
+
+    def remove(target: Target) -> None:
+        with raising_unreachable(target.node), connect(target.node) as connection:
+            Filling(target.node.id, connection, suffix).remove()
+
+    in_parallel(remove, targets)
+
+
+def load_all(
+    run: RestoreRun,
+    ddl: Mapping[str, Ddl],
+    missing: Mapping[str, list[str]],
+    server_globals: Mapping[str, ServerGlobals],
+    spark: SparkSource,
+) -> None:
+    """Bring every database to the phase FINISHED; `missing` are the roles to create, by shard, as in the globals."""
+    plan, progress, runs = run.plan, run.progress, dict[str, DdlRun]()
+    check_sources_apart(run, spark)
+    if plan.request.scope.data_only:
+        progress.step("prepare tables")
+        databases = open_tables(run)
+        # All have begun, or begun again: from here on what is gone is lost.
+        for target in plan.targets:
+            if run.records[target.shard].undoing:
+                run.enter(target, run.records[target.shard].phase, undoing=False)
+    else:
+        progress.step("create databases")
+        make_databases(run, missing, server_globals, ddl)
+        databases, runs = create_all_tables(run, ddl)
+    with keeping_held(run):
+        _load_and_finish(run, databases, runs, spark)
+
+
+def _load_and_finish(
+    run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun], spark: SparkSource
+) -> None:
+    plan, progress = run.plan, run.progress
+    began = time.monotonic()
+    loaded: Mapping[str, float] = {}
+    if run.shards_in(Phase.LOADING) and not plan.request.scope.schema_only:
+        progress.step("start Spark")
+        session = spark.session()
+        tallies = [rows_tally(one.node, one.ledger, run.row_count(shard)) for shard, one in databases.items()]
+        # A target that falls silent cancels the jobs.
+        with run.watch.on_silence(session.sparkContext.cancelAllJobs), tallying(progress, tallies) as loaded:
+            check_large_objects(session, run, runs)
+            load_databases(session, run, databases)
+        progress.reached(RestoreCrashPoint.ROWS_LOADED)
+    seconds = time.monotonic() - began
+    progress.step("verify foreign keys" if plan.request.scope.data_only else "indexes and constraints")
+    finish_databases(run, databases, runs)
+    for node in run.report.nodes:
+        if run.pace:
+            times = {RestoreStep.ROWS: loaded.get(node.node, 0.0), RestoreStep.INDEXES: node.seconds}
+            run.pace.end_node(node.node, node.rows, times)
+        node.seconds += seconds
+
+
+def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
+    """Verify every object that is needed, and choose from which copies the rows are taken."""
+    plan = run.plan
+    run.progress.step("start Spark")
+    session = spark.session()
+    with run.watch.on_silence(session.sparkContext.cancelAllJobs):
+        copies = verify_copies(session, plan.chain, plan.wanted, plan.store, run.progress)
+    run.plan = replace(plan, copies=copies)
+    run.report.borrowed, run.report.damaged = run.plan.borrowed_rows, copies.damaged
+
+
+@contextmanager
+def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
+    """Let the error for a damaged object say which rows are lost without it, and what can be restored still."""
+    try:
+        yield
+    except ObjectDamagedError as error:
+        plan = run.plan
+        explained = explain_damage(plan.store.open(), plan.chain, plan.wanted, error)
+        if explained is error:
+            raise
+        raise explained from error
+
+
+@contextmanager
+def naming_steps(run: RestoreRun) -> Iterator[None]:
+    """Let the error of a CHECK that may read other rows name the commands by which these are there before it."""
+    try:
+        yield
+    except SnapshotError as error:
+        if READS_OTHERS not in error.hint:
+            raise
+        again = "drop it, repeat the command, then add it again"
+        if not run.plan.request.scope.data_only and (steps := run.plan.steps):
+            again = f"restore in steps: {steps[0]}; drop the CHECK; {steps[1]}; add it again"
+        error.hint = error.hint.replace(READS_OTHERS, f"{READS_OTHERS}: {again}")
+        raise
+
+
+def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
+    """Raise KeyConflictError if rows of several sources can't be in one target, before anything is created.
+
+    A restore that is resumed with something created has passed this.
+    """
+    topology = run.plan.topology
+    if topology is None or len(topology.sources) == 1 or run.records:
+        return
+    from cutline.restore.run.conflicts import check_conflicts
+
+    run.progress.step("start Spark")
+    session = spark.session()
+    with run.watch.on_silence(session.sparkContext.cancelAllJobs):
+        check_conflicts(session, run.plan.chain, topology, run.plan.store, run.progress)
+
+
+def make_databases(
+    run: RestoreRun,
+    missing: Mapping[str, list[str]],
+    server_globals: Mapping[str, ServerGlobals],
+    ddl: Mapping[str, Ddl],
+) -> None:
+    """Create the empty databases and the missing roles, rehearse the DDL, and make the databases again.
+
+    Raises TargetUnfitError or SchemaLoadError naming what is refused, unless the restore is to do without it.
+    """
+    kept = {one.shard for one in run.shards_in(Phase.LOADING, Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED)}
+    targets = [target for target in run.plan.targets if target.shard not in kept]
+    superusers = run.plan.superusers
+
+    def create(target: Target) -> None:
+        drop_rehearsals(target, run.connections[target.shard])
+        run.records.pop(target.shard, None)
+        run.created.add(target.shard)
+        chosen = ddl[target.shard]
+        source = run.plan.chain.baseline[target.source]
+        create_database(target, run.connections[target.shard], source, chosen.tablespace)
+        run.enter(target, Phase.CREATED, **_ending_of(chosen))
+        if superusers is not None:
+            superusers.run_beforehand(target, chosen, allows_refused=run.allows_refused)
+
+    def try_first(target: Target) -> list[Refusal]:
+        return rehearse(target, ddl[target.shard], run.watch)
+
+    in_parallel(create, targets)
+    for target in targets:
+        created, notes = create_roles(target, missing[target.shard], superusers, server_globals.get(target.shard))
+        run.report.roles_created += created
+        run.report.warnings += notes
+    run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
+    refused = dict(zip(targets, in_parallel(try_first, targets, run.watch.end_all), strict=True))
+    if not run.allows_refused:
+        refuse(refused, run.connections, run.plan.steps)
+    in_parallel(create, targets)
+
+
+def _ending_of(ddl: Ddl) -> dict[str, Any]:
+    """What the record says that the database gets at the end."""
+    if (database := ddl.database) is None:
+        return {}
+    properties = database.properties
+    return {
+        "owner": database.owner,
+        "comment": properties.comment,
+        "is_template": properties.is_template,
+        "own_privileges": database.own_privileges,
+    }
+
+
+def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str, LoadTarget], dict[str, DdlRun]]:
+    """Create the tables of every empty database; return the databases to load or to finish, and their DDL, by shard."""
+    chain, groups = run.plan.chain, run.plan.groups
+
+    def create(target: Target) -> tuple[LoadTarget, DdlRun]:
+        shard = target.shard
+        ledger = run.records[shard].ledger
+        if run.records[shard].phase != Phase.CREATED and ledger:
+            return find_load_target(target.loaded, ddl[shard], groups[shard], ledger, run.watch)
+        check = partial(check_against_ddl, chain, target.source)
+        created, ddl_run = create_tables(target.loaded, ddl[shard], groups[shard], check, run.watch)
+        run.enter(target, Phase.LOADING, ledger=created.ledger)
+        return created, ddl_run
+
+    targets = run.shards_in(Phase.CREATED, Phase.LOADING, Phase.INDEXING)
+    made = dict(zip((one.shard for one in targets), in_parallel(create, targets, run.watch.end_all), strict=True))
+    return {shard: one for shard, (one, _) in made.items()}, {shard: one for shard, (_, one) in made.items()}
+
+
+def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[str, LoadTarget]) -> None:
+    """Load the rows and, unless the restore is partial, the large objects."""
+    # Imported once the checks have passed: a refusal must not wait for Arrow.
+    from cutline.restore.rows.jobs import count_parts, load_rows
+    from cutline.restore.rows.large_objects import load_large_objects
+
+    plan, targets = run.plan, run.shards_in(Phase.LOADING)
+    sessions = task_sessions({target.node: run.connections[target.shard] for target in targets})
+    parts = max(run.records[target.shard].parts for target in targets) or count_parts(
+        session, len(plan.topology.sources if plan.topology else plan.targets), sessions, is_routed=bool(plan.topology)
+    )
+    for target in targets:
+        if run.records[target.shard].parts != parts:
+            run.enter(target, Phase.LOADING, parts=parts)
+    databases = {
+        target.shard: replace(databases[target.shard], task_sessions=sessions[target.node.id]) for target in targets
+    }
+    shards = tuple(target.shard for target in plan.targets)
+    loads = find_feeds(plan.chain, shards, plan.topology, databases, parts)
+    loads = replace(loads, chosen=plan.chosen)
+    placed = load_rows(session, plan.chain, loads, plan.store, run.progress)
+    if plan.topology:
+        run.placed = {one.shard: placed[number] for number, one in enumerate(plan.targets)}
+    if count_by_node(plan.chain.full) and plan.request.is_with_all_rows:
+        scope = plan.request.scope
+        roles = RoleChanges(dict(scope.role_map), scope.no_owner)
+        load_large_objects(session, plan.chain.full, databases, plan.store, run.progress, roles)
+
+
+def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[str, DdlRun]) -> None:
+    """Raise TargetUnfitError if a role may not act as an owner or grantor of large objects that are to be restored.
+
+    The stored objects name them, so these are read for it, in Spark tasks. A superuser needs no check.
+    """
+    plan = run.plan
+    shards = count_by_node(plan.chain.full).keys() & {shard for shard, one in runs.items() if one.ddl.is_adapted}
+    if not plan.request.is_with_all_rows or plan.request.scope.no_owner or not shards:
+        return
+    from cutline.restore.rows.large_objects import find_actors
+
+    actors = find_actors(session, plan.chain.full, shards, plan.store, run.progress)
+    names = dict(plan.request.scope.role_map)
+    for target in plan.targets:
+        connection, found = run.connections[target.shard], dict[str, list[str]]()
+        for role, things in actors.get(target.shard, {}).items():
+            found.setdefault(names.get(role, role), []).extend(things)
+        stored = name_bytes(connection, found, plan.chain.baseline[target.source].encoding)
+        check_memberships(target, connection, dict(zip(map(raw_text, stored), found.values(), strict=True)))
+
+
+def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun]) -> None:
+    """Check every loaded database's row counts, then create its indexes and everything else that follows the rows.
+
+    Notes each materialized view that could not be populated, with the reason, and what could not be analyzed. Raises
+    DdlRefusedError, when everything else is done, if statements are refused and the restore is not to do without them.
+    """
+    watch, scope = run.watch, run.plan.request.scope
+
+    def finish(target: Target) -> FinishedDatabase:
+        database, shard = databases[target.shard], target.shard
+        began = time.monotonic()
+        if (is_loading := run.records[shard].phase == Phase.LOADING) or scope.data_only:
+            # Existing tables may have been written to since another process has counted.
+            rows = verify_rows(run, target, database) if scope.data_only else count_rows(database, watch)
+            check_placed(run, target, rows)
+            if is_loading:
+                run.enter(target, Phase.INDEXING, rows=rows)
+        if scope.data_only:
+            done = FinishedDatabase(verify_keys(run, target, database))
+        else:
+            sequences = () if scope.schema_only else run.plan.sequences(target)
+            done = finish_database(
+                database,
+                runs[shard],
+                sequences,
+                run.plan.moves(target),
+                analyzes=scope.analyze,
+                allows_refused=run.allows_refused,
+            )
+        if done.is_finished:
+            run.enter(target, Phase.FINISHED, refused=tuple(one.label for one in done.refusals[:REFUSED_KEPT_MAX]))
+        seconds[shard] = time.monotonic() - began
+        return done
+
+    seconds: dict[str, float] = {}
+    targets = [target for target in run.plan.targets if target.shard in databases]
+    for target in run.shards_in(Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED):
+        check_placed(run, target, run.records[target.shard].rows)
+    tallies = [
+        indexes_tally(databases[one.shard].node, volume.indexes, volume.rows)
+        for one in targets
+        if (volume := run.volumes.get(one.shard)) and volume.indexes
+    ]
+    with tallying(run.progress, tallies):
+        finished = dict(zip(targets, in_parallel(finish, targets, watch.end_all), strict=True))
+    for done in finished.values():
+        for problem in done.problems:
+            run.progress.note(problem)
+    run.report.nodes = [
+        NodeReport(one.node.id, one.database, run.records[one.shard].rows, seconds.get(one.shard, 0.0))
+        for one in run.plan.targets
+    ]
+    report_refused(run, finished)
+
+
+def check_placed(run: RestoreRun, target: Target, rows: int) -> None:
+    """Raise LoadError if a target has another number of `rows` than routes have led to it from all sources.
+
+    A process that has loaded no rows knows nothing of that: it resumes what another one has checked.
+    """
+    if run.placed and rows != run.placed[target.shard]:
+        raise LoadError(
+            f"node {target.node.id}: {rows} rows are loaded, but the routes lead {run.placed[target.shard]} rows of"
+            f" {', '.join(target.sources)} to it",
+            hint="see whether something else writes to the restored database, then repeat the command",
+            details={"node": target.node.id, "rows": rows, "placed": run.placed[target.shard]},
+        )

@@ -1,0 +1,420 @@
+"""Check what a restore needs, without changing anything: the targets, their roles, and the DDL that they can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
+
+import psycopg
+from msgspec import structs
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.messages import SAME_TARGET, list_some
+from cutline.fleet.progress import Progress
+from cutline.nodes.free_connections import check_free_connections
+from cutline.nodes.sessions import in_parallel
+from cutline.nodes.watch import Watch, watch_nodes
+from cutline.restore.ddl.ddl import Ddl, Refusal
+from cutline.restore.ddl.server_roles import find_differences
+from cutline.restore.estimates.estimate import (
+    BegunShard,
+    Estimate,
+    ShardVolume,
+    combine_volumes,
+    estimate_restore,
+    measure_volume,
+    read_measured,
+    without_large_objects,
+    without_rows,
+)
+from cutline.restore.plan.checked_ddl import CheckedDdl, read_all_ddl
+from cutline.restore.plan.database_plan import PlannedDatabase, plan_database
+from cutline.restore.plan.plan import RestorePlan, plan_resumed
+from cutline.restore.plan.report import RefusedStatement, describe_refusals
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.plan.roles import missing_roles
+from cutline.restore.run.loading import check_existing
+from cutline.restore.run.rehearsal import refuse, rehearse
+from cutline.restore.run.run import RestoreRun, running
+from cutline.restore.targets.databases import Phase, find_closed, find_slots, list_databases, rehearsal_database
+from cutline.restore.targets.obstacles import Obstacles
+from cutline.restore.targets.requirements import (
+    DatabaseSpace,
+    DiskSpace,
+    check_locales,
+    check_space,
+    find_data_directory,
+    is_data_directory_hidden,
+)
+from cutline.restore.targets.swap import check_swappable, is_restored
+from cutline.restore.targets.target import (
+    Target,
+    check_target,
+    check_xml,
+    find_xml_columns,
+    lock_targets,
+    provisional_targets,
+    server_of,
+)
+from cutline.restore.unfinished.unfinished import (
+    UnfinishedRestore,
+    UnfinishedRestoreError,
+    check_no_unfinished,
+    check_whole,
+    find_resumable,
+)
+from cutline.snapshots.ddl.ddl_archive import ArchiveEntry
+from cutline.snapshots.ddl.server_globals_object import read_globals, read_stored_globals
+from cutline.snapshots.operations.slot_guard import read_slot_owners
+from cutline.snapshots.records.commit import count_by_node
+from cutline.snapshots.records.server_globals import ServerGlobals
+from cutline.storage.errors import SnapshotError
+from cutline.wal.segments.damage import ObjectDamagedError
+
+LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s"
+
+OTHERS_MAX = 5
+WITHOUT_GLOBALS = (
+    "all else is restored without --create-roles; the next increment stores roles again, for restores of it; or"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePreview:
+    """What a restore would do: the roles that each shard's target lacks, and what it would leave out and replace.
+
+    `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where the DDL was
+    not rehearsed, `refused` what the others refused of it, and what of it the store has lost. `warnings` may be meant.
+    `begun` is what earlier processes have done, by shard: a shard that is done has no volume. `server_globals` are what
+    roles to be created had, by shard, and `role_differences` how those that exist on the targets differ. `counted` is
+    as in CheckedDdl.
+    """
+
+    roles_missing: Mapping[str, list[str]]
+    ddl: Mapping[str, Ddl]
+    left_out: list[str]
+    untried: list[str]
+    warnings: list[str]
+    servers: Mapping[str, str]
+    volumes: Mapping[str, ShardVolume]
+    disks: list[DiskSpace]
+    estimate: Estimate
+    replaces: list[str] = field(default_factory=list)
+    refused: list[RefusedStatement] = field(default_factory=list)
+    begun: Mapping[str, BegunShard] = field(default_factory=dict)
+    server_globals: Mapping[str, ServerGlobals] = field(default_factory=dict)
+    role_differences: list[str] = field(default_factory=list)
+    counted: Mapping[str, str] = field(default_factory=dict)
+
+
+def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
+    """Make every check of a restore, and rehearse the DDL in databases that are dropped again; change nothing else.
+
+    Raises what check_restore, lock_targets and refuse raise.
+    """
+    progress.step("check targets")
+    obstacles = Obstacles()
+    with lock_targets(plan.targets, obstacles) as connections, TemporaryDirectory(prefix="cutline-ddl-") as folder:
+        reached = [target for target in plan.targets if target.shard in connections]
+        check_no_unfinished(plan.store.open(), plan.request.name, reached, connections, progress)
+        preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
+        preview = replace(preview, replaces=find_replaced(plan, connections, plan.targets))
+        # With roles that are missing, its statements would be refused.
+        tried = [one for one in plan.targets if one.shard in preview.ddl and not preview.roles_missing.get(one.shard)]
+        if not tried:
+            return preview
+        progress.step("rehearse the DDL")
+        with watch_nodes(target.maintenance for target in tried) as watch:
+            refused = _rehearse_all(plan, preview, tried, connections, watch)
+        if not plan.request.allow_refused_ddl:
+            refuse(refused, connections, plan.steps)
+        statements = [one for target, refusals in refused.items() for one in describe_refusals(target, refusals)]
+        untried = [one.node.id for one in plan.targets if one not in tried]
+        return replace(preview, refused=[*preview.refused, *statements], untried=untried)
+
+
+def _rehearse_all(
+    plan: RestorePlan,
+    preview: RestorePreview,
+    targets: Sequence[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    watch: Watch,
+) -> dict[Target, list[Refusal]]:
+    def rehearse_one(target: Target) -> list[Refusal]:
+        source = plan.chain.baseline[target.source]
+        ddl = preview.ddl[target.shard]
+        with rehearsal_database(target, connections[target.shard], source, ddl.tablespace) as own:
+            return rehearse(own, ddl, watch)
+
+    return dict(zip(targets, in_parallel(rehearse_one, targets, watch.end_all), strict=True))
+
+
+def preview_resumed(
+    source: Fleet, target: Fleet, request: RestoreRequest, progress: Progress
+) -> tuple[RestorePlan, RestorePreview]:
+    """Make every check of a restore that is resumed, and find what is left of it; change nothing.
+
+    Raises what check_restore and find_resumable raise.
+    """
+    provisional = provisional_targets(target, request.scope.nodes)
+    with lock_targets(provisional) as locked:
+        store = source.store.open()
+        found = find_resumable(store, request.name, provisional, locked, progress, settles=False)
+        check_whole(found, provisional, locked, store)
+        plan = _plan_shown(source, target, found)
+        with running(plan, progress, locked) as run:
+            run.records = dict(found.records)
+            for one in run.find_stale():
+                run.records[one.shard] = structs.replace(run.records[one.shard], phase=Phase.CREATED, rows=0)
+            done = plan.targets if found.is_published else run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
+            left = [one for one in plan.targets if one not in done]
+            preview = check_restore(plan, left, run.connections, run.folder, run.obstacles, run.find_begun())
+            # Where tables are there already, the DDL before the rows has been run.
+            made = run.shards_in(Phase.LOADING, Phase.INDEXING)
+            untried = [one.node.id for one in left if one not in made]
+            preview = replace(with_replaced(preview, run), untried=untried)
+            check_all_swappable(run)
+    return plan, preview
+
+
+def _plan_shown(source: Fleet, target: Fleet, found: UnfinishedRestore) -> RestorePlan:
+    """The plan of a restore that is resumed; one that is published needs none to end, but to be shown."""
+    try:
+        return plan_resumed(source, target, found.last_record)
+    except SnapshotError as error:
+        if not found.is_published:
+            raise
+        raise UnfinishedRestoreError(
+            f"{found.label()} has published all its databases, but can't be shown: {error.message}",
+            hint=[f"to end it: {found.last_record.command} --resume", SAME_TARGET],
+            details={"operation": found.last_record.operation},
+        ) from error
+
+
+def check_all_swappable(run: RestoreRun) -> None:
+    """Raise what `check_swappable` raises for the databases of a resumed restore that are ready for their names."""
+    if run.plan.request.scope.data_only:
+        return
+    for one in run.shards_in(Phase.FINISHED):
+        found = list_databases(run.connections[one.shard])
+        if not is_restored(found, one, run.operation):
+            check_swappable(one, found, run.records[one.shard])
+
+
+def with_replaced(preview: RestorePreview, run: RestoreRun) -> RestorePreview:
+    """The preview of a restore that is resumed, with what it still replaces, and what is closed until it ends."""
+    published = run.shards_in(Phase.PUBLISHED)
+    unnamed = [one for one in run.plan.targets if one not in published and not run.is_renamed(one)]
+    closed = [f"nobody can connect to {one} until it is ended" for one in find_closed(unnamed, run.connections)]
+    replaces = find_replaced(run.plan, run.connections, unnamed)
+    return replace(preview, replaces=replaces, warnings=[*preview.warnings, *closed])
+
+
+def check_restore(
+    plan: RestorePlan,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    folder: Path,
+    obstacles: Obstacles,
+    begun: Mapping[str, BegunShard] = MappingProxyType({}),
+) -> RestorePreview:
+    """Check that the store has what is restored and every target can take it; change nothing.
+
+    `connections` and `begun` are by shard; of a target without a connection, `obstacles` has the reason. Raises all
+    obstacles as one error (Obstacles.raise_found), also those found before.
+    """
+    store, targets = plan.store.open(), [target for target in targets if target.shard in connections]
+    if plan.damage is not None:
+        obstacles.add(plan.damage)
+    with obstacles.collecting():
+        check_free_connections({target.node: connections[target.shard] for target in targets})
+    if plan.request.scope.data_only:
+        server_globals, differences = dict[str, ServerGlobals](), list[str]()
+        readable, missing = targets, {one.shard: list[str]() for one in targets}
+        checked = CheckedDdl(entries={one.shard: () for one in targets})
+        checked.left_out.extend(check_existing(plan, targets, connections, obstacles))
+    else:
+        server_globals, differences = find_globals(plan, targets, connections, obstacles)
+        of_targets = (plan, targets, connections, server_globals, obstacles)
+        missing, planned = check_targets(*of_targets, is_resumed=bool(begun))
+        readable = [one for one in targets if not plan.lacks_ddl(one.source)]
+        checked = read_all_ddl(plan, readable, connections, folder, obstacles, planned)
+    volumes = {
+        one.shard: _volume_of(plan, one, checked.entries[one.shard]) for one in readable if one.shard in checked.entries
+    }
+    volumes |= {shard: begun[shard].volume_left(volume) for shard, volume in volumes.items() if shard in begun}
+    sized = [one for one in readable if one.shard in volumes]
+    disks = check_space((_space_of(plan, one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
+    obstacles.raise_found()
+    servers = {one.shard: server_of(connections[one.shard]) for one in targets}
+    basis, figures = read_measured(store, sum(one.row_count for one in volumes.values())) or ("", None)
+    return RestorePreview(
+        roles_missing=missing,
+        ddl=checked.ddl,
+        left_out=[*checked.left_out, *left_rows(plan)],
+        untried=[target.node.id for target in targets if target.shard in checked.ddl],
+        warnings=obstacles.warnings,
+        refused=[
+            one
+            for target in targets
+            if target.shard in checked.ddl
+            for one in describe_refusals(target, checked.ddl[target.shard].lost)
+        ],
+        servers=servers,
+        volumes=volumes,
+        disks=disks,
+        estimate=estimate_restore(volumes.values(), figures, basis, is_resumed=bool(begun)),
+        begun=begun,
+        server_globals=server_globals,
+        role_differences=differences,
+        counted=checked.counted,
+    )
+
+
+def find_globals(
+    plan: RestorePlan,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    obstacles: Obstacles,
+) -> tuple[dict[str, ServerGlobals], list[str]]:
+    """What the snapshot's servers had besides their databases, by shard, and how the targets' roles differ from that.
+
+    A drill's servers are made for it: there is nothing to compare, and its roles get nothing of it.
+    """
+    found, differences = dict[str, ServerGlobals](), dict[str, None]()
+    for target in () if plan.request.is_drill else targets:
+        try:
+            stored = read_stored_globals(plan.store.open(), plan.chain, target.source)
+        except ObjectDamagedError as error:
+            if plan.request.create_roles:
+                error.hint = f"{WITHOUT_GLOBALS}\n{error.hint}"
+                obstacles.add(error)
+            else:
+                obstacles.warnings.append(f"how roles differ is not known: {error.message}")
+            continue
+        if stored is not None:
+            found[target.shard] = stored
+            present = read_globals(connections[target.shard])
+            lines = find_differences(stored, present)
+            differences |= dict.fromkeys(f"node {target.node.id}: {line}" for line in lines)
+    return found, list(differences)
+
+
+def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry]) -> ShardVolume:
+    """What a target gets: a shard, or its part of all sources."""
+    sources = target.sources or (target.source,)
+    volumes = [
+        measure_volume(plan.chain, one, filter(plan.request.chooses, plan.chain.groups(one)), entries)
+        for one in sources
+    ]
+    volume = volumes[0]
+    if plan.topology:
+        volume = combine_volumes(volumes, [plan.topology.shares(one, target.shard) for one in sources])
+    if plan.request.scope.schema_only:
+        return without_rows(volume)
+    if plan.request.scope.data_only:
+        # Indexes and other tables of the database are not in it.
+        volume = replace(volume, is_rough=True)
+    return volume if plan.request.is_with_all_rows else without_large_objects(volume)
+
+
+def _space_of(
+    plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], volume: ShardVolume
+) -> DatabaseSpace:
+    """What a target's database needs besides what an earlier process has loaded of it, which this one goes on with."""
+    (loaded,) = connection.execute(LOADED_QUERY, (target.loading,)).fetchone() or (0,)
+    folder = plan.superusers.data_directories[target.shard] if plan.superusers else find_data_directory(connection)
+    is_hidden = plan.superusers is None and is_data_directory_hidden(connection)
+    return DatabaseSpace(target.node, folder, max(volume.size_bytes - loaded, 0), volume.is_rough, is_hidden)
+
+
+def check_targets(
+    plan: RestorePlan,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    server_globals: Mapping[str, ServerGlobals],
+    obstacles: Obstacles,
+    *,
+    is_resumed: bool,
+) -> tuple[dict[str, list[str]], dict[str, PlannedDatabase]]:
+    """Add what keeps a target from taking its shard; return the roles that it lacks and what its database gets.
+
+    Both are by shard. With --create-roles also those of the snapshot's server that nothing in the database names.
+    """
+    chain, request, groups = plan.chain, plan.request, plan.groups
+    missing, planned = dict[str, list[str]](), dict[str, PlannedDatabase]()
+    for target in targets:
+        node, shard, connection = target.node, target.shard, connections[target.shard]
+        newest = max(target.sources or (shard,), key=lambda one: chain.baseline[one].server_version)
+        source = chain.baseline[newest]
+        check_target(
+            target, connection, source, obstacles, request.into_tables, replace=request.replace, is_resumed=is_resumed
+        )
+        check_locales(node, connection, source, chain.database_facts(target.source), obstacles)
+        with obstacles.collecting(node.id):
+            check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(target.source)))
+        with obstacles.collecting(node.id):
+            roles = request.scope.roles_needed(plan.roles(target))
+            if request.create_roles and (stored := server_globals.get(shard)):
+                replaced = dict(request.scope.role_map)
+                others = (one.name for one in stored.roles if not one.superuser and one.name not in replaced)
+                roles = list(dict.fromkeys([*roles, *others]))
+            planned[shard] = plan_database(plan, target, connection)
+            database = planned[shard].ddl
+            of_database = [one for one in (database.roles if database else ()) if one not in roles]
+            may_create, by_superuser = request.create_roles, plan.superusers is not None
+            missing[shard] = missing_roles(
+                target,
+                connection,
+                roles,
+                source.encoding,
+                of_database=of_database,
+                may_create=may_create,
+                by_superuser=by_superuser,
+            )
+    return missing, planned
+
+
+def left_rows(plan: RestorePlan) -> list[str]:
+    """What a restore of the DDL alone leaves out of rows and sequences, and one of some tables of other rows.
+
+    Either leaves out large objects, too. Rows of extensions' tables come with the DDL of everything.
+    """
+    request, of_extensions = plan.request, list[str]()
+    if request.is_partial or request.scope.data_only:
+        filled = {stored.node for stored in plan.chain.last.extension_rows}
+        of_extensions = [f"rows of extensions' tables on {shard}" for shard in plan.sources if shard in filled]
+    if request.is_with_all_rows:
+        return of_extensions
+    counts = count_by_node(plan.chain.full)
+    kept = " but those of extensions" if plan.chain.last.extension_rows else ""
+    rows = [f"all rows, and the values of all sequences{kept}"] if request.scope.schema_only else []
+    if request.is_partial:
+        for shard in plan.sources:
+            if others := sorted(one.name for one in plan.chain.groups(shard) if not request.chooses(one)):
+                rows.append(f"rows of {len(others)} other tables on {shard}: {list_some(others, OTHERS_MAX)}")
+    return rows + of_extensions + [f"{counts[one]} large objects on {one}" for one in plan.sources if counts.get(one)]
+
+
+def find_replaced(
+    plan: RestorePlan, connections: Mapping[str, psycopg.Connection[Any]], targets: Iterable[Target]
+) -> list[str]:
+    """What `--replace` ends, a line each: the databases that it puts aside, and the chains that go on in them."""
+    if not plan.request.replace:
+        return []
+    lines: list[str] = []
+    chains: set[str] = set()
+    owners = read_slot_owners(plan.store.open())
+    for target in targets:
+        connection = connections[target.shard]
+        if plan.request.scope.data_only or target.database not in list_databases(connection):
+            continue
+        lines.append(f"{target.node.id}: database {target.database} is put aside as {target.aside}")
+        for slot in find_slots(connection, target.database):
+            owner = owners.owner_of(slot)
+            chains.add(f"chain {owner.snapshot}" if owner else f"the chain of slot {slot}")
+    return lines + [f"{chain} ends: it gets no more increments" for chain in sorted(chains)]

@@ -1,0 +1,110 @@
+"""Statements of the DDL that a target refuses, and what a restore makes of them.
+
+Those that the rehearsal finds end a restore before any row is loaded. Others come up only with the rows: an index whose
+function fails on a value, a constraint that rows violate under another collation. Everything else is then restored all
+the same. The operator decides what becomes of it: mend what refuses and resume, publish without it, or undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from cutline.fleet.messages import join_some
+from cutline.nodes.encodings import raw_text
+from cutline.restore.ddl.ddl import DATABASE, MATERIALIZED_VIEW, Ddl, DdlEntry, Refusal, show_name
+from cutline.restore.ddl.running import EARLIER
+from cutline.restore.ddl.statements import RESTRICTED_VERSION, NeededPath
+from cutline.restore.plan.checked_ddl import read_all_ddl
+from cutline.restore.plan.database_plan import plan_database
+from cutline.restore.plan.report import RefusedStatement, access_to, describe_refusals
+from cutline.restore.plan.roles import name_bytes
+from cutline.restore.run.build import FinishedDatabase
+from cutline.restore.run.run import RestoreRun
+from cutline.restore.targets.obstacles import Obstacles
+from cutline.restore.targets.target import Target, TargetUnfitError
+from cutline.storage.errors import SnapshotError
+
+# Of each database; a record is a comment on it.
+REFUSED_KEPT_MAX = 100
+NAMED_MAX = 5
+MAINTAINED = {
+    "INDEX": "ANALYZE and REINDEX of it fail",
+    "CONSTRAINT": "ANALYZE and REINDEX of it fail",
+    "STATISTICS": "ANALYZE of its table fails",
+    MATERIALIZED_VIEW: "REFRESH of it fails",
+}
+
+
+class DdlRefusedError(SnapshotError):
+    """All rows are restored and statements of the DDL were refused: the operator decides whether that is published."""
+
+    exit_code = 10
+
+    def __init__(self, message: str, refused: Iterable[RefusedStatement]) -> None:
+        self.refused = tuple(refused)
+        super().__init__(message, details={"refused": [one.document() for one in self.refused]})
+
+
+def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
+    """What becomes of an object whose functions name others without a schema, and what mends it."""
+    functions = f" ({', '.join(show_name(one.function) for one in needed)})" if needed else ""
+    statements = " ".join(show_name(one.statement) for one in needed) or "ALTER FUNCTION … SET search_path = …;"
+    return (
+        f"{entry.label} uses functions without a search_path of their own{functions};"
+        f" {MAINTAINED[entry.kind]} on PostgreSQL 17 and newer until: {statements}"
+    )
+
+
+def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase]) -> None:
+    """Note in the report what was refused; raise DdlRefusedError unless the restore is to do without it."""
+    for target in run.plan.targets:
+        if done := finished.get(target):
+            run.report.refused += describe_refusals(target, done.refusals)
+            if run.connections[target.shard].info.server_version >= RESTRICTED_VERSION:
+                run.report.warnings += [
+                    f"node {target.node.id}: {_unqualified(entry, needed)}"
+                    for entry, needed in done.helped
+                    if entry.kind in MAINTAINED
+                ]
+        elif record := run.records.get(target.shard):
+            # What an earlier process was refused and did without.
+            run.report.refused += _describe_earlier(run, target, record.refused)
+            if len(record.refused) == REFUSED_KEPT_MAX:
+                run.report.warnings.append(
+                    f"node {target.node.id}: an earlier process may have been refused more than the"
+                    f" {REFUSED_KEPT_MAX} objects that are named: compare the definitions"
+                )
+    # Privileges of extensions' objects may be many.
+    named = sorted(run.report.refused, key=lambda one: bool(one.counted))
+    causes = [one.text() for one in named if not one.needs]
+    if not causes or run.allows_refused:
+        return
+    raise DdlRefusedError(
+        f"all rows are loaded, but statements were refused: {join_some(causes, NAMED_MAX)}", run.report.refused
+    )
+
+
+def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) -> list[RefusedStatement]:
+    """What an earlier process was refused and did without, with the statements as far as the snapshot has them."""
+    if not labels:
+        return []
+    databases = {target.shard: plan_database(run.plan, target, run.connections[target.shard])}
+    ddl = read_all_ddl(run.plan, [target], run.connections, run.folder, Obstacles(), databases).ddl.get(target.shard)
+    sections = {**ddl.sections, DATABASE: _entries_of_database(run, target, ddl)} if ddl else {}
+    found = {entry.label: Refusal(entry, name, EARLIER, "") for name, entries in sections.items() for entry in entries}
+    found |= {one.label: one for one in (ddl.lost if ddl else ())}
+    known = {one.object: one for one in describe_refusals(target, [found[one] for one in labels if one in found])}
+    lacking = RefusedStatement(target.node.id, target.database, "", reason=EARLIER, access=access_to(target))
+    return [known.get(one) or replace(lacking, object=one) for one in labels]
+
+
+def _entries_of_database(run: RestoreRun, target: Target, ddl: Ddl) -> tuple[DdlEntry, ...]:
+    """What belongs to the database itself, with its statements as the database stores them."""
+    pieces = ddl.database.pieces(ddl.database.name) if ddl.database else []
+    texts = ["\n".join(piece.statements) for piece in pieces]
+    connection, encoding = run.connections[target.shard], run.plan.chain.baseline[target.source].encoding
+    with suppress(TargetUnfitError):
+        texts = list(map(raw_text, name_bytes(connection, texts, encoding)))
+    return tuple(DdlEntry(0, piece.kind, "", piece.name, text) for piece, text in zip(pieces, texts, strict=True))

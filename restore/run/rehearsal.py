@@ -1,0 +1,115 @@
+"""Rehearse a restore's DDL in the empty database, so that a refusal is known in seconds and not after the rows.
+
+What a server refuses depends on its version, its extensions and the restoring role, and on functions of the snapshot's
+owners. Trying the statements is the only way to know. The database is made again afterwards. Some refusals depend on
+the rows, and come up only when these are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import psycopg
+
+from cutline.fleet.messages import join_some
+from cutline.nodes.problems import read_role
+from cutline.nodes.watch import Watch
+from cutline.restore.ddl.ddl import DATABASE, ROWS, Ddl, Refusal, SchemaLoadError
+from cutline.restore.ddl.running import NOT_GRANTED, DdlRun
+from cutline.restore.plan.report import describe_refusals
+from cutline.restore.targets.requirements import WITHOUT
+from cutline.restore.targets.target import Connections, Target, TargetUnfitError
+from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES
+
+UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
+# pg_dump writes what its own version reads.
+OWN_VERSION = (
+    "a syntax error usually means that the snapshot's pg_dump is newer than the target: in the source's fleet.toml set"
+    " [tools] postgresql to programs of the servers' own version and take a new full snapshot, or restore into a newer"
+    " PostgreSQL"
+)
+FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
+# They refuse every other, also one that gets its name at the end.
+IN_ONE_DATABASE = (
+    "an extension that its server allows in one database alone, such as pg_cron, can be created only once that has its"
+    " name: restore without it, then run the statements that are left"
+)
+# Nobody can grant them in a database that the restore is to make.
+ROWS_LATER = (
+    "a superuser can add rows of extensions' tables later: restore without them; then, in the file of refused"
+    " statements, change user in the \\connect lines to a superuser and run it"
+)
+NAMED_MAX = 5
+
+
+def rehearse(target: Target, ddl: Ddl, watch: Watch) -> list[Refusal]:
+    """Run the DDL in the target's empty database, and return the statements that are refused.
+
+    Of a role that is not a superuser a grant without effect counts as refused. Raises NodeUnreachableError if the
+    session is lost.
+    """
+    run = DdlRun(target.loaded, ddl, watch, is_strict=ddl.is_adapted)
+    run.all_sections()
+    return list(run.refusals.values())
+
+
+def refuse(
+    found: Mapping[Target, list[Refusal]], connections: Connections, steps: tuple[str, str] | None = None
+) -> None:
+    """Raise TargetUnfitError naming what our role may not run, or SchemaLoadError naming what else is refused.
+
+    `steps` are the commands that restore the same in two steps, if there are any.
+    """
+    problems: list[str] = []
+    refused: list[dict[str, object]] = []
+    is_forbidden = has_rows = False
+    instead: list[str] = []
+    for target, refusals in found.items():
+        # What needs something that is refused follows from that.
+        causes = [one for one in refusals if not one.needs]
+        # Of extensions there may be many.
+        causes.sort(key=lambda one: one.entry.kind == PRIVILEGES)
+        forbidden = [one for one in causes if one.sqlstate in (FORBIDDEN, *NOT_GRANTED)]
+        if not causes:
+            continue
+        is_forbidden |= bool(forbidden)
+        has_rows |= any(one.entry.kind == ROWS for one in causes)
+        if any(one.sqlstate == UNKNOWN_SYNTAX for one in causes):
+            instead.append(OWN_VERSION)
+        if any(one.entry.kind == EXTENSION for one in causes):
+            instead.append(IN_ONE_DATABASE)
+        role = read_role(target.node, connections[target.shard]).name
+        who = f"role {role} may not restore this DDL" if forbidden else "the DDL was refused"
+        problems.append(
+            f"node {target.node.id}: {who}: {join_some([one.text() for one in forbidden or causes], NAMED_MAX)}"
+        )
+        refused += [one.document() for one in describe_refusals(target, refusals)]
+    if not problems:
+        return
+    what, details = f"{'; '.join(problems)}; no row was loaded", dict[str, object](refused=refused)
+    without = [f"or {WITHOUT}"]
+    if any(one.section == DATABASE for refusals in found.values() for one in refusals):
+        without.append("or without anything that belongs to the databases themselves: --no-database-settings")
+    if is_forbidden:
+        raise TargetUnfitError(
+            what,
+            hint=[
+                "restore as a superuser, or grant the role what the statements need",
+                *([ROWS_LATER] if has_rows else []),
+                *without,
+            ],
+            details=details,
+        )
+    if steps:
+        without.append(
+            f"or in steps: {steps[0]} --allow-refused-ddl; correct what is in its file and run it; then: {steps[1]}"
+        )
+    raise SchemaLoadError(
+        what,
+        hint=[
+            "if the target's server lacks something, such as a role or an extension, create it and repeat the command",
+            *dict.fromkeys(instead),
+            *without,
+        ],
+        details=details,
+    )

@@ -1,0 +1,305 @@
+"""`restore`: load the fleet's databases as of a cut beside the existing ones, and rename them at the end.
+
+Until the decision to publish no restored database has its real name, and a restore may be undone. From then on it only
+goes forward. Where a restore ends unfinished, its databases' records say how far it is: `resume_restore` does the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from msgspec import structs
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.messages import restore_command
+from cutline.fleet.progress import Progress
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.sessions import in_parallel, let_end
+from cutline.nodes.watch import watch_nodes
+from cutline.restore.estimates.estimate import RestoreStep
+from cutline.restore.estimates.pace import RestorePace
+from cutline.restore.plan.plan import RestorePlan, plan_resumed
+from cutline.restore.plan.report import RestoreReport, WalPhase
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.ending import RestoreAbandonedError, end_published, say_open, saying_published, undoing
+from cutline.restore.run.loading import (
+    choose_verified_copies,
+    load_all,
+    naming_lost_rows,
+    naming_steps,
+    publish_rows,
+)
+from cutline.restore.run.preview import (
+    RestorePreview,
+    check_all_swappable,
+    check_restore,
+    find_replaced,
+    left_rows,
+    with_replaced,
+)
+from cutline.restore.run.refused import DdlRefusedError
+from cutline.restore.run.run import RestoreRun, running
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import Phase, clear_records, end_chains, find_owner_changes
+from cutline.restore.targets.swap import close_databases, publish_database
+from cutline.restore.targets.target import (
+    Target,
+    ending_on_silence,
+    lock_targets,
+    naming_lost_nodes,
+    provisional_targets,
+)
+from cutline.restore.unfinished.unfinished import (
+    check_no_unfinished,
+    check_whole,
+    find_resumable,
+    settle_recorded,
+)
+from cutline.snapshots.operations.leases import HeldLease, hold_lease
+from cutline.snapshots.operations.operation import PUBLISH, decide_restore
+from cutline.spark.spark_jobs import SparkSource
+from cutline.storage.errors import SnapshotError
+
+Confirm = Callable[[list[str]], None]
+
+
+def restore_fleet(
+    plan: RestorePlan,
+    spark: SparkSource,
+    progress: Progress,
+    confirm: Confirm | None = None,
+    announce: Callable[[RestorePreview], None] | None = None,
+    verify: Callable[[RestoreReport], int] | None = None,
+) -> RestoreReport:
+    """Restore all shards in parallel; no database has its real name before all are loaded and checked.
+
+    When every check has passed and before anything is changed, `announce` is given what will be done, and `confirm`
+    what `--replace` will end, a line each; it may raise. At the end `verify` asks what was restored, and returns the
+    exit code that the outcome records.
+    """
+    began = time.monotonic()
+    with running(plan, progress) as run:
+        store = plan.store.open()
+        reached = [target for target in plan.targets if target.shard in run.connections]
+        check_no_unfinished(store, plan.request.name, reached, run.connections, progress)
+        preview = check_restore(plan, plan.targets, run.connections, run.folder, run.obstacles)
+        settle_recorded(store, plan.targets, run.connections)
+        replaced = find_replaced(plan, run.connections, plan.targets)
+        if announce:
+            announce(preview)
+        if confirm:
+            confirm(replaced)
+        for line in (*preview.warnings, *replaced):
+            progress.note(line)
+        for line in clear_records(plan.targets, run.connections):
+            progress.note(line)
+        run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation)
+        with saying_published(run):
+            _restore(run, preview, spark, is_resumed=False, verify=verify)
+    run.report.seconds = time.monotonic() - began
+    return run.report
+
+
+def resume_restore(
+    source: Fleet,
+    target: Fleet,
+    request: RestoreRequest,
+    spark: SparkSource,
+    progress: Progress,
+    announce: Callable[[RestorePlan, RestorePreview], None] | None = None,
+) -> RestoreReport:
+    """Go on with the unfinished restore of the request's snapshot into the target, and do only what is not done.
+
+    If the request names nodes, only these are contacted. `announce` is given what is left, before that is done.
+
+    Raises UnfinishedRestoreError if there is none, or if it can only be undone.
+    """
+    began = time.monotonic()
+    provisional = provisional_targets(target, request.scope.nodes)
+    store = source.store.open()
+    with ExitStack() as stack:
+        watch = stack.enter_context(watch_nodes(one.maintenance for one in provisional))
+        locked = stack.enter_context(lock_targets(provisional))
+        early = stack.enter_context(ExitStack())
+        early.enter_context(ending_on_silence(watch, locked.values()))
+        found = find_resumable(store, request.name, provisional, locked, progress, settles=True)
+        check_whole(found, provisional, locked, store)
+        if found.is_published:
+            planned: RestoreReport | None = None
+            with suppress(SnapshotError):
+                published = plan_resumed(source, target, found.last_record)
+                planned = published.report()
+                planned.left_out = left_rows(published)
+            return end_published(store, target, found, provisional, locked, planned)
+        allows = request.allow_refused_ddl
+        plan = plan_resumed(source, target, found.last_record, allow_refused_ddl=allows)
+        early.close()
+        run = stack.enter_context(running(plan, progress, locked, watch))
+        run.records, run.report.is_resumed = dict(found.records), True
+        run.is_decided = found.is_decided(store)
+        for one in run.find_stale():
+            run.enter(one, Phase.CREATED, rows=0)
+        chosen = [one for one in plan.targets if one not in run.shards_in(Phase.FINISHED, Phase.PUBLISHED)]
+        for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
+            run.end_loading(one)
+        preview = check_restore(plan, chosen, run.connections, run.folder, run.obstacles, run.find_begun())
+        preview = with_replaced(preview, run)
+        check_all_swappable(run)
+        if announce:
+            announce(plan, preview)
+        for line in (*preview.warnings, *preview.replaces):
+            progress.note(line)
+        run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation, is_resumed=True)
+        with saying_published(run):
+            _restore(run, preview, spark, is_resumed=True)
+    run.report.seconds = time.monotonic() - began
+    return run.report
+
+
+def _restore(
+    run: RestoreRun,
+    preview: RestorePreview,
+    spark: SparkSource,
+    *,
+    is_resumed: bool,
+    verify: Callable[[RestoreReport], int] | None = None,
+) -> None:
+    """Load what is not loaded, publish it all, and verify it."""
+    plan, report, store = run.plan, run.report, run.plan.store.open()
+    run.volumes = preview.volumes
+    if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
+        spark.begin(run.executor_needs, run.progress)
+    # Where the decision is does not change.
+    in_store = not is_resumed or next(iter(run.records.values())).in_store
+    held = hold_lease(store, run.placed_intent(), run.progress, is_resumed=is_resumed) if in_store else _no_lease()
+    with held as lease:
+        run.in_store = in_store if is_resumed else lease.is_stored
+        run.progress.reached(RestoreCrashPoint.INTENT_STORED)
+        with undoing(run, lease, is_resumed=is_resumed):
+            run.report.left_out, run.report.role_differences = preview.left_out, preview.role_differences
+            with naming_lost_rows(run), naming_steps(run):
+                if plan.request.use_backup_copies and not is_resumed:
+                    choose_verified_copies(run, spark)
+                load_all(run, preview.ddl, preview.roles_missing, preview.server_globals, spark)
+                report.wal = _wal_phase(run)
+            if not plan.request.scope.data_only:
+                run.progress.step("swap databases")
+                run.is_closing = True
+                close_databases(plan.targets, run.connections, run.records)
+                run.progress.reached(RestoreCrashPoint.CLOSED)
+            # From here on another process may publish what this one has loaded.
+            run.is_deciding = lease.stays_open = True
+            run.progress.ending()
+            _decide(run)
+            run.is_decided = True
+            run.progress.reached(RestoreCrashPoint.DECIDED)
+            report.aside = _publish(run)
+            run.is_published = True
+            ending = store if run.in_store else None
+            report.slots_dropped, report.slots_left = end_chains(
+                ending, plan.target_fleet, plan.targets, run.connections, run.operation
+            )
+            run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
+        if run.pace and not is_resumed:
+            lease.is_typical = _is_typical(plan)
+            transactions = sum(one.counts["transactions"] for one in plan.chain.increments)
+            lease.figures = run.pace.figures(report.bytes, transactions)
+        lease.is_done, lease.stays_open = True, False
+        if report.refused:
+            lease.code = DdlRefusedError.exit_code
+        if verify:
+            lease.code = verify(report)
+    run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
+    _clear_own_records(run)
+    report.rows = sum(node.rows for node in report.nodes)
+
+
+def _wal_phase(run: RestoreRun) -> WalPhase | None:
+    """The amounts are those of the commits; in what was left of a restore, rows may have been loaded before."""
+    seconds = run.pace.seconds.get(RestoreStep.FOLD) if run.pace else None
+    if seconds is None:
+        return None
+    commits, sources = run.plan.chain.commits, run.plan.sources
+    segments = [one for commit in commits for shard in sources for one in commit.segments[shard]]
+    cuts = [commit.cut for commit in commits]
+    local = sum(cut.of(shard).local_transactions for cut in cuts for shard in sources)
+    return WalPhase(
+        seconds,
+        len(segments),
+        sum(one.size for one in segments),
+        sum(one.changes for one in segments),
+        local + sum(cut.global_transactions for cut in cuts),
+    )
+
+
+def _is_typical(plan: RestorePlan) -> bool:
+    """Whether what the restore took says how long others take: it loads everything, and nothing else."""
+    request = plan.request
+    # Verifying the copies has started Spark's workers.
+    is_whole = request.is_with_all_rows and not request.use_backup_copies
+    return is_whole and plan.topology is None and not plan.intent.is_drill
+
+
+def _clear_own_records(run: RestoreRun) -> None:
+    """Remove the records of the restore, which is done.
+
+    With its outcome in the store they say nothing more: a node that went away by now keeps its own.
+    """
+    try:
+        with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
+            run.report.warnings += clear_records(run.plan.targets, run.connections)
+            if run.report.aside:
+                run.report.owner_changes = find_owner_changes(run.plan.targets, run.connections)
+    except NodeUnreachableError as error:
+        if not run.in_store:
+            say_open(run, error)
+            raise
+        command = restore_command(run.plan.request.name, run.plan.request.scope.nodes)
+        run.report.warnings.append(
+            f"all is restored, but a record of it could not be removed: {error}; so a database may lack its owner and"
+            f" its comment; to give it these: {command} --resume"
+        )
+
+
+@contextmanager
+def _no_lease() -> Iterator[HeldLease]:
+    yield HeldLease(is_stored=False)
+
+
+def _decide(run: RestoreRun) -> None:
+    """Decide to publish: once, in the store, or on the first target where the store accepts no writes."""
+    plan, first = run.plan, run.plan.targets[0]
+    if not run.in_store:
+        if first not in run.shards_in(Phase.PUBLISHED) and not run.is_renamed(first):
+            run.enter(first, Phase.FINISHED, publishes=True)
+    elif decide_restore(plan.store.open(), plan.intent, PUBLISH) != PUBLISH:
+        raise RestoreAbandonedError(
+            f"restore {run.operation} is being undone by another command",
+            details={"operation": run.operation},
+        )
+
+
+def _publish(run: RestoreRun) -> list[str]:
+    """Give every database its real name; return what was put aside, as `node: name`.
+
+    After an error on one node the others are published all the same: there is only one way on.
+    """
+
+    def publish(target: Target) -> str | None:
+        connection = run.connections[target.shard]
+        record = run.records[target.shard]
+        is_aside = publish_database(target, connection, record)
+        run.records[target.shard] = structs.replace(record, aside=is_aside)
+        run.progress.reached(RestoreCrashPoint.RENAMED, node=target.node.id)
+        return f"{target.node.id}: {target.aside}" if is_aside else None
+
+    if run.plan.request.scope.data_only:
+        publish_rows(run)
+        return []
+    aside = in_parallel(publish, run.plan.targets, let_end)
+    # Only when all are renamed: nobody undoes what is published.
+    for target in run.plan.targets:
+        run.enter(target, Phase.PUBLISHED, database=target.database)
+    return [one for one in aside if one]

@@ -1,0 +1,271 @@
+"""A restore as one process runs it: the sessions that hold the targets' locks, and the databases' records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psycopg
+from msgspec import structs
+
+from cutline.fleet.config import Node
+from cutline.fleet.own_process import own_label
+from cutline.fleet.progress import Progress
+from cutline.nodes.clocks import ClockReading, note_clocks, read_clock
+from cutline.nodes.connections import connect, raising_unreachable
+from cutline.nodes.sessions import in_parallel, let_end
+from cutline.nodes.watch import Watch, watch_nodes
+from cutline.restore.estimates.estimate import BegunShard, ShardVolume
+from cutline.restore.estimates.pace import RestorePace, rows_tally
+from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.report import RestoreReport
+from cutline.restore.rows.filling import Filling
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import (
+    DatabaseRecord,
+    Phase,
+    close_quietly,
+    drop_database,
+    list_databases,
+    lock_target_fleet,
+    record_text,
+    write_record,
+)
+from cutline.restore.targets.obstacles import Obstacles
+from cutline.restore.targets.swap import end_sessions, is_restored
+from cutline.restore.targets.target import Target, lock_targets, place_of, server_of, start_of, suffix_of
+from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.proven_chains import cut_time
+from cutline.spark.needs import ExecutorNeeds
+from cutline.storage.errors import SnapshotError
+
+
+@dataclass(slots=True)
+class RestoreRun:
+    """A restore in the process that runs it. `connections` and `records` are by shard.
+
+    A database has a record from its creation on; `created` are the shards whose databases this process creates.
+    `obstacles` has the nodes that can't be reached: they have no connection. `inside` are the sessions in the existing
+    databases, by shard, that hold the fleet's lock there: they write the records of tables that are filled; `held` are
+    those in which nobody can alter these tables. `placed` is how many rows routes lead to each target. `folder` is
+    private, for the DDL. `pace` tells how long the rest takes; `volumes` are by shard. `is_closing`: databases may be
+    closed; `is_deciding`: the decision may be stored; `is_decided`: it is.
+    """
+
+    plan: RestorePlan
+    connections: Mapping[str, psycopg.Connection[Any]]
+    watch: Watch
+    progress: Progress
+    folder: Path
+    report: RestoreReport
+    obstacles: Obstacles = field(default_factory=Obstacles)
+    inside: Mapping[str, psycopg.Connection[Any]] = field(default_factory=dict)
+    held: dict[str, psycopg.Connection[Any]] = field(default_factory=dict)
+    records: dict[str, DatabaseRecord] = field(default_factory=dict)
+    created: set[str] = field(default_factory=set)
+    pace: RestorePace | None = None
+    volumes: Mapping[str, ShardVolume] = field(default_factory=dict)
+    placed: dict[str, int] = field(default_factory=dict)
+    in_store: bool = False
+    is_closing: bool = False
+    is_deciding: bool = False
+    is_decided: bool = False
+    is_published: bool = False
+    version: str = field(default_factory=lambda: version("cutline"))
+
+    @property
+    def operation(self) -> str:
+        """The operation's id."""
+        return self.plan.intent.operation
+
+    @property
+    def allows_refused(self) -> bool:
+        """Whether the restore is to do without what the targets refuse."""
+        return self.plan.request.allow_refused_ddl
+
+    @property
+    def executor_needs(self) -> ExecutorNeeds:
+        """What its tasks need of executors: the databases are not made yet, their servers are there."""
+        is_filling = self.plan.request.scope.data_only
+        return ExecutorNeeds(
+            self.plan.store, tuple(one.node if is_filling else one.maintenance for one in self.plan.targets)
+        )
+
+    def row_count(self, shard: str) -> int:
+        """About how many rows the shard has."""
+        return self.volumes[shard].row_count if shard in self.volumes else 0
+
+    def enter(self, target: Target, phase: Phase, *, database: str | None = None, **changes: Any) -> None:
+        """Record that a target's database has come to a phase, or with the same phase the `changes` alone."""
+        before = self.records.get(target.shard)
+        self.records[target.shard] = self.put_record(target, phase, database, changes)
+        if before is None or before.phase != phase:
+            self.progress.reached(RestoreCrashPoint(phase.value), node=target.node.id)
+
+    def put_record(
+        self, target: Target, phase: Phase, database: str | None, changes: Mapping[str, Any]
+    ) -> DatabaseRecord:
+        """Write a target's record, on its `database` or in its filling, and return it."""
+        before = self.records.get(target.shard) or self._first_record()
+        after = structs.replace(before, shard=target.shard, phase=phase, **changes)
+        with raising_unreachable(target.node):
+            if after.scope.data_only:
+                self.filling(target).write(record_text(after))
+            else:
+                write_record(self.connections[target.shard], database or target.loading, after)
+        return after
+
+    def release_tables(self) -> None:
+        """Let others alter the tables that are filled: before they are emptied, and at the end."""
+        for connection in self.held.values():
+            close_quietly(connection)
+        self.held.clear()
+
+    def filling(self, target: Target) -> Filling:
+        """What a restore of rows alone keeps in a target's database."""
+        return Filling(target.node.id, self.inside[target.shard], suffix_of(self.operation))
+
+    def loaded(self, target: Target) -> Node:
+        """The database that is loaded: one of the restore's own, or the existing one that is filled."""
+        return target.node if self.plan.request.scope.data_only else target.loaded
+
+    def end_loading(self, target: Target) -> None:
+        """End the sessions of a killed process that loads a target: a statement goes on until it has a row to send."""
+        if self.plan.request.scope.data_only:
+            self.filling(target).end_loading()
+        else:
+            end_sessions(self.connections[target.shard], target.loading)
+
+    def _mark_undoing(self, target: Target) -> None:
+        """Record that tables are emptied again: else what is gone would count as lost."""
+        if self.plan.request.scope.data_only and (record := self.records.get(target.shard)):
+            self.enter(target, record.phase, undoing=True)
+
+    def _undo(self, target: Target) -> None:
+        """Drop a target's database, or empty the tables that are filled."""
+        if self.plan.request.scope.data_only:
+            self.filling(target).undo()
+        else:
+            drop_database(target, self.connections[target.shard], target.loading)
+
+    def undo_created(self) -> bool:
+        """Undo what this process has created, and say so; return whether nothing is left.
+
+        Where the session that holds the lock is lost, another process may have gone on: there nothing is dropped.
+        """
+        try:
+            created = [target for target in self.plan.targets if target.shard in self.created]
+            for work in (self._mark_undoing, self._undo):
+                in_parallel(work, created, let_end)
+        except (SnapshotError, psycopg.Error) as error:
+            self.progress.note(f"the restore could not be undone: {error}")
+            return False
+        if self.created:
+            is_filling = self.plan.request.scope.data_only
+            what = (
+                "the tables that it filled are empty again" if is_filling else "the databases that it made are dropped"
+            )
+            roles = self.report.roles_created
+            stay = f"; roles that it created stay: {', '.join(roles)}" if roles else ""
+            self.progress.note(f"the restore is undone: {what}{stay}")
+        return True
+
+    def is_renamed(self, target: Target) -> bool:
+        """Whether the restored database has its real name."""
+        return is_restored(list_databases(self.connections[target.shard]), target, self.operation)
+
+    def shards_in(self, *phases: Phase) -> list[Target]:
+        """The targets whose databases are in one of the phases."""
+        return [one for one in self.plan.targets if (found := self.records.get(one.shard)) and found.phase in phases]
+
+    def find_stale(self) -> list[Target]:
+        """The targets that another version has loaded: its tasks and the marks of its DDL may not be ours."""
+        return [
+            one
+            for one in self.shards_in(Phase.LOADING, Phase.INDEXING)
+            if self.records[one.shard].version != self.version
+        ]
+
+    def placed_intent(self) -> Intent:
+        """The intent, with the databases that the restore makes, and their servers."""
+        targets = [(target, self.connections[target.shard]) for target in self.plan.targets]
+        places = tuple(place_of(target, connection) for target, connection in targets)
+        servers, started = (tuple(map(ask, (one for _, one in targets))) for ask in (server_of, start_of))
+        return structs.replace(self.plan.intent, targets=places, servers=servers, started=started)
+
+    def find_begun(self) -> dict[str, BegunShard]:
+        """What earlier processes have done, by shard."""
+        found: dict[str, BegunShard] = {}
+        for target in self.shards_in(*Phase):
+            record = self.records[target.shard]
+            rows = record.rows
+            if record.phase == Phase.LOADING and record.ledger:
+                loaded = self.loaded(target)
+                with raising_unreachable(target.node), connect(loaded) as connection:
+                    rows = rows_tally(loaded, record.ledger, 0).ask(connection)
+            found[target.shard] = BegunShard(record.phase, rows, record.phase not in (Phase.CREATED, Phase.LOADING))
+        return found
+
+    def _first_record(self) -> DatabaseRecord:
+        plan = self.plan
+        return DatabaseRecord(
+            operation=self.operation,
+            snapshot=plan.request.name,
+            increment=plan.chain.last.increment,
+            digest=plan.chain.last.digest,
+            began_at=plan.intent.began_at,
+            by=own_label("restore", plan.request.name),
+            version=self.version,
+            groups=plan.request.groups,
+            routes=plan.request.routes,
+            replace=plan.request.replace,
+            create_roles=plan.request.create_roles,
+            allow_refused_ddl=plan.request.allow_refused_ddl,
+            scope=plan.request.scope,
+            in_store=self.in_store,
+            phase=Phase.CREATED,
+            shards=tuple(target.shard for target in plan.targets),
+            borrowed={node: tuple(sorted(numbers)) for node, numbers in plan.copies.borrowed.items()},
+        )
+
+
+@contextmanager
+def running(
+    plan: RestorePlan,
+    progress: Progress,
+    locked: Mapping[str, psycopg.Connection[Any]] | None = None,
+    watch: Watch | None = None,
+) -> Iterator[RestoreRun]:
+    """Lock the targets and the fleet that they are of, and watch their nodes, while the block restores.
+
+    `locked` are the sessions that hold the targets' locks already, and `watch` watches their nodes. Raises what
+    lock_targets and lock_target_fleet raise.
+    """
+    progress.step("check targets")
+    with ExitStack() as stack:
+        watch = watch or stack.enter_context(watch_nodes(target.maintenance for target in plan.targets))
+        obstacles = Obstacles()
+        connections = locked or stack.enter_context(lock_targets(plan.targets, obstacles))
+        reached = [target for target in plan.targets if target.shard in connections]
+        inside = stack.enter_context(lock_target_fleet(plan.target_fleet, reached, connections))
+        folder = stack.enter_context(TemporaryDirectory(prefix="cutline-ddl-"))
+        progress.reached(RestoreCrashPoint.LOCKED)
+        note_clocks(_read_clocks(reached, connections), progress, cut_time(plan.chain.last))
+        run = RestoreRun(plan, connections, watch, progress, Path(folder), plan.report(), obstacles, inside)
+        stack.callback(run.release_tables)
+        yield run
+
+
+def _read_clocks(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[ClockReading]:
+    """The clocks of the targets' servers."""
+
+    def read(target: Target) -> ClockReading:
+        with raising_unreachable(target.node):
+            return read_clock(target.node.id, connections[target.shard])
+
+    return in_parallel(read, targets)

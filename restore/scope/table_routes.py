@@ -1,0 +1,209 @@
+"""Table routes: as users write them, and resolved against the tables' definitions and the targets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from cutline.fleet.messages import list_some
+from cutline.fleet.table_names import is_matching, unquote_identifier
+from cutline.nodes.groups import Column, Group
+from cutline.storage.errors import UsageError
+
+NAME = r'(?:[A-Za-z_][A-Za-z0-9_$]*|"(?:[^"]|"")+")'
+INTEGER = r"[+-]?[0-9]+"
+ROUTE = re.compile(
+    rf"""(?P<pattern>.+?)=(?P<text>
+    (?P<kind>hash|column)\s*\(\s*(?P<column>{NAME})\s*\)
+  | (?P<range>range)\s*\(\s*(?P<ranged>{NAME})(?P<bounds>(?:\s*,\s*{INTEGER})+)\s*\)
+  | (?P<node>node)\s*\(\s*'(?P<id>[^']+)'\s*\)
+  | (?P<all>all))""",
+    re.VERBOSE | re.DOTALL,
+)
+BOUND_MAX = (1 << 63) - 1
+FORMS = "hash(COLUMN), range(COLUMN, BOUND, …), column(COLUMN), node('ID') or all"
+
+
+class RouteKind(StrEnum):
+    """By what the rows of a table are divided among the targets."""
+
+    # The hash of a column's value.
+    HASH = "hash"
+    # The range in which a column's value is.
+    RANGE = "range"
+    # The target's id, in a column.
+    COLUMN = "column"
+    # All rows to one target.
+    NODE = "node"
+    # All rows of the first source to every target.
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the rows of the tables that match `pattern` go; `text` is what the user has written after the pattern.
+
+    `bounds` are the lower bounds of the targets' ranges; `node` is a target's id.
+    """
+
+    pattern: str
+    text: str
+    kind: RouteKind
+    column: str = ""
+    bounds: tuple[int, ...] = ()
+    node: str = ""
+
+
+def parse_route(word: str) -> Route:
+    """The route in the value of an option; raise UsageError if it has none of the forms."""
+    found = ROUTE.fullmatch(word.strip())
+    if found is None:
+        raise UsageError(
+            f"--route {word!r} can't be read",
+            hint=f"write it as 'SCHEMA.TABLE=…' with one of {FORMS}, such as 'public.account=hash(id)'",
+        )
+    kind = RouteKind(found["kind"] or found["range"] or found["node"] or found["all"])
+    column = unquote_identifier(found["column"] or found["ranged"] or "")
+    bounds = tuple(int(one) for one in re.findall(INTEGER, found["bounds"] or ""))
+    if any(low >= high for low, high in pairwise((-BOUND_MAX - 2, *bounds, BOUND_MAX + 1))):
+        raise UsageError(
+            f"--route {word!r}: the bounds do not ascend, or are no numbers of 64 bits",
+            hint="give the lower bound of each target, in the order of the target's file",
+        )
+    return Route(found["pattern"], found["text"], kind, column, bounds, found["id"] or "")
+
+
+NAMED_MAX = 20
+INTEGERS = ("smallint", "integer", "bigint")
+TEXTS = ("text", "character varying")
+UUID = "uuid"
+
+
+@dataclass(frozen=True, slots=True)
+class TableRoute:
+    """Where the rows of one table go.
+
+    `number` is the table's among those of the restore. `field` is the index of the route's column in a stored line of
+    `width` fields, of which the first `key_width` are the key; `type` is the column's. `target` is the number of the
+    only target, where there is one.
+    """
+
+    table: str
+    number: int
+    kind: RouteKind
+    text: str
+    key_width: int
+    width: int
+    column: str = ""
+    field: int = 0
+    type: str = ""
+    bounds: tuple[int, ...] = ()
+    target: int = 0
+
+    @property
+    def divides_like(self) -> tuple[object, ...]:
+        """What two tables have in common whose rows with equal values in the routes' columns go to the same target."""
+        of_type = next((some for some in (INTEGERS, TEXTS) if self.type in some), self.type)
+        return self.kind, self.bounds, self.target, of_type
+
+    def share(self, target: int, count: int, *, is_first: bool) -> float:
+        """The part of a source's rows that target number `target` of `count` gets, an equal one if they are divided."""
+        if self.kind is RouteKind.ALL:
+            return float(is_first)
+        return float(self.target == target) if self.kind is RouteKind.NODE else 1 / count
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRoutes:
+    """The table routes of one source, by its group numbers; of a table with route `all` only the first source counts.
+
+    `targets` are the targets' ids, by number.
+    """
+
+    source: str
+    is_first: bool
+    targets: tuple[str, ...]
+    by_group: Mapping[int, TableRoute]
+
+    def select(self, numbers: Iterable[int]) -> SourceRoutes:
+        """The same with only the groups of these `numbers`."""
+        chosen = {one: self.by_group[one] for one in numbers if one in self.by_group}
+        return SourceRoutes(self.source, self.is_first, self.targets, chosen)
+
+
+def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tuple[str, ...]) -> dict[str, TableRoute]:
+    """The route of every table, by name: the first whose pattern matches. Of one target, no route is needed.
+
+    Raises UsageError that lists all tables without a route, or for a route that does not fit its table or matches none.
+    """
+    found: dict[str, TableRoute] = {}
+    for number, group in enumerate(groups):
+        route = next((one for one in routes if is_matching(group.name, [one.pattern])), None)
+        if route is not None:
+            found[group.name] = _resolve(group, number, route, targets)
+        elif len(targets) == 1:
+            found[group.name] = _to_one(group, number, targets, f"node('{targets[0]}')", 0)
+    if lacking := [group.name for group in groups if group.name not in found]:
+        raise UsageError(
+            f"the rows of these tables have no route to {', '.join(targets)}: {list_some(lacking, NAMED_MAX)}",
+            hint=[
+                f"give each a --route 'SCHEMA.TABLE=…' with {FORMS}; patterns such as 'public.*=hash(id)' are allowed",
+                "to restore each shard to a target of its own instead, leave out --route; targets need the shards' ids",
+            ],
+            details={"tables": lacking, "targets": list(targets)},
+        )
+    for route in routes:
+        if not any(is_matching(group.name, [route.pattern]) for group in groups):
+            raise UsageError(
+                f"--route {route.pattern}={route.text}: no table that is restored matches {route.pattern}",
+                hint="see: snapshot show NAME",
+            )
+    return found
+
+
+def _to_one(group: Group, number: int, targets: tuple[str, ...], text: str, target: int) -> TableRoute:
+    assert target < len(targets)
+    return TableRoute(group.name, number, RouteKind.NODE, text, group.key_width, len(group.columns), target=target)
+
+
+def _resolve(group: Group, number: int, route: Route, targets: tuple[str, ...]) -> TableRoute:
+    what = f"--route {group.name}={route.text}"
+    if route.kind is RouteKind.ALL:
+        return TableRoute(group.name, number, route.kind, route.text, group.key_width, len(group.columns))
+    if route.kind is RouteKind.NODE:
+        if route.node not in targets:
+            raise UsageError(f"{what}: the target has no node {route.node}", hint=f"its nodes are {', '.join(targets)}")
+        return _to_one(group, number, targets, route.text, targets.index(route.node))
+    names = [column.name for column in group.columns]
+    if route.column not in names:
+        raise UsageError(
+            f"{what}: table {group.name} has no stored column {route.column}",
+            hint=f"its columns are {', '.join(names) or 'none'}",
+        )
+    field = names.index(route.column)
+    type_ = _check_type(what, group.columns[field], route.kind)
+    if route.kind is RouteKind.RANGE and len(route.bounds) != len(targets):
+        raise UsageError(
+            f"{what}: it has {len(route.bounds)} bounds for {len(targets)} targets: {', '.join(targets)}",
+            hint="give the lower bound of each target, in the order of the target's file",
+        )
+    return TableRoute(
+        group.name, number, route.kind, route.text, group.key_width, len(group.columns), route.column, field, type_,
+        route.bounds,
+    )  # fmt: skip
+
+
+def _check_type(what: str, column: Column, kind: RouteKind) -> str:
+    """The column's type without its modifier; raise UsageError if rows can't be divided by it."""
+    type_ = column.type.partition("(")[0]
+    allowed = {
+        RouteKind.HASH: (*INTEGERS, *TEXTS, UUID), RouteKind.RANGE: INTEGERS, RouteKind.COLUMN: TEXTS,
+    }[kind]  # fmt: skip
+    if type_ not in allowed:
+        raise UsageError(
+            f"{what}: column {column.name} is of type {column.type}", hint=f"{kind} takes {', '.join(allowed)}"
+        )
+    return type_

@@ -1,0 +1,313 @@
+"""What a target's server must have before the DDL can run: extensions, tablespaces, locales, lz4 and disk space.
+
+Nothing is created to find it out. A server older than the snapshot's is an obstacle of its own.
+
+What is free is known only of servers that run on this machine. Nothing runs on another one to find it out. A server is
+on this machine if the files in its data directory here are its own: its system identifier, its port and its start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from cutline.fleet.config import Node
+from cutline.fleet.messages import list_some
+from cutline.fleet.units import size_text
+from cutline.nodes.baseline import ICU, LIBC, NodeIdentity
+from cutline.nodes.connections import connect, raising_unreachable
+from cutline.nodes.encodings import RAW, raw_bytes, raw_text
+from cutline.restore.targets.obstacles import Obstacles, TargetLacksError
+from cutline.snapshots.ddl.ddl_archive import EXTENSION, ArchiveEntry
+from cutline.snapshots.records.commit import DatabaseFacts, UsedCollation
+from cutline.storage.errors import RefusedError
+
+EXTENSIONS_QUERY = """
+SELECT e.name, e.default_version, array_agg(v.version ORDER BY v.version),
+       bool_or((v.trusted OR NOT v.superuser) AND v.version = e.default_version)
+  FROM pg_available_extensions e JOIN pg_available_extension_versions v USING (name) GROUP BY 1, 2
+"""
+TABLESPACES_QUERY = "SELECT namesend(spcname) FROM pg_tablespace"
+COLLATIONS_QUERY = "SELECT collname FROM pg_collation WHERE collnamespace = 'pg_catalog'::regnamespace"
+# Before 17 no function tells. A collation of ICU may exist without it (16 has one), but then it has no version.
+ICU_VERSION = 170000
+HAS_ICU_QUERY = "SELECT icu_unicode_version() IS NOT NULL"
+HAS_ICU_COLLATIONS_QUERY = """
+SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i' AND pg_collation_actual_version(oid) IS NOT NULL)
+"""
+# A server that is built without lz4 does not offer it.
+HAS_LZ4_QUERY = "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
+NAMED_MAX = 5
+WITHOUT = "restore without them: --allow-refused-ddl"
+DRILL_WITHOUT = "drill without them: --allow-refused-ddl"
+# Their servers let them be created in the one database that a setting names.
+OF_ONE_DATABASE = frozenset({"pg_cron"})
+INSTALL = "install their packages on the target's machine, then repeat the command"
+# A locale of the machine can be tried by any setting that takes one (PostgreSQL manual, "Locale Support").
+TRY_LOCALE = "SELECT set_config('lc_monetary', %s, true)"
+
+
+def check_extensions(
+    node: Node,
+    connection: psycopg.Connection[Any],
+    entries: Iterable[ArchiveEntry],
+    facts: DatabaseFacts | None,
+    obstacles: Obstacles,
+    allowed: Collection[str] | None = None,
+    install: str = INSTALL,
+    *,
+    allows_refused: bool = False,
+) -> frozenset[str]:
+    """Add an obstacle for the extensions that the server lacks, and warn of those that get another version.
+
+    With `allowed`, which is for drills, one that is neither trusted nor among these is an obstacle, too: a superuser
+    would create it. So is one that is OF_ONE_DATABASE, because a drill's databases have names of their own.
+    `install` says what to do where some are lacking. If it `allows_refused`, the restore does without all of these,
+    whose names are returned, and they are no obstacles.
+
+    CREATE EXTENSION, as pg_dump writes it, takes the server's default version: that is no obstacle, because the DDL is
+    tried before any row is loaded, but rows may look different to another version.
+    """
+    found = connection.execute(EXTENSIONS_QUERY).fetchall()
+    available = {name: (default, set(versions)) for name, default, versions, _ in found}
+    trusted = {name for name, *_, is_trusted in found if is_trusted}
+    versions = facts.extensions if facts else {}
+    names = sorted({entry.name for entry in entries if entry.kind == EXTENSION})
+    alone = [name for name in names if allowed is not None and name in OF_ONE_DATABASE]
+    ordinary = [name for name in names if name not in alone]
+    lacking = [f"{name} {versions[name]}" if name in versions else name for name in ordinary if name not in available]
+    untrusted = [name for name in ordinary if name in available and name not in trusted]
+    refused = [name for name in untrusted if allowed is not None and name not in allowed]
+    if lacking and not allows_refused:
+        obstacles.add(
+            TargetLacksError(
+                f"node {node.id} lacks extensions that the snapshot has: {', '.join(lacking)}",
+                hint=[install, f"or {WITHOUT}"],
+                details={"node": node.id, "extensions": lacking},
+            )
+        )
+    if refused and not allows_refused:
+        listed = ", ".join(f'"{name}"' for name in refused)
+        obstacles.add(
+            TargetLacksError(
+                f"node {node.id}: extensions of the snapshot are not trusted: {', '.join(refused)}",
+                hint=[
+                    f"if a drill may do whatever they let any role do: [drill] extensions = [{listed}] in fleet.toml",
+                    f"or {WITHOUT}",
+                ],
+                details={"node": node.id, "extensions": refused},
+            )
+        )
+    if alone and not allows_refused:
+        obstacles.add(
+            TargetLacksError(
+                f"node {node.id}: a drill can't have extensions that a server allows in one database alone:"
+                f" {', '.join(alone)}",
+                hint=DRILL_WITHOUT,
+                details={"node": node.id, "extensions": alone},
+            )
+        )
+    for name in names:
+        default, others = available.get(name, ("", set()))
+        if name in versions and name in available and default != versions[name]:
+            has = "also has" if versions[name] in others else "does not have"
+            obstacles.warnings.append(
+                f"node {node.id}: extension {name} is created in version {default}, the server's default; the snapshot"
+                f" has {versions[name]}, which the server {has}"
+            )
+    return frozenset((*(name for name in names if name not in available), *refused, *alone))
+
+
+def check_compression(
+    node: Node, connection: psycopg.Connection[Any], facts: DatabaseFacts | None, obstacles: Obstacles
+) -> None:
+    """Add an obstacle if columns are compressed by lz4, which the server is built without."""
+    columns = facts.lz4_columns if facts else ()
+    if not columns or connection.execute(HAS_LZ4_QUERY).fetchone() == (True,):
+        return
+    obstacles.add(
+        TargetLacksError(
+            f"node {node.id}: its PostgreSQL is built without lz4, which compresses columns of the snapshot:"
+            f" {list_some(columns, NAMED_MAX)}",
+            hint="restore to a server that is built with lz4; or on the source ALTER TABLE … ALTER COLUMN … SET"
+            " COMPRESSION pglz, take an increment, and restore that",
+            details={"node": node.id, "columns": list(columns)},
+        )
+    )
+
+
+def check_tablespaces(node: Node, needed: set[str], obstacles: Obstacles) -> None:
+    """Add an obstacle for the tablespaces (raw text) that the server lacks."""
+    if not needed:
+        return
+    # Names are bytes, in the encoding of the database where they were created.
+    with raising_unreachable(node), connect(node, client_encoding=RAW) as raw:
+        known = {raw_text(bytes(name)) for (name,) in raw.execute(TABLESPACES_QUERY.encode())}
+    if lacking := sorted(raw_bytes(name).decode(errors="backslashreplace") for name in needed - known):
+        obstacles.add(
+            TargetLacksError(
+                f"node {node.id} lacks tablespaces that the snapshot has: {', '.join(lacking)}",
+                hint="create them on the target's server with CREATE TABLESPACE, then repeat the command",
+                details={"node": node.id, "tablespaces": lacking},
+            )
+        )
+
+
+def check_locales(
+    node: Node,
+    connection: psycopg.Connection[Any],
+    source: NodeIdentity,
+    facts: DatabaseFacts | None,
+    obstacles: Obstacles,
+) -> None:
+    """Add an obstacle for the locales and collations that the server or its machine lacks."""
+    collations = facts.collations if facts else ()
+    lacking = [f"locale {name}" for name in sorted(_find_missing_locales(connection, _locales_of(source, collations)))]
+    uses_icu = source.locale_provider == ICU or any(one.provider == ICU for one in collations)
+    if uses_icu and not _has_icu(connection):
+        lacking.append("support for ICU")
+    else:
+        known = {name for (name,) in connection.execute(COLLATIONS_QUERY)}
+        lacking += [f"collation {one.name}" for one in collations if not one.is_own and one.name not in known]
+    if lacking:
+        obstacles.add(
+            TargetLacksError(
+                f"node {node.id} lacks what the snapshot's databases sort by: {', '.join(lacking)}",
+                hint="install the locales on the target's machine, and import collations there (PostgreSQL manual,"
+                ' "Managing Collations"), or restore to a server that has them',
+                details={"node": node.id, "lacking": lacking},
+            )
+        )
+
+
+def _locales_of(source: NodeIdentity, collations: Iterable[UsedCollation]) -> set[str]:
+    """The locales that the machine's C library must have."""
+    used = {locale for one in collations if one.provider == LIBC for locale in one.locales}
+    return {source.collate, source.ctype} | used
+
+
+def _find_missing_locales(connection: psycopg.Connection[Any], locales: Iterable[str]) -> Iterator[str]:
+    for locale in locales:
+        try:
+            with connection.transaction(force_rollback=True):
+                connection.execute(TRY_LOCALE, (locale,))
+        except psycopg.errors.InvalidParameterValue:
+            yield locale
+
+
+def _has_icu(connection: psycopg.Connection[Any]) -> bool:
+    query = HAS_ICU_QUERY if connection.info.server_version >= ICU_VERSION else HAS_ICU_COLLATIONS_QUERY
+    return connection.execute(query).fetchone() == (True,)
+
+
+# Without the privilege to see where its data is, the server shows no row.
+SERVER_QUERY = """
+SELECT s.setting, (pg_control_system()).system_identifier, extract(epoch FROM pg_postmaster_start_time())::bigint,
+       current_setting('port')
+  FROM pg_settings s WHERE s.name = 'data_directory'
+"""
+# The file with the server's process has the time at which that began, the server tells when it was ready.
+START_SECONDS_MAX = 60
+IDENTIFIER_BYTES = 8
+START_LINE, PORT_LINE = 2, 3
+
+
+class SpaceLackingError(RefusedError):
+    """A target's disk has less space than the databases need."""
+
+
+@dataclass(slots=True)
+class DiskSpace:
+    """A disk: the nodes that have their data there, what they need, and what is free; None: it is not known.
+
+    `is_hidden`: our role may not see where the data is.
+    """
+
+    nodes: list[str] = field(default_factory=list)
+    needed_bytes: int = 0
+    free_bytes: int | None = None
+    is_rough: bool = False
+    is_hidden: bool = False
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether less is free than needed."""
+        return self.free_bytes is not None and self.free_bytes < self.needed_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseSpace:
+    """What one database needs, on the server of a node; `folder` is where its data is, None if that is not known.
+
+    `is_hidden`: the server does not tell our role.
+    """
+
+    node: Node
+    folder: Path | None
+    needed_bytes: int
+    is_rough: bool
+    is_hidden: bool = False
+
+
+def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> list[DiskSpace]:
+    """Compare what the databases need with what is free, by disk; add an obstacle where it is less.
+
+    A database that is put aside keeps its space. Where the need is a rough estimate, too little is only a warning.
+    """
+    disks: dict[str, DiskSpace] = {}
+    for one in databases:
+        folder = one.folder
+        disk = disks.setdefault(f"device {folder.stat().st_dev}" if folder else one.node.id, DiskSpace())
+        if folder:
+            found = os.statvfs(folder)
+            disk.free_bytes = found.f_bavail * found.f_frsize
+        disk.nodes.append(one.node.id)
+        disk.needed_bytes += one.needed_bytes
+        disk.is_rough |= one.is_rough
+        disk.is_hidden |= one.is_hidden
+    for disk in disks.values():
+        if disk.is_lacking and disk.free_bytes is not None:
+            where = f"node{'s' * (len(disk.nodes) > 1)} {', '.join(disk.nodes)}"
+            what = f"{where}: {size_text(disk.needed_bytes)} needed on disk, {size_text(disk.free_bytes)} free"
+            if disk.is_rough:
+                obstacles.warnings.append(f"{what}; the need is a rough estimate")
+                continue
+            obstacles.add(
+                SpaceLackingError(
+                    what,
+                    hint="free space on that disk, or restore to servers with more: --to FILE",
+                    details={"nodes": disk.nodes, "needed": disk.needed_bytes, "free": disk.free_bytes},
+                ),
+                disk.nodes[0],
+            )
+    return list(disks.values())
+
+
+def is_data_directory_hidden(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server does not tell the session's role where its data is."""
+    return connection.execute(SERVER_QUERY).fetchone() is None
+
+
+def find_data_directory(connection: psycopg.Connection[Any]) -> Path | None:
+    """The server's data directory if that is on this machine and can be read, else None."""
+    row = connection.execute(SERVER_QUERY).fetchone()
+    if row is None:
+        return None
+    folder, (identifier, start, port) = Path(row[0]), row[1:]
+    try:
+        with (folder / "global" / "pg_control").open("rb") as control:
+            stored = int.from_bytes(control.read(IDENTIFIER_BYTES), "little")
+        lines = (folder / "postmaster.pid").read_text().splitlines()
+        is_own = (
+            stored == identifier % (1 << 64)
+            and lines[PORT_LINE].strip() == port
+            and abs(int(lines[START_LINE]) - start) <= START_SECONDS_MAX
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+    return folder if is_own else None

@@ -1,0 +1,209 @@
+"""Give restored databases their real names, or the databases that they replaced theirs back.
+
+First old databases accept no connections and lose their sessions, on all nodes. What refuses that is found while
+nothing is decided. Then one transaction on each node renames both databases: users meet the old one, none that they can
+enter, or the new one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import psycopg
+from msgspec import structs
+from psycopg import sql
+
+from cutline.nodes.problems import quote
+from cutline.nodes.sessions import in_parallel
+from cutline.restore.targets.databases import DatabaseRecord, FoundDatabase, list_databases, refusing, write_record
+from cutline.restore.targets.target import SESSIONS, Connections, Target, TargetExistsError, TargetUnfitError
+
+# A session that began before connections were refused may end late.
+ATTEMPTS = 3
+END_MILLISECONDS_MAX = 5000
+END_POLL_SECONDS = 0.1
+PREPARED_QUERY = "SELECT count(*) FROM pg_prepared_xacts WHERE database = %s"
+
+
+class RestoredMissingError(TargetUnfitError):
+    """A database of a restore that is to be finished is gone."""
+
+
+def is_restored(found: Mapping[str, FoundDatabase], target: Target, operation: str) -> bool:
+    """Whether the database with the target's real name is the one that the restore made."""
+    database = found.get(target.database)
+    return database is not None and database.record is not None and database.record.operation == operation
+
+
+def close_databases(targets: Iterable[Target], connections: Connections, records: Mapping[str, DatabaseRecord]) -> None:
+    """Let nobody into the databases to be renamed, on any node, and end the sessions in them; `records` are by shard.
+
+    Raises TargetUnfitError if a node refuses: then the caller opens them all again. Raises RestoredMissingError, and
+    TargetExistsError if a database with the real name was made meanwhile and is not to be replaced.
+    """
+    targets = list(targets)
+
+    def close(target: Target) -> None:
+        connection, record = connections[target.shard], records[target.shard]
+        found = list_databases(connection)
+        if is_restored(found, target, record.operation):
+            return
+        check_swappable(target, found, record)
+        if target.database in found:
+            with refusing(target.node, f"database {target.database} can't be put aside"):
+                check_nothing_prepared(target, connection)
+                _close(connection, target.database)
+                # A session may have prepared one before it was ended.
+                check_nothing_prepared(target, connection)
+                _check_nobody_inside(target, connection)
+        with refusing(target.node, f"database {target.loading} can't be renamed"):
+            _close(connection, target.loading)
+
+    in_parallel(close, targets)
+
+
+def open_databases(targets: Iterable[Target], connections: Connections) -> list[str]:
+    """Let everybody into the databases with the targets' real names; return what to do where that was refused."""
+    left: list[str] = []
+    for target in targets:
+        try:
+            _set_open(connections[target.shard], target.database, is_open=True)
+        except psycopg.errors.InvalidCatalogName:
+            # There was none.
+            continue
+        except psycopg.Error:
+            statement = f"ALTER DATABASE {quote(target.database)} ALLOW_CONNECTIONS true;"
+            left.append(f"database {target.database} on {target.node.id} may be closed still; to open it: {statement}")
+    return left
+
+
+def publish_database(target: Target, connection: psycopg.Connection[Any], record: DatabaseRecord) -> bool:
+    """Give the restored database its real name, in one transaction; return whether another one is put aside.
+
+    Does nothing if that is done. Raises RestoredMissingError, TargetUnfitError, NodeUnreachableError.
+    """
+    found = list_databases(connection)
+    if is_restored(found, target, record.operation):
+        return target.aside in found
+    check_swappable(target, found, record)
+    is_replacing = target.database in found
+    steps = [(target.database, target.aside)] if is_replacing else []
+    # An earlier process may have put one aside, and what it published then was lost.
+    is_aside = is_replacing or target.aside in found
+    marked = structs.replace(record, aside=is_aside)
+    _rename(target, connection, [*steps, (target.loading, target.database)], marked)
+    return is_aside
+
+
+def check_swappable(target: Target, found: Mapping[str, FoundDatabase], record: DatabaseRecord) -> None:
+    """Raise RestoredMissingError or TargetExistsError unless the database that was loaded may get the real name."""
+    if target.loading not in found:
+        raise RestoredMissingError(
+            f"node {target.node.id}: database {target.loading}, which the restore made, is gone",
+            hint="somebody dropped or renamed it",
+            details={"node": target.node.id, "database": target.loading},
+        )
+    if target.database in found and not record.replace:
+        raise TargetExistsError(
+            f"node {target.node.id}: database {target.database} was made while the restore ran, and --replace was not"
+            " given",
+            hint="rename or drop it first",
+            details={"node": target.node.id, "database": target.database},
+        )
+
+
+def put_back(target: Target, connection: psycopg.Connection[Any], operation: str) -> None:
+    """Undo `publish_database`: give the database that was put aside its name back, and let everybody in.
+
+    Does nothing if that is done. Raises TargetUnfitError, NodeUnreachableError.
+    """
+    found = list_databases(connection)
+    steps: list[tuple[str, str]] = []
+    if is_restored(found, target, operation):
+        steps.append((target.database, target.loading))
+    if target.aside in found and (steps or target.database not in found):
+        steps.append((target.aside, target.database))
+    if steps:
+        if target.database in found:
+            check_nothing_prepared(target, connection)
+        _rename(target, connection, steps)
+    elif target.database in found and not found[target.database].is_open:
+        with refusing(target.node, f"database {target.database} can't be opened"):
+            _set_open(connection, target.database, is_open=True)
+
+
+def end_sessions(connection: psycopg.Connection[Any], database: str) -> None:
+    """End all sessions in a database that our role may end, and wait for them, each for a bounded time."""
+    connection.execute(f"SELECT pg_terminate_backend(a.pid, {END_MILLISECONDS_MAX}) {SESSIONS}", (database,))
+
+
+def _rename(
+    target: Target,
+    connection: psycopg.Connection[Any],
+    steps: list[tuple[str, str]],
+    record: DatabaseRecord | None = None,
+) -> None:
+    """Rename the databases in one transaction, and open them in it; sessions in them are ended.
+
+    `record` is put on the last one.
+    """
+    what = " and ".join(f"database {old} can't be renamed to {new}" for old, new in steps)
+    with refusing(target.node, what):
+        for attempt in range(ATTEMPTS):
+            for old, _ in steps:
+                _close(connection, old)
+            try:
+                with connection.transaction():
+                    for old, new in steps:
+                        connection.execute(
+                            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(old), sql.Identifier(new))
+                        )
+                    for _, new in steps:
+                        _set_open(connection, new, is_open=True)
+                    if record is not None:
+                        write_record(connection, steps[-1][1], record)
+            except psycopg.errors.ObjectInUse:
+                if attempt == ATTEMPTS - 1:
+                    raise
+            else:
+                return
+
+
+def _close(connection: psycopg.Connection[Any], database: str) -> None:
+    _set_open(connection, database, is_open=False)
+    end_sessions(connection, database)
+
+
+def _set_open(connection: psycopg.Connection[Any], database: str, *, is_open: bool) -> None:
+    statement = sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS {}")
+    connection.execute(statement.format(sql.Identifier(database), sql.SQL(str(is_open).lower())))
+
+
+def _check_nobody_inside(target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Raise TargetUnfitError if sessions of users in the closed database have not ended in time."""
+    deadline = time.monotonic() + END_MILLISECONDS_MAX / 1000
+    # PostgreSQL itself ends autovacuum's workers, of which new ones may begin.
+    query = f"SELECT a.pid {SESSIONS} AND a.usesysid IS NOT NULL ORDER BY 1"
+    while left := [pid for (pid,) in connection.execute(query, (target.database,))]:
+        if time.monotonic() < deadline:
+            time.sleep(END_POLL_SECONDS)
+            continue
+        raise TargetUnfitError(
+            f"node {target.node.id}: sessions {', '.join(map(str, left))} in database {target.database} do not end",
+            hint="end their processes on the server's machine, then repeat the command",
+            details={"node": target.node.id, "database": target.database, "sessions": left},
+        )
+
+
+def check_nothing_prepared(target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Raise TargetUnfitError if the database with the real name has prepared transactions: it can't be renamed."""
+    (prepared,) = connection.execute(PREPARED_QUERY, (target.database,)).fetchone() or (0,)
+    if prepared:
+        raise TargetUnfitError(
+            f"node {target.node.id}: database {target.database} can't be renamed: it has {prepared} prepared"
+            " transactions",
+            hint="commit them or roll them back (see pg_prepared_xacts), then repeat the command",
+            details={"node": target.node.id, "database": target.database},
+        )

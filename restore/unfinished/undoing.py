@@ -1,0 +1,476 @@
+"""Undo a restore that ended unfinished, and drop the databases that restores have put aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.messages import SAME_TARGET, restore_command
+from cutline.fleet.progress import Progress
+from cutline.nodes.other_databases import OldDatabase, read_old
+from cutline.nodes.problems import quote
+from cutline.nodes.sessions import in_parallel
+from cutline.nodes.watch import Watch, watch_nodes
+from cutline.restore.rows.filling import Filling
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import (
+    Phase,
+    drop_database,
+    find_closed,
+    find_slots,
+    list_databases,
+    lock_target_fleet,
+    record_text,
+    write_record,
+)
+from cutline.restore.targets.swap import check_nothing_prepared, is_restored, open_databases, put_back
+from cutline.restore.targets.target import (
+    Connections,
+    Target,
+    ending_on_silence,
+    lock_targets,
+    provisional_targets,
+    suffix_of,
+)
+from cutline.restore.unfinished.unfinished import (
+    NothingUnfinishedError,
+    UnfinishedRestore,
+    UnfinishedRestoreError,
+    check_no_unfinished,
+    check_readable,
+    check_recorded,
+    check_whole,
+    find_recorded,
+    find_remains,
+    find_taken_for_old,
+    find_unfinished,
+    settle_recorded,
+)
+from cutline.snapshots.operations.open_operations import is_open
+from cutline.snapshots.operations.operation import ABANDON, PUBLISH, decide_restore, record_outcome
+from cutline.snapshots.operations.slot_guard import mark_ended
+from cutline.snapshots.records.operation_records import read_intent
+from cutline.storage.errors import IndeterminateError, RefusedError, StoppedError, UnreachableError
+from cutline.storage.store import ObjectStore
+
+
+class OldDatabaseMissingError(RefusedError):
+    """A database that a restore put aside is gone, so it can't be put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undoable:
+    """The unfinished restores of the targets' databases, each with its own targets, by suffix, and what holds them.
+
+    `inside` are sessions in the databases, if there are tables to empty. `watch` ends all of them if a node is silent.
+    """
+
+    store: ObjectStore
+    targets: tuple[Target, ...]
+    connections: Connections
+    watch: Watch
+    inside: Connections
+    found: list[UnfinishedRestore]
+    own: Mapping[str, list[Target]]
+
+
+@contextmanager
+def hold_undoable(
+    source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]
+) -> Iterator[Undoable]:
+    """Hold the targets and find what can be undone there; raises what abandon_restore raises."""
+    progress.step("find unfinished restores")
+    targets, store = provisional_targets(target, nodes), source.store.open()
+    with (
+        watch_nodes(one.maintenance for one in targets) as watch,
+        lock_targets(targets) as connections,
+        lock_target_fleet(target, targets, connections) as inside,
+        ending_on_silence(watch, (*connections.values(), *inside.values())),
+    ):
+        found = find_unfinished(store, targets, connections, progress)
+        own = {
+            one.suffix: [
+                place
+                for place in (place.named(one.suffix) for place in targets)
+                if place.shard in one.databases or place.aside in list_databases(connections[place.shard])
+            ]
+            for one in found
+        }
+        for one in found:
+            check_readable(one, targets)
+            check_recorded(one, store)
+            _check_undoable(store, one, name)
+            check_whole(one, targets, connections, store, undoes=True)
+            for line in find_taken_for_old(one, targets, connections):
+                progress.note(line)
+            _check_old_are_there(one, own[one.suffix], connections)
+        yield Undoable(store, targets, connections, watch, inside, found, own)
+
+
+def find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[str]:
+    """The restored databases that have their real names already, or the databases with tables to empty, a line each."""
+    if found.is_filling:
+        return [
+            f"{one.node.id}: the tables of database {one.database} that the restore found empty are emptied, whoever"
+            " wrote their rows"
+            for one in targets
+        ]
+    return [
+        f"{one.node.id}: database {one.database}, which the restore has published, is dropped"
+        for one in targets
+        if found.databases.get(one.shard) == one.database
+    ]
+
+
+def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> None:
+    if found.record is not None and found.record.snapshot != name:
+        raise UnfinishedRestoreError(
+            f"{found.label()} is not of snapshot {name}",
+            hint=f"run: {found.record.command} --abandon",
+        )
+    if not found.may_be_undone(store):
+        what = "has decided that its rows stay" if found.is_filling else "has published all databases"
+        raise UnfinishedRestoreError(
+            f"{found.label()} {what}, and can't be undone",
+            hint=f"to end it: {restore_command(name, found.scope.nodes)} --resume",
+        )
+
+
+def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:
+    """Raise what keeps an old database from getting its name back, before anything is marked as undone."""
+    for target in targets:
+        connection, record = connections[target.shard], found.records.get(target.shard)
+        databases = list_databases(connection)
+        if not record or not is_restored(databases, target, record.operation):
+            continue
+        check_nothing_prepared(target, connection)
+        if not record.aside or (target.aside in databases and databases[target.aside].is_valid):
+            continue
+        is_gone = target.aside not in databases
+        finish = f"to finish the restore instead: {record.command} --resume"
+        if found.is_abandoned:
+            # Nobody can finish it any more.
+            finish = f"if it is lost for good, make an empty one: CREATE DATABASE {quote(target.aside)};"
+        why = "is gone" if is_gone else "is invalid, as an interrupted DROP DATABASE leaves it"
+        drop = [] if is_gone else [f"DROP DATABASE {quote(target.aside)};"]
+        raise OldDatabaseMissingError(
+            f"node {target.node.id}: database {target.aside}, which the restore put aside, {why}: the old databases"
+            " can't be put back on all nodes",
+            hint=[*drop, finish],
+            details={"node": target.node.id, "database": target.aside},
+        )
+
+
+# Before the suffix of an id of which no more is known.
+CUT = "…"
+
+
+@dataclass(slots=True)
+class AbandonReport:
+    """What was undone: operations, databases that were dropped and that were put back, as `node: name`.
+
+    `done`: operations that had ended well, and of which nobody had recorded it. `emptied`: tables, as `node: table`.
+    `opened`: databases to which nobody could connect until it was undone, as text. `slots_dropped`: slots of chains
+    that had begun in databases that were dropped, as `node: slot`.
+    """
+
+    operations: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    put_back: list[str] = field(default_factory=list)
+    emptied: list[str] = field(default_factory=list)
+    opened: list[str] = field(default_factory=list)
+    slots_dropped: list[str] = field(default_factory=list)
+
+
+def abandon_restore(
+    source: Fleet,
+    target: Fleet,
+    name: str,
+    confirm: Callable[[list[str]], None],
+    progress: Progress,
+    nodes: tuple[str, ...] = (),
+) -> AbandonReport:
+    """Undo every unfinished restore into the target's databases: old databases get their names back.
+
+    With `nodes` only these are contacted. `confirm` is given the databases that users may have entered and that are
+    dropped, and the slots that are dropped with them, a line each, before anything is changed; it may raise. Raises
+    UnfinishedRestoreError if there is none, or if one is of another snapshot than `name` or can't be undone any more;
+    and OldDatabaseMissingError if a database can't be put back.
+    """
+    report = AbandonReport()
+    with _saying_unfinished(name, nodes), hold_undoable(source, target, name, progress, nodes) as undoable:
+        store = undoable.store
+        confirm([line for one in undoable.found for line in _lines_to_confirm(undoable, one)])
+        closed = find_closed(undoable.targets, undoable.connections)
+        if undoable.found:
+            progress.step("undo")
+        # The newest first: it may have replaced what an older one published.
+        for one in reversed(undoable.found):
+            if one.is_filling:
+                _empty_filled(undoable, one, progress, report)
+            else:
+                _abandon(undoable, one, progress, report)
+        _open_left(undoable, progress)
+        report.done, made_nothing = settle_recorded(store, undoable.targets, undoable.connections)
+        # Of one without a record only the suffix was known.
+        report.operations = [one for one in report.operations if not _is_named(one, made_nothing)] + made_nothing
+        left = find_closed(undoable.targets, undoable.connections)
+        report.opened = [one for one in closed if one not in left]
+    return _checked(report, source.store.open(), name, left)
+
+
+@contextmanager
+def _saying_unfinished(name: str, nodes: tuple[str, ...]) -> Iterator[None]:
+    """Raise StoppedError in place of an interrupt: what is undone is known to the nodes alone."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        again = f"to undo what is not undone yet: {restore_command(name, nodes)} --abandon"
+        raise StoppedError("the restore may be undone in part", hint=[again, SAME_TARGET]) from error
+
+
+def preview_abandon(
+    source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...] = ()
+) -> tuple[AbandonReport, list[str]]:
+    """What `abandon_restore` would undo, and what would have to be confirmed; change nothing.
+
+    Raises what that raises, except for what only the undo itself meets: tables that others have changed or lock.
+    """
+    report, to_confirm = AbandonReport(), list[str]()
+    with hold_undoable(source, target, name, progress, nodes) as undoable:
+        closed = find_closed(undoable.targets, undoable.connections)
+        report.opened = list(closed)
+        for one in reversed(undoable.found):
+            own = undoable.own[one.suffix]
+            to_confirm += _lines_to_confirm(undoable, one)
+            report.operations.append(_label_of(one))
+            report.slots_dropped += [f"{node}: {slot}" for node, slot in _find_slots(undoable, one)]
+            for place in own:
+                if one.is_filling:
+                    filling = Filling(place.node.id, undoable.inside[place.shard], one.suffix)
+                    report.emptied += [f"{place.node.id}: {table}" for table in filling.names()]
+                    continue
+                # A published one gets its former name before it is dropped.
+                if place.shard in one.databases:
+                    report.dropped.append(f"{place.node.id}: {place.loading}")
+                if place.aside in list_databases(undoable.connections[place.shard]):
+                    report.put_back.append(f"{place.node.id}: {place.database}")
+        for intent, is_done in find_recorded(undoable.store, undoable.targets, undoable.connections, undoable.own):
+            report.operations = [one for one in report.operations if not _is_named(one, [intent.operation])]
+            if intent.operation not in report.operations:
+                (report.done if is_done else report.operations).append(intent.operation)
+    return _checked(report, source.store.open(), name, closed), to_confirm
+
+
+def _lines_to_confirm(undoable: Undoable, found: UnfinishedRestore) -> list[str]:
+    return find_entered(found, undoable.own[found.suffix]) + [
+        f"{node}: slot {slot} is dropped with its database, so its chain gets no more increments"
+        for node, slot in _find_slots(undoable, found)
+    ]
+
+
+def _find_slots(undoable: Undoable, found: UnfinishedRestore) -> list[tuple[str, str]]:
+    """Node and name of each slot of Cutline in the restored databases; PostgreSQL drops them with their database."""
+    if found.is_filling:
+        return []
+    return [
+        (place.node.id, slot)
+        for place in undoable.own[found.suffix]
+        if place.shard in found.databases
+        for slot in find_slots(undoable.connections[place.shard], found.databases[place.shard])
+    ]
+
+
+def _checked(report: AbandonReport, store: ObjectStore, name: str, closed: Mapping[str, str]) -> AbandonReport:
+    if not report.operations and not report.done:
+        raise NothingUnfinishedError(store, name, closed)
+    return report
+
+
+def _label_of(found: UnfinishedRestore) -> str:
+    return found.record.operation if found.record else f"{CUT}{found.suffix}"
+
+
+def _is_named(label: str, operations: Iterable[str]) -> bool:
+    """Whether the label is that of a restore without a record, and one of these operations is that restore."""
+    return label.startswith(CUT) and any(label == f"{CUT}{suffix_of(one)}" for one in operations)
+
+
+def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progress, report: AbandonReport) -> None:
+    """Undo a restore of rows alone."""
+    store, targets, inside = undoable.store, undoable.own[found.suffix], undoable.inside
+    record, intent = found.last_record, None
+    if record.in_store:
+        intent = read_intent(store, record.operation)
+        if decide_restore(store, intent, ABANDON) == PUBLISH and found.may_be_decided:
+            raise UnfinishedRestoreError(
+                f"{found.label()} has decided that its rows stay, and can't be undone",
+                hint=f"to end it: {record.command} --resume",
+            )
+
+    def mark(target: Target) -> None:
+        one = structs.replace(found.records[target.shard], phase=Phase.ABANDONED)
+        Filling(target.node.id, inside[target.shard], found.suffix).write(record_text(one))
+        progress.reached(RestoreCrashPoint.ABANDONED, node=target.node.id)
+
+    def empty(target: Target) -> None:
+        tables = Filling(target.node.id, inside[target.shard], found.suffix).undo()
+        report.emptied.extend(f"{target.node.id}: {table}" for table in tables)
+
+    # From the first mark on nobody can resume it.
+    for work in (mark, empty):
+        in_parallel(work, targets, undoable.watch.end_all)
+    if intent is not None and is_open(store, record.operation):
+        record_outcome(store, intent, "failed", "abandoned")
+    report.operations.append(record.operation)
+
+
+def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, report: AbandonReport) -> None:
+    store, targets, connections = undoable.store, undoable.own[found.suffix], undoable.connections
+    operation = found.record.operation if found.record else ""
+    intent, was_publishing = None, False
+    if found.record is not None and found.record.in_store:
+        intent = read_intent(store, operation)
+        # A process that was only suspended ends by this, unless it has decided to publish: then that is undone.
+        was_publishing = decide_restore(store, intent, ABANDON) == PUBLISH
+
+    def mark(target: Target) -> None:
+        if record := found.records.get(target.shard):
+            write_record(connections[target.shard], found.databases[target.shard], record, phase=Phase.ABANDONED)
+        progress.reached(RestoreCrashPoint.ABANDONED, node=target.node.id)
+
+    def undo(target: Target) -> None:
+        connection = connections[target.shard]
+        was_aside = target.aside in list_databases(connection)
+        put_back(target, connection, operation)
+        if was_aside and target.aside not in list_databases(connection):
+            report.put_back.append(f"{target.node.id}: {target.database}")
+
+    def drop(target: Target) -> None:
+        if target.shard not in found.databases:
+            # It was put aside here, and what was restored is gone.
+            return
+        drop_database(target, connections[target.shard], target.loading)
+        report.dropped.append(f"{target.node.id}: {target.loading}")
+
+    def end() -> None:
+        if intent is not None and is_open(store, operation):
+            record_outcome(store, intent, "failed", "abandoned")
+
+    # From the first mark on nobody can resume it, and it is dropped only when all old databases are back.
+    in_parallel(mark, targets, undoable.watch.end_all)
+    with _opening(undoable, targets, progress):
+        in_parallel(undo, targets, undoable.watch.end_all)
+    if was_publishing:
+        # Once nothing is left, its decision would say that it was published.
+        end()
+    # Looked up again: to undo a newer restore can have renamed the database that this one published.
+    slots = [(one.node.id, slot) for one in targets for slot in find_slots(connections[one.shard], one.loading)]
+    try:
+        mark_ended(store, {slot: node for node, slot in slots}, operation)
+    except (UnreachableError, IndeterminateError) as error:
+        progress.note(f"the end of the chains of the databases that are dropped could not be stored: {error.message}")
+    in_parallel(drop, targets, undoable.watch.end_all)
+    report.slots_dropped += [f"{node}: {slot}" for node, slot in slots]
+    end()
+    report.operations.append(_label_of(found))
+
+
+@contextmanager
+def _opening(undoable: Undoable, targets: list[Target], progress: Progress) -> Iterator[None]:
+    """If the block fails, let everybody into the databases that it may have closed."""
+    try:
+        yield
+    except BaseException:
+        for line in open_databases(targets, undoable.connections):
+            progress.note(line)
+        raise
+
+
+def _open_left(undoable: Undoable, progress: Progress) -> None:
+    """Let everybody into databases that a restore had closed on nodes where nothing else of it is left."""
+    for one in undoable.found:
+        left = [target for target in undoable.targets if target.shard in one.shards - one.databases.keys()]
+        if left and not one.is_filling and one.was_closing:
+            for line in open_databases(left, undoable.connections):
+                progress.note(line)
+
+
+def discard_old(
+    source: Fleet,
+    target: Fleet,
+    name: str,
+    confirm: Callable[[list[OldDatabase]], None],
+    progress: Progress,
+    nodes: tuple[str, ...] = (),
+) -> list[OldDatabase]:
+    """Drop the databases that restores have put aside on the target's primaries; return them.
+
+    `confirm` is given them before, and may raise. Raises UnfinishedRestoreError: an unfinished restore may need them.
+    """
+    with _old_databases(source, target, name, progress, nodes) as aside:
+        listed = aside.listed
+        confirm(listed)
+        progress.step("drop databases")
+
+        def drop(one: Target) -> None:
+            for old in aside.found[one]:
+                drop_database(one, aside.connections[one.shard], old.database)
+
+        try:
+            in_parallel(drop, list(aside.found), aside.watch.end_all)
+        except KeyboardInterrupt as error:
+            again = f"to drop what is left of them: {restore_command(name, nodes)} --discard-old"
+            raise StoppedError("some of the old databases may be dropped", hint=[again, SAME_TARGET]) from error
+    return listed
+
+
+def find_old(
+    source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...] = ()
+) -> list[OldDatabase]:
+    """The databases that `discard_old` would drop; raises what that raises."""
+    with _old_databases(source, target, name, progress, nodes) as aside:
+        return aside.listed
+
+
+@dataclass(frozen=True, slots=True)
+class _OldDatabases:
+    """The databases that were put aside, by target; the sessions that hold the targets, and what ends these."""
+
+    found: Mapping[Target, list[OldDatabase]]
+    connections: Connections
+    watch: Watch
+
+    @property
+    def listed(self) -> list[OldDatabase]:
+        return [old for databases in self.found.values() for old in databases]
+
+
+@contextmanager
+def _old_databases(
+    source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]
+) -> Iterator[_OldDatabases]:
+    progress.step("find databases put aside")
+    targets = provisional_targets(target, nodes)
+    with (
+        watch_nodes(one.maintenance for one in targets) as watch,
+        lock_targets(targets) as connections,
+        ending_on_silence(watch, connections.values()),
+    ):
+        check_no_unfinished(source.store.open(), name, targets, connections, progress)
+        aside = _OldDatabases({one: read_old(one.node, connections[one.shard]) for one in targets}, connections, watch)
+        remains = find_remains(targets, connections)
+        for old in aside.listed:
+            if (left := remains.get(old.database.rsplit("_", 1)[-1])) is not None:
+                raise UnfinishedRestoreError(
+                    f"{old.node}: database {old.database} was put aside by a restore that ended unfinished: it left"
+                    f" {left}",
+                    hint="let the role that began it end it",
+                    details={"node": old.node, "database": old.database},
+                )
+        yield aside

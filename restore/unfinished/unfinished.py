@@ -1,0 +1,618 @@
+"""Restores that ended unfinished, as the targets' databases show them, and what a command refuses that meets one.
+
+Only what belongs to our role or to a superuser is read (restore/targets/databases.py). But nothing may be called
+undone or done because another role's is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import psycopg
+
+from cutline.fleet.messages import SAME_TARGET, list_some, restore_command
+from cutline.fleet.progress import Progress
+from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.other_databases import FILLING, LOADING, is_beside
+from cutline.nodes.problems import quote
+from cutline.restore.rows.filling import find_fillings
+from cutline.restore.scope.scope import WHOLE, RestoreScope
+from cutline.restore.targets.databases import (
+    DatabaseRecord,
+    FoundDatabase,
+    Phase,
+    clear_records,
+    find_closed,
+    is_empty,
+    is_shut,
+    list_databases,
+    open_session,
+    parse_record,
+)
+from cutline.restore.targets.target import Connections, Target, place_of, server_of, start_of, suffix_of
+from cutline.snapshots.operations.open_operations import RESTORE, read_open_intents
+from cutline.snapshots.operations.operation import PUBLISH, list_decided, record_outcome
+from cutline.snapshots.records.operation_records import (
+    DONE,
+    FAILED,
+    Intent,
+    operation_key,
+    read_decision,
+    read_intent,
+    read_outcome,
+)
+from cutline.storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError, UsageError
+from cutline.storage.store import ObjectStore
+
+# Those of our role and of superusers are read, and may have come with a copy of another database.
+SCHEMAS_QUERY = f"""
+SELECT nspname FROM pg_namespace
+ WHERE nspname ~ '^{FILLING}[0-9a-f]{{10}}$'
+   AND nspowner NOT IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
+"""
+
+
+def find_remains(targets: Iterable[Target], connections: Connections) -> dict[str, str]:
+    """What is left of restores that have not ended, as text by the suffix of their ids: databases and schemas.
+
+    Raises NodeUnreachableError.
+    """
+    found: dict[str, str] = {}
+    for target in targets:
+        connection = connections[target.shard]
+        for name, database in list_databases(connection).items():
+            what = f"database {name} on {target.node.id}, which belongs to role {database.owner}"
+            if is_beside(name, target.database, LOADING):
+                found[name.rsplit("_", 1)[-1]] = what
+            elif name == target.database and database.claim is not None:
+                found[suffix_of(database.claim.operation)] = what
+        session = open_session(target, connection)
+        if session is None:
+            continue
+        with raising_unreachable(target.node), session:
+            for (schema,) in session.execute(SCHEMAS_QUERY.encode()):
+                where = f"database {target.database} on {target.node.id}"
+                found[schema.removeprefix(FILLING)] = f"schema {schema} in {where}"
+    return found
+
+
+OTHERS_MAX = 5
+
+
+class UnfinishedRestoreError(RefusedError):
+    """An earlier restore of the same databases ended unfinished, and this command does not go on with it."""
+
+
+@dataclass(slots=True)
+class UnfinishedRestore:
+    """A restore whose process is gone.
+
+    `databases` are its databases by shard, under the names that they have now, and `records` their records. A database
+    whose process was gone before it had a record has none. `is_filling`: it loads rows into tables that existed before
+    it. `foreign`: by shard where none is found, a database of its name that belongs to a role whose records do not
+    count, and that role. `doubled`: shards where two databases are of it, which no restore makes.
+    """
+
+    suffix: str
+    is_filling: bool = False
+    databases: dict[str, str] = field(default_factory=dict)
+    records: dict[str, DatabaseRecord] = field(default_factory=dict)
+    foreign: dict[str, tuple[str, str]] = field(default_factory=dict)
+    doubled: set[str] = field(default_factory=set)
+
+    @property
+    def record(self) -> DatabaseRecord | None:
+        """The record of any of its databases; None if none has one."""
+        return next(iter(self.records.values()), None)
+
+    @property
+    def scope(self) -> RestoreScope:
+        """What it restores; the whole snapshot if no record says so."""
+        return self.record.scope if self.record else WHOLE
+
+    @property
+    def last_record(self) -> DatabaseRecord:
+        """The record of the database that is furthest; raise ValueError if none has one."""
+        return max(self.records.values(), key=lambda one: [*Phase].index(one.phase))
+
+    @property
+    def shards(self) -> set[str]:
+        """All that it restores, as far as records say so."""
+        return {shard for one in self.records.values() for shard in one.shards}
+
+    def is_over(self, store: ObjectStore) -> bool:
+        """Whether nothing is left to do but to remove the records: it has ended well, as its outcome says."""
+        if not self.records or any(one.phase != Phase.PUBLISHED or not one.in_store for one in self.records.values()):
+            return False
+        outcome = read_outcome(store, next(iter(self.records.values())).operation)
+        return outcome is not None and outcome.state == DONE
+
+    @property
+    def fills_all(self) -> bool:
+        """Whether it has begun to fill the tables of all databases, and nothing of that was undone or has ended."""
+        records = self.records.values()
+        if any(one.undoing or one.phase in (Phase.PUBLISHED, Phase.ABANDONED) for one in records):
+            return False
+        return any(one.parts or one.phase in (Phase.INDEXING, Phase.FINISHED) for one in records)
+
+    @property
+    def was_closing(self) -> bool:
+        """Whether it may have closed databases: it does when all are loaded."""
+        return any(one.phase in (Phase.FINISHED, Phase.PUBLISHED, Phase.ABANDONED) for one in self.records.values())
+
+    @property
+    def is_published(self) -> bool:
+        """Whether all of its databases have their real names, so that it can't be undone."""
+        return bool(self.records) and all(one.phase == Phase.PUBLISHED for one in self.records.values())
+
+    def is_decided(self, store: ObjectStore) -> bool:
+        """Whether it is decided that its databases get their real names, or that the rows stay."""
+        record = self.record
+        if record is None:
+            return False
+        # Whoever is published was decided: the record with the decision may be removed already.
+        if any(one.publishes or one.phase == Phase.PUBLISHED for one in self.records.values()):
+            return True
+        decision = read_decision(store, record.operation) if record.in_store else None
+        return self.may_be_decided and decision is not None and decision.decision == PUBLISH
+
+    @property
+    def may_be_decided(self) -> bool:
+        """Whether its process can have decided to publish: it does when all databases are finished.
+
+        So a decision in the store before that was planted there. All databases have records before one is finished: one
+        without a record has lost it.
+        """
+        return bool(self.records) and {one.phase for one in self.records.values()} <= {Phase.FINISHED, Phase.PUBLISHED}
+
+    def may_be_undone(self, store: ObjectStore) -> bool:
+        """Whether it can be undone: one that fills tables only until it is decided that their rows stay."""
+        return not (self.is_decided(store) if self.is_filling else self.is_published)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether a command has begun to undo it."""
+        return any(one.phase == Phase.ABANDONED for one in self.records.values())
+
+    def label(self) -> str:
+        """The restore, for a message."""
+        one = self.record
+        if one is None:
+            return f"a restore (…{self.suffix})"
+        return (
+            f"restore {one.operation} of {one.snapshot} at increment {one.increment}, begun {one.began_at} ({one.by})"
+        )
+
+
+def find_unfinished(
+    store: ObjectStore,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    progress: Progress,
+) -> list[UnfinishedRestore]:
+    """The unfinished restores of the targets' databases, oldest first. The caller holds their locks.
+
+    Notes schemas and databases that look like those of a restore but belong to others.
+    """
+    restores: dict[str, UnfinishedRestore] = {}
+    foreign: dict[str, dict[str, tuple[str, str]]] = {}
+    for target in targets:
+        for name, database in list_databases(connections[target.shard]).items():
+            record = database.record
+            is_loading = is_beside(name, target.database, LOADING)
+            if not database.is_trusted and (is_loading or (name == target.database and database.claim is not None)):
+                suffix = name.rsplit("_", 1)[-1] if is_loading else suffix_of(_claimed(database))
+                foreign.setdefault(suffix, {})[target.shard] = (name, database.owner)
+                progress.note(
+                    f"{target.node.id}: database {name} looks like one of a restore, but belongs to role"
+                    f" {database.owner}, and is left alone: only that role can resume or undo a restore of its own"
+                )
+                continue
+            if name == target.database and record is not None:
+                suffix = suffix_of(record.operation)
+            elif is_loading:
+                suffix = name.rsplit("_", 1)[-1]
+            else:
+                continue
+            found = restores.setdefault(suffix, UnfinishedRestore(suffix))
+            if target.shard in found.databases:
+                found.doubled.add(target.shard)
+            # The real name, if it has that, is that of a later step.
+            if name == target.database or target.shard not in found.databases:
+                found.databases[target.shard] = name
+                if record is not None and suffix_of(record.operation) == suffix:
+                    found.records[target.shard] = record
+        for suffix, record in _find_filled(target, connections[target.shard], progress).items():
+            found = restores.setdefault(suffix, UnfinishedRestore(suffix, is_filling=True))
+            found.databases[target.shard] = target.database
+            if record is not None:
+                found.records[target.shard] = record
+    for suffix, found in restores.items():
+        lacking = found.shards - found.databases.keys()
+        found.foreign = {shard: one for shard, one in foreign.get(suffix, {}).items() if shard in lacking}
+    unfinished = [one for one in restores.values() if not one.is_over(store)]
+    return sorted(unfinished, key=lambda one: one.record.operation if one.record else "")
+
+
+def _claimed(database: FoundDatabase) -> str:
+    return database.claim.operation if database.claim else ""
+
+
+def _find_filled(
+    target: Target, connection: psycopg.Connection[Any], progress: Progress
+) -> dict[str, DatabaseRecord | None]:
+    """The records of the restores that fill the target's database, by the suffix of their ids; None: unreadable."""
+    session = open_session(target, connection)
+    if session is None:
+        return {}
+    with raising_unreachable(target.node), session:
+        found, others = find_fillings(session)
+    if others:
+        # To refuse would let anybody who may create schemas block restores.
+        progress.note(
+            f"{target.node.id}: database {target.database} has schemas that have the names of a restore's, and are not"
+            f" read: {list_some(others, OTHERS_MAX)}; if nobody needs them, drop them"
+        )
+    return {suffix: parse_record(text) for suffix, text in found.items()}
+
+
+def settle_recorded(
+    store: ObjectStore, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+) -> tuple[list[str], list[str]]:
+    """Record the outcome of restores of which the store knows, and the targets have nothing unfinished.
+
+    The caller holds the targets' locks, so their processes are gone. Returns the ids of those that are done, and of
+    those that made nothing.
+    """
+    done: list[str] = []
+    failed: list[str] = []
+    for intent, is_done in list(find_recorded(store, targets, connections)):
+        # A store that accepts no writes keeps it open.
+        with suppress(UnreachableError, IndeterminateError):
+            record_outcome(store, intent, DONE if is_done else FAILED, "found so on its targets")
+            (done if is_done else failed).append(intent.operation)
+    return done, failed
+
+
+def find_recorded(
+    store: ObjectStore,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    without: Iterable[str] = (),
+) -> Iterator[tuple[Intent, bool]]:
+    """The open restores into these targets of which the store knows, and whether they have decided to publish.
+
+    Without those into databases that our role can't enter: nobody knows what they have left there. And without those of
+    which anything is left, whoever owns it, or that were begun on servers that have another address and were started at
+    another time: of one server the other may be a physical copy. What is left of those with the suffixes `without` is
+    not looked at.
+    """
+    asked = [one for one in targets if not is_shut(one, connections[one.shard])]
+    places = frozenset(place_of(target, connections[target.shard]) for target in asked)
+    servers, started = (frozenset(ask(connections[one.shard]) for one in asked) for ask in (server_of, start_of))
+    remains = find_remains(asked, connections).keys() - set(without)
+    for intent in read_open_intents(store, skips_unreadable=True):
+        made = intent.targets if isinstance(intent.targets, tuple) else ()
+        at, since = (one if isinstance(one, tuple) else () for one in (intent.servers, intent.started))
+        is_here = places.issuperset(made) and (servers.issuperset(at) or bool(since and started.issuperset(since)))
+        if intent.kind == RESTORE and made and is_here and suffix_of(intent.operation) not in remains:
+            decision = read_decision(store, intent.operation)
+            yield intent, decision is not None and decision.decision == PUBLISH
+
+
+NONE_UNFINISHED = "no restore into these databases is unfinished"
+WHERE_UNFINISHED = "see: snapshot list   If one had --to FILE, give the same; what has ended needs no end"
+# Of so many restores, the newest ones, it is looked for the last one of the snapshot.
+READ_MAX = 20
+
+
+class NothingUnfinishedError(UnfinishedRestoreError):
+    """A command is to end a restore, and there is none to be ended. `closed` as find_closed."""
+
+    def __init__(self, store: ObjectStore, name: str, closed: Mapping[str, str]) -> None:
+        last, details = "", dict[str, object]()
+        for operation in islice(list_decided(store), READ_MAX):
+            with suppress(SnapshotError):
+                outcome = read_outcome(store, operation)
+                is_drill = read_intent(store, operation).is_drill
+                if outcome is not None and outcome.snapshot == name and not is_drill:
+                    how = "was published" if outcome.state == "done" else f"was undone ({outcome.reason})"
+                    last = f"; the last one of {name} that was decided, {operation}, {how}"
+                    details = {"last": operation, "state": outcome.state}
+                    break
+        # Whose databases somebody has dropped, nothing but the store knows of. It may have closed the old ones.
+        shut = "".join(f"; {one} accepts no connections" for one in closed)
+        opens = [f"to open {one}, then repeat the command: {statement}" for one, statement in closed.items()]
+        super().__init__(f"{NONE_UNFINISHED}{last}{shut}", hint=[*opens, WHERE_UNFINISHED], details=details)
+
+
+def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
+    """Raise UnfinishedRestoreError if a record is of another target's database, or can't be read.
+
+    Only a restore that fills tables needs all of its records.
+    """
+    nodes = {target.shard: target.node.id for target in targets}
+    for shard, record in sorted(found.records.items()):
+        # Early versions did not record it.
+        if record.shard not in ("", shard):
+            raise UnfinishedRestoreError(
+                f"{found.label()} ended unfinished, and its database {found.databases[shard]} on {nodes[shard]} is that"
+                f" of {record.shard}, not of {shard}",
+                hint="give the --to FILE that the restore had, and its nodes the addresses that they had",
+                details={"operation": record.operation, "node": nodes[shard]},
+            )
+    for shard in sorted(found.doubled):
+        raise UnfinishedRestoreError(
+            f"{found.label()} ended unfinished, and node {nodes[shard]} has two databases of it: the comment of"
+            f" {found.databases[shard]} is a copy",
+            hint="remove it from the one that the restore has not made, then repeat the command:"
+            f" COMMENT ON DATABASE {quote(found.databases[shard])} IS NULL;",
+            details={"databases": found.databases, "node": nodes[shard]},
+        )
+    for shard, (name, owner) in sorted(found.foreign.items()):
+        raise UnfinishedRestoreError(
+            f"{found.label()} ended unfinished, and database {name} on {nodes[shard]} belongs to role {owner}, so that"
+            " it is not known what it is",
+            hint="if it is the restore's, give it back to the role that restores, with ALTER DATABASE … OWNER TO; if it"
+            " is not, drop or rename it; then repeat the command",
+            details={"databases": found.databases, "node": nodes[shard]},
+        )
+    if unreadable := sorted(found.databases.keys() - found.records.keys()) if found.is_filling else []:
+        where = ", ".join(f"database {found.databases[shard]} of {shard}" for shard in unreadable)
+        raise UnfinishedRestoreError(
+            f"{found.label()} ended unfinished, and its record in {where} can't be read",
+            hint="resume or undo it with the version of Cutline that began it",
+            details={"databases": found.databases},
+        )
+
+
+def check_recorded(found: UnfinishedRestore, store: ObjectStore) -> None:
+    """Raise UnfinishedRestoreError if another store has the decision, or this one has it and the record is gone."""
+    record = found.record
+    if record is None:
+        for intent in read_open_intents(store, skips_unreadable=True):
+            decision = read_decision(store, intent.operation) if suffix_of(intent.operation) == found.suffix else None
+            if decision is not None and decision.decision == PUBLISH:
+                where = ", ".join(f"{name} of {shard}" for shard, name in sorted(found.databases.items()))
+                raise UnfinishedRestoreError(
+                    f"restore {intent.operation} has decided to publish, and its record, the comment of {where}, is"
+                    " gone",
+                    hint="rename the database to its real name, if it is the restored one, or drop it; then repeat the"
+                    " command",
+                    details={"operation": intent.operation},
+                )
+        return
+    if record.in_store and not store.exists(operation_key(record.operation, "intent")):
+        raise UnfinishedRestoreError(
+            f"{found.label()} is of another store: {store.url} does not know it",
+            hint="give the --fleet FILE whose store has the snapshot: it also has the restore's decision",
+            details={"operation": record.operation, "store": store.url},
+        )
+
+
+def check_whole(
+    found: UnfinishedRestore,
+    targets: Iterable[Target],
+    connections: Connections,
+    store: ObjectStore,
+    *,
+    undoes: bool = False,
+) -> None:
+    """Raise UsageError unless `targets` are all that the restore has: it ends as a whole.
+
+    Raises UnfinishedRestoreError if it is not known what it has left in one of them, if a database that has its name
+    and no record is not empty, or, unless the command `undoes` it, if what it has published there is gone.
+    """
+    targets = list(targets)
+    if not found.is_filling:
+        _check_unrecorded_empty(found, targets, connections, undoes=undoes)
+    if lacking := sorted(found.shards - {one.shard for one in targets}):
+        raise UsageError(
+            f"{found.label()} is also of {', '.join(lacking)}, which this command does not name",
+            hint="give the --to FILE and the --node that the restore had",
+        )
+    for target in (one for one in targets if one.shard in found.shards - found.records.keys()):
+        connection, own = connections[target.shard], target.named(found.suffix)
+        databases = list_databases(connection)
+        if found.is_filling:
+            problem = _lost_filling(found, own, connection)
+        elif own.aside in databases or _may_be_published(found, target, targets, databases, store):
+            problem = _lost_published(found, own, connection, undoes=undoes)
+        else:
+            problem = None
+        if problem is not None:
+            closed = find_closed(targets, connections)
+            until = f"; nobody can connect to {', '.join(closed)} until it is ended" if closed else ""
+            raise UnfinishedRestoreError(
+                f"{found.label()} ended unfinished; {problem.what}{until}",
+                hint=problem.hint,
+                details={"operation": found.record.operation if found.record else None, "node": target.node.id},
+            )
+
+
+def find_taken_for_old(found: UnfinishedRestore, targets: Iterable[Target], connections: Connections) -> Iterator[str]:
+    """Yield a line for each database that an undo takes for the old one because of its name alone."""
+    if not found.is_abandoned or found.is_filling:
+        return
+    for target in (one for one in targets if one.shard in found.shards - found.databases.keys()):
+        databases, own = list_databases(connections[target.shard]), target.named(found.suffix)
+        if target.database in databases and own.aside not in databases:
+            yield (
+                f"node {target.node.id}: database {target.database} has no record of the restore, so it is taken for"
+                " the one that was there before"
+            )
+
+
+def _check_unrecorded_empty(
+    found: UnfinishedRestore, targets: Iterable[Target], connections: Connections, *, undoes: bool
+) -> None:
+    """Raise UnfinishedRestoreError if a database would be dropped for its name alone, and has something in it.
+
+    A restore gives its databases their records before it creates anything in them.
+    """
+    for target in (one.named(found.suffix) for one in targets if one.shard in found.databases.keys() - found.records):
+        database = list_databases(connections[target.shard])[target.loading]
+        # None is closed before everything is loaded.
+        if not database.is_open or not is_empty(target.loaded):
+            lines = [f"DROP DATABASE {quote(target.loading)};"] if undoes else _empty_again(target.loading, target)
+            raise UnfinishedRestoreError(
+                f"node {target.node.id}: database {target.loading} has the name of a restore's database, but no record"
+                " of a restore, and is not empty",
+                hint=["if nobody needs it (else rename it), then repeat the command:", *lines],
+                details={"node": target.node.id, "database": target.loading},
+            )
+
+
+def _may_be_published(
+    found: UnfinishedRestore, target: Target, targets: Iterable[Target], databases: Container[str], store: ObjectStore
+) -> bool:
+    """Whether the target's database, which has no record, may have its real name; `databases` are those that exist."""
+    if found.is_abandoned:
+        # Of the phase before nothing is known any more. What is there is the restored one, or the old one put back.
+        return target.database in databases and not found.last_record.replace
+    is_renamed = any(found.databases.get(one.shard) == one.database for one in targets)
+    # Without a store that can be written, what is gone may have had the decision.
+    return is_renamed or found.is_decided(store) or (found.was_closing and not found.last_record.in_store)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """What is gone of a restore, and what to do about it, in lines."""
+
+    what: str
+    hint: list[str]
+
+
+def _lost_filling(found: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any]) -> _Lost | None:
+    """What keeps us from knowing what the restore has left in tables that existed before it."""
+    node, database = target.node.id, target.database
+    if is_shut(target, connection):
+        what = f"node {node}: our role can't connect to database {database}, so it is not known what is left there"
+        return _Lost(what, ["let it connect, then repeat the command"])
+    if found.fills_all:
+        what = f"node {node}: what it kept in database {database} is gone, so it is not known which tables it filled"
+        return _Lost(what, ["give the database that it has filled its name again, then repeat the command"])
+    return None
+
+
+def _lost_published(
+    found: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any], *, undoes: bool
+) -> _Lost | None:
+    """What keeps us from knowing what became of the database that the restore has published here, or may have.
+
+    By the names that it has users say which one it is: those of a restore's databases have the restore's id.
+    """
+    node, database, databases, record = target.node.id, target.database, list_databases(connection), found.last_record
+    exists, again = database in databases, "then repeat the command"
+    unknown = f"node {node}: database {database} has no record of the restore, so it is not known which that is"
+    gone = f"node {node}: database {database}, which the restore made, is gone"
+    bring_back = f"bring back the server or the database that the restore had, {again}"
+    if found.is_published:
+        if exists and not record.in_store:
+            # Where no outcome can be stored, the records are removed one by one, and nothing else is left to do.
+            return None
+        forget = f"on all other nodes: COMMENT ON DATABASE {quote(database)} IS NULL;"
+        alone = f"{forget}   then restore it alone: {restore_command(record.snapshot, [node])}"
+        if exists:
+            lines = [f"if it is the restored one, {forget}", f"if it is not, rename or drop it, and {alone}"]
+        else:
+            lines = [bring_back, f"if it is lost for good, {alone}"]
+        return _Lost(unknown if exists else gone, [*lines, SAME_TARGET])
+    if target.loading in databases:
+        return None
+    if exists:
+        # By its name alone it would neither be dropped nor loaded again.
+        lines = [f"if it is the restored one, drop it: DROP DATABASE {quote(database)};   {again}"]
+        if not undoes:
+            lines = ["if it is the restored one, it can only be loaded again, without what was written to it since:"]
+            lines += [*_empty_again(database, target), again]
+        if record.replace and target.aside not in databases:
+            lines.append(f"if it is the one that was there before, rename it to {target.aside}, {again}")
+        else:
+            lines.append(f"if it is another one, rename or drop it, {again}")
+        return _Lost(f"{unknown}; there is no database {target.loading}", lines)
+    if undoes:
+        return None
+    return _Lost(
+        gone, [bring_back, f"if it is lost for good, undo the restore: {record.command} --abandon", SAME_TARGET]
+    )
+
+
+def _empty_again(database: str, target: Target) -> list[str]:
+    """The statements after which a restore is resumed with an empty database in the place of this one."""
+    return [f"DROP DATABASE {quote(database)};", f"CREATE DATABASE {quote(target.loading)} TEMPLATE template0;"]
+
+
+def check_no_unfinished(
+    store: ObjectStore,
+    name: str,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    progress: Progress,
+) -> None:
+    """Raise UnfinishedRestoreError if an earlier restore of the targets' databases ended unfinished.
+
+    `name` is the snapshot that is to be restored.
+    """
+    targets = list(targets)
+    nodes = {target.shard: target.node.id for target in targets}
+    for found in find_unfinished(store, targets, connections, progress):
+        check_readable(found, targets)
+        what = "rows in tables of database " * found.is_filling
+        where = ", ".join(f"{what}{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
+        command = restore_command(found.record.snapshot if found.record else name, found.scope.nodes)
+        ends = [f"to undo it: {command} --abandon"] if found.may_be_undone(store) else []
+        if found.record is not None and not found.is_abandoned:
+            ends.insert(0, f"to go on with it: {command} --resume")
+        closed = find_closed(targets, connections)
+        until = f"; nobody can connect to {', '.join(closed)} until it is ended" if closed else ""
+        raise UnfinishedRestoreError(
+            f"{found.label()} ended unfinished: it left {where}{until}",
+            hint=[*ends, SAME_TARGET],
+            details={"operation": found.record.operation if found.record else None, "databases": found.databases},
+        )
+
+
+def find_resumable(
+    store: ObjectStore,
+    name: str,
+    targets: Sequence[Target],
+    connections: Connections,
+    progress: Progress,
+    *,
+    settles: bool,
+) -> UnfinishedRestore:
+    """The only unfinished restore, of snapshot `name`; raise UnfinishedRestoreError if it can't be resumed.
+
+    If it `settles`, the outcome of those that have left nothing is recorded.
+    """
+    unfinished = find_unfinished(store, targets, connections, progress)
+    if not unfinished:
+        if settles:
+            settle_recorded(store, targets, connections)
+            # A process that ended after it had recorded the outcome may have left them.
+            for line in clear_records(targets, connections):
+                progress.note(line)
+        raise NothingUnfinishedError(store, name, find_closed(targets, connections))
+    if len(unfinished) > 1:
+        raise UnfinishedRestoreError(
+            f"several restores are unfinished: {'; '.join(one.label() for one in unfinished)}",
+            hint=f"undo them, and begin again: snapshot restore {name} --abandon; or name the --node of one of them",
+        )
+    (found,) = unfinished
+    check_readable(found, targets)
+    check_recorded(found, store)
+    if found.record is None or found.is_abandoned:
+        what = "is being undone" if found.is_abandoned else "ended before it recorded anything"
+        command = found.record.command if found.record else restore_command(name, found.scope.nodes)
+        raise UnfinishedRestoreError(f"{found.label()} {what}", hint=f"run: {command} --abandon")
+    if found.record.snapshot != name:
+        raise UnfinishedRestoreError(
+            f"the unfinished restore is of snapshot {found.record.snapshot}, not of {name}",
+            hint=f"run: {found.record.command} --resume",
+        )
+    return found

@@ -1,0 +1,107 @@
+"""Archive a chain's WAL between its cuts, so that the next increment has little to do and nodes retain little.
+
+What it leaves is what an increment leaves that failed after its drain: segments that no commit lists yet, after which
+the next increment continues. So it may be ended anywhere, and repeated. It has no intent and no outcome.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import psycopg
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Progress
+from cutline.nodes.sessions import open_sessions
+from cutline.snapshots.create.context import CreateContext, CreateRequest, state_of
+from cutline.snapshots.create.continuable import check_continuable, check_fleet_file, rules_since
+from cutline.snapshots.operations.operation import Operation, exclusive, new_operation
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.lost_chains import check_not_lost
+from cutline.snapshots.records.proven_chains import check_not_pruned, read_newest_part
+from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.spark.own_tasks import THREADS_MAX, run_own_tasks
+from cutline.storage.errors import UnreachableError, error_of
+from cutline.wal.slots.lags import is_little, read_waiting
+from cutline.wal.slots.slots import slot_name
+
+# Less of it is not worth an object per node.
+AHEAD_BYTES_MIN = 1 << 20
+# Nodes at a time if they have much of it: a drain may take some 300 MB of a process that goes on for long.
+NODES_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedAhead:
+    """What was archived: the bytes of WAL of the node with the most.
+
+    `needs_increment`: nothing, as tables have changed, and an increment has to copy or publish some.
+    """
+
+    bytes: int = 0
+    needs_increment: bool = False
+
+
+def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
+    """Archive what waits in the slots of the snapshot's chain, if a node has AHEAD_BYTES_MIN.
+
+    Raises what an increment raises, FleetBusyError among it.
+    """
+    store = fleet.store.open()
+    identity = read_identity(store, fleet)
+    chain = read_newest_part(store, name)
+    check_of_fleet(chain, identity)
+    with open_sessions(fleet, check_fleet_file(fleet, chain)) as sessions:
+        waiting = read_waiting(sessions, slot_name(chain.full.operation))
+        most = max(waiting.values(), default=0)
+        if most < AHEAD_BYTES_MIN:
+            return ArchivedAhead()
+        with exclusive(sessions, store, "archive", name) as lock:
+            # Read again under the lock: from here on nobody else adds an increment.
+            chain = read_newest_part(store, name)
+            check_not_pruned(store, name)
+            check_not_lost(store, chain)
+            nodes = tuple(node.id for node in sessions.nodes)
+            operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
+            context = CreateContext(CreateRequest(name), store, operation, lock)
+            at_once = THREADS_MAX if is_little(waiting) else NODES_AT_ONCE
+            is_archived = _archive(context, chain, at_once, progress)
+            return ArchivedAhead(most) if is_archived else ArchivedAhead(needs_increment=True)
+
+
+def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progress) -> bool:
+    """Whether the WAL was archived; if not, tables have changed."""
+    # Imported here: what is refused, or too little, needs no Arrow.
+    from cutline.snapshots.create.cut_attempt import plan_cut
+    from cutline.snapshots.create.prepare_tables import PreparedTables, read_archived
+    from cutline.snapshots.ddl.table_changes import plan_ddl
+    from cutline.wal.cut.markers import Marker, write_markers
+    from cutline.wal.decoding.known_definitions import SchemaMovedError
+    from cutline.wal.drain.drain import drain
+    from cutline.wal.slots.waiting import await_standbys
+
+    sessions, store = context.sessions, context.store
+    node_tables = check_continuable(store, sessions, chain)
+    state = state_of(chain, rules_since(chain, context.fleet), node_tables)
+    archived = read_archived(store, chain.name, state, sessions.nodes)
+    tables = plan_ddl(node_tables, state.known, archived.definitions, {})
+    if tables.unpublished or any(shard.changed for shard in tables.shards.values()):
+        return False
+    plan = plan_cut(context, state, PreparedTables(tables, archived.last_segments))
+    # A record of its own is where every node's drain can end: the end of WAL may be within another one.
+    try:
+        written = write_markers(sessions.primaries, Marker(state.chain, context.operation.id, "archive"))
+    except psycopg.OperationalError as error:
+        raise UnreachableError(str(error).strip(), hint="see whether the node is up, and its log") from error
+    finishes = {shard: one.position for shard, one in written.items()}
+    tasks = [replace(task, finish=finishes[task.node.shard]) for task in plan.tasks.values()]
+    progress.step("archive WAL", total=len(tasks), unit="nodes")
+    standbys = [task.node for task in tasks if task.node.backup_of is not None]
+    await_standbys(standbys, finishes, plan.wait_seconds, progress, "archiving WAL")
+    for report in run_own_tasks(drain, tasks, sessions, progress, at_once):
+        if report.problem is not None:
+            problem = error_of(report.problem)
+            if isinstance(problem, SchemaMovedError):
+                return False
+            raise problem
+    return True

@@ -1,0 +1,267 @@
+"""pg_dump's archive of a database's DDL: its entries, and archives made of it.
+
+These have other statements, or some of the entries alone.
+
+The format is that of PostgreSQL's src/bin/pg_dump (pg_backup_archiver.c, WriteHead and WriteToc; pg_backup_custom.c).
+An archive of DDL alone is a header and a table of contents. Type, name, owner, statements and dependencies of an entry
+are values of their own, so nothing is ever found in a statement's text. Texts are raw (fleet.nodes.encodings).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cutline.nodes.encodings import raw_bytes, raw_text
+
+MAGIC, CUSTOM, INTEGER_BYTES, OFFSET_BYTES = b"PGDMP", 1, 4, 8
+# Its sign, and its value from the lowest byte on.
+INTEGER = struct.Struct("<BI")
+# Of version 1.14: lengths and numbers, a digit of each of two ids, and where its data would be.
+ENTRY_BYTES_MIN = 16 * INTEGER.size + 2 + 1 + OFFSET_BYTES
+# PostgreSQL 12, 16 and 17 began these versions of the format.
+VERSIONS = _, WITH_ALGORITHM, WITH_RELATION_KIND = (1, 14), (1, 15), (1, 16)
+DATE_PARTS = 7
+# What pg_restore reads of an archive whatever is run of it.
+SETTINGS = ("ENCODING", "STDSTRINGS", "SEARCHPATH")
+FOREIGN_KEY, PRIVILEGES, EXTENSION, SEQUENCE = "FK CONSTRAINT", "ACL", "EXTENSION", "SEQUENCE"
+# Sections, and that an entry has no data.
+BEFORE_ROWS, AFTER_ROWS, NO_DATA = 2, 4, 3
+
+
+class DumpFormatError(ValueError):
+    """Bytes that are no archive of pg_dump, or none of a known version."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveEntry:
+    """An entry of the table of contents. `kind`, `name` and `schema` are as pg_dump writes them, without quotes.
+
+    `catalog` and `oid` identify the object on the source. `tablespace` is "" for the database's own. `section` is
+    BEFORE_ROWS or AFTER_ROWS, or another number if it is that of the entry before. `begin` and `end` are where the
+    archive has its statements, `owner_begin` and `owner_end` its owner; "" is none. The entry itself is the bytes from
+    `entry_begin` to `entry_end`.
+    """
+
+    number: int
+    kind: str
+    name: str
+    schema: str
+    catalog: int
+    oid: int
+    section: int
+    dependencies: tuple[int, ...]
+    begin: int
+    end: int
+    owner: str
+    owner_begin: int
+    owner_end: int
+    tablespace: str
+    access: str
+    entry_begin: int
+    entry_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What an archive contains; `writer` is pg_dump's major version, `count_at` where the number of entries stands."""
+
+    version: tuple[int, int]
+    writer: int
+    count_at: int
+    entries: tuple[ArchiveEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewEntry:
+    """An entry that pg_dump did not write: statements, or only a name."""
+
+    kind: str
+    name: str
+    statements: str = ""
+
+
+def read_contents(body: bytes) -> Contents:
+    """Read the archive's table of contents; raise DumpFormatError if that is not possible."""
+    reader = _Reader(body)
+    if reader.take(len(MAGIC)) != MAGIC:
+        raise DumpFormatError("it is no archive of pg_dump")
+    major, minor, _, integer_bytes, offset_bytes, form = reader.take(6)
+    version = major, minor
+    if version not in VERSIONS or (integer_bytes, offset_bytes, form) != (INTEGER_BYTES, OFFSET_BYTES, CUSTOM):
+        raise DumpFormatError(f"it is an archive of an unknown format: version {major}.{minor}, kind {form}")
+    if version < WITH_ALGORITHM:
+        reader.integer()
+    else:
+        reader.take(1)
+    for _ in range(DATE_PARTS):
+        reader.integer()
+    reader.text()
+    reader.text()
+    # 18.6, 19devel, 19beta2
+    version_text = reader.text()
+    if not (writer := re.match("[0-9]{1,4}", version_text)):
+        raise DumpFormatError(f"the version of its pg_dump is {version_text!r}")
+    count_at = reader.offset
+    count = reader.integer()
+    if count < 0:
+        raise DumpFormatError(f"it has {count} entries")
+    if count * ENTRY_BYTES_MIN > len(body) - reader.offset:
+        raise DumpFormatError("it ends early")
+    entries = tuple(_read_entry(reader, version) for _ in range(count))
+    if len({entry.number for entry in entries}) != len(entries) or any(entry.number <= 0 for entry in entries):
+        raise DumpFormatError("the numbers of its entries are not unique")
+    return Contents(version, int(writer[0]), count_at, entries)
+
+
+def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
+    entry_begin = reader.offset
+    number = reader.integer()
+    if reader.integer():
+        raise DumpFormatError(f"entry {number} has data")
+    catalog, oid = reader.number(), reader.number()
+    name, kind, section = reader.text(), reader.text(), reader.integer()
+    begin = reader.offset
+    reader.string()
+    end = reader.offset
+    reader.string()
+    reader.string()
+    schema, tablespace, access = reader.text(), reader.text(), reader.text()
+    if version >= WITH_RELATION_KIND:
+        reader.integer()
+    owner_begin = reader.offset
+    owner = reader.text()
+    owner_end = reader.offset
+    reader.string()
+    dependencies: list[int] = []
+    while (dependency := reader.string()) is not None:
+        dependencies.append(_digits(dependency))
+    reader.take(1 + OFFSET_BYTES)
+    return ArchiveEntry(
+        number=number, kind=kind, name=name, schema=schema, catalog=catalog, oid=oid, section=section,
+        dependencies=tuple(dependencies), begin=begin, end=end, owner=owner, owner_begin=owner_begin,
+        owner_end=owner_end, tablespace=tablespace, access=access, entry_begin=entry_begin, entry_end=reader.offset,
+    )  # fmt: skip
+
+
+def statements_of_entry(body: bytes, entry: ArchiveEntry) -> str:
+    """The statements that create the entry's object."""
+    return _Reader(body, entry.begin).text()
+
+
+def rewrite(
+    body: bytes,
+    contents: Contents,
+    statements: Mapping[int, str],
+    first: Sequence[NewEntry] = (),
+    owners: Mapping[int, str] | None = None,
+) -> bytes:
+    """The archive with other `statements` and `owners` for the entries of these numbers, and new ones before all."""
+    number = max((entry.number for entry in contents.entries), default=0)
+    begin = _Reader(body, contents.count_at)
+    count = begin.integer()
+    pieces = [body[: contents.count_at], _integer(count + len(first))]
+    pieces += [_new_entry(number + added, entry, contents.version) for added, entry in enumerate(first, 1)]
+    done = begin.offset
+    for entry in contents.entries:
+        if entry.number in statements:
+            pieces += [body[done : entry.begin], _string(statements[entry.number])]
+            done = entry.end
+        if owners and entry.number in owners:
+            pieces += [body[done : entry.owner_begin], _string(owners[entry.number])]
+            done = entry.owner_end
+    return b"".join([*pieces, body[done:]])
+
+
+def extract(body: bytes, contents: Contents, entries: Iterable[ArchiveEntry | NewEntry]) -> bytes:
+    """An archive of these entries of `contents` and new ones, in their order, with nothing else to run."""
+    settings = (entry for entry in contents.entries if entry.kind in SETTINGS)
+    number = max((entry.number for entry in contents.entries), default=0)
+    pieces: list[bytes] = []
+    for entry in (*settings, *entries):
+        if isinstance(entry, NewEntry):
+            number += 1
+            pieces.append(_new_entry(number, entry, contents.version))
+        else:
+            pieces.append(body[entry.entry_begin : entry.entry_end])
+    return b"".join([body[: contents.count_at], _integer(len(pieces)), *pieces])
+
+
+def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:
+    none = _integer(-1)
+    pieces = [
+        _integer(number), _integer(0), _string("0"), _string("0"), _string(entry.name), _string(entry.kind),
+        # Neither a statement that drops it nor one that copies it, no schema, no tablespace, no access method.
+        _integer(BEFORE_ROWS), _string(entry.statements), _string(""), none, none, none, none,
+    ]  # fmt: skip
+    if version >= WITH_RELATION_KIND:
+        pieces.append(_integer(0))
+    pieces += [_string(""), _string("false"), none, bytes([NO_DATA]), bytes(OFFSET_BYTES)]
+    return b"".join(pieces)
+
+
+def with_dependents(entries: Iterable[ArchiveEntry], numbers: Iterable[int]) -> set[int]:
+    """The `numbers`, and those of all entries that depend on one of them, directly or not."""
+    dependents: dict[int, list[int]] = {}
+    for entry in entries:
+        for dependency in entry.dependencies:
+            dependents.setdefault(dependency, []).append(entry.number)
+    found: set[int] = set()
+    due = list(numbers)
+    while due:
+        number = due.pop()
+        if number not in found:
+            found.add(number)
+            due += dependents.get(number, ())
+    return found
+
+
+def _integer(value: int) -> bytes:
+    return bytes([value < 0]) + abs(value).to_bytes(INTEGER_BYTES, "little")
+
+
+def _string(text: str) -> bytes:
+    body = raw_bytes(text)
+    return _integer(len(body)) + body
+
+
+def _digits(body: bytes | None) -> int:
+    if not body or len(body) > len(str(1 << 32)) or not body.isdigit():
+        raise DumpFormatError("an entry has something else in the place of a number")
+    return int(body)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads values of an archive one after another."""
+
+    body: bytes
+    offset: int = 0
+
+    def take(self, size: int) -> bytes:
+        taken = self.body[self.offset : self.offset + size]
+        if len(taken) < size:
+            raise DumpFormatError("it ends early")
+        self.offset += size
+        return taken
+
+    def integer(self) -> int:
+        try:
+            value: int
+            sign, value = INTEGER.unpack_from(self.body, self.offset)
+        except struct.error:
+            raise DumpFormatError("it ends early") from None
+        self.offset += INTEGER.size
+        return -value if sign else value
+
+    def string(self) -> bytes | None:
+        size = self.integer()
+        return None if size < 0 else self.take(size)
+
+    def text(self) -> str:
+        return raw_text(self.string() or b"")
+
+    def number(self) -> int:
+        return _digits(self.string())

@@ -1,0 +1,204 @@
+"""The endpoint `/metrics` of a process that runs for long, and the text that Prometheus reads there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from cutline.fleet.config import ListenAddress
+from cutline.snapshots.listing.metrics import FLEET, Metric, Sample
+from cutline.storage.errors import RefusedError
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+
+
+@dataclass(frozen=True, slots=True)
+class _Collector:
+    """What the client library asks for the metrics of one fleet."""
+
+    fleet: str
+    samples: tuple[Sample, ...]
+
+    def collect(self) -> Iterator[Family]:
+        """Yield every metric once, with all its samples."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        by_metric: dict[Metric, list[Sample]] = {}
+        for one in self.samples:
+            by_metric.setdefault(one.metric, []).append(one)
+        for metric, found in by_metric.items():
+            family = GaugeMetricFamily(metric.name, metric.help, labels=(FLEET, *metric.labels))
+            for one in found:
+                family.add_metric((self.fleet, *one.labels), one.value)
+            yield family
+
+
+def render(fleet: str, samples: Iterable[Sample]) -> bytes:
+    """The samples of a fleet in Prometheus's text format."""
+    # Imported here: commands without metrics need it not.
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(fleet, tuple(samples)))
+    return generate_latest(registry)
+
+
+# A scraper and a probe are expected. Of more connections the oldest are closed: those that ask at once are answered,
+# whatever others do that send nothing.
+REQUESTS_MAX, REQUEST_SECONDS_MAX = 8, 10.0
+# Every Prometheus reads this version of the text format; later ones differ in names that no metric here has.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PLAIN = "text/plain; charset=utf-8"
+
+
+class EndpointTakenError(RefusedError):
+    """The endpoint's address can't be listened on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HttpAnswer:
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+
+
+class MetricsEndpoint:
+    """Serves `/metrics` and `/healthz` while the block runs; raises EndpointTakenError.
+
+    `/healthz` is 200 if something was published in the last `fresh_seconds`, else 503: then the process hangs.
+    """
+
+    def __init__(self, address: ListenAddress, fresh_seconds: float) -> None:
+        self._fresh_seconds = fresh_seconds
+        self._published: tuple[bytes, float] | None = None
+        try:
+            self._server = _Server(address, self)
+        except OSError as error:
+            raise EndpointTakenError(
+                f"the metrics can't be served at {address.host}:{address.port}: {error.strerror or error}",
+                hint="name another address in fleet.toml: [metrics] listen",
+            ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics endpoint", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_address[1])
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def publish(self, text: bytes) -> None:
+        """Serve `text` (exposition.render) from now on."""
+        self._published = text, time.monotonic()
+
+    def answer(self, path: str) -> _HttpAnswer:
+        """The answer to a request for `path`."""
+        published = self._published
+        if path == "/healthz":
+            is_fresh = published is not None and time.monotonic() - published[1] <= self._fresh_seconds
+            status = HTTPStatus.OK if is_fresh else HTTPStatus.SERVICE_UNAVAILABLE
+            return _HttpAnswer(status, PLAIN, b"ok\n" if is_fresh else b"nothing was gathered lately\n")
+        if path != "/metrics":
+            return _HttpAnswer(HTTPStatus.NOT_FOUND, PLAIN, b"see /metrics and /healthz\n")
+        if published is None:
+            return _HttpAnswer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"nothing was gathered yet\n")
+        return _HttpAnswer(HTTPStatus.OK, CONTENT_TYPE, published[0])
+
+
+def shut_down(request: socket.socket) -> None:
+    """End a connection, whatever another thread is doing with it."""
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
+class _Server(ThreadingHTTPServer):
+    """Holds REQUESTS_MAX connections at a time; one more closes the oldest."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: ListenAddress, endpoint: MetricsEndpoint) -> None:
+        self.endpoint = endpoint
+        self._lock = threading.Lock()
+        # The open connections, the oldest first.
+        self._open: dict[socket.socket, None] = {}
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        super().__init__((address.host, address.port), _Handler)
+
+    def server_bind(self) -> None:
+        """As TCPServer does: HTTPServer would look the host's name up, which may take long."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; close the oldest connection if there are too many."""
+        with self._lock:
+            if len(self._open) == REQUESTS_MAX:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                shut_down(oldest)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer; a client that takes too long in all is cut off, however busy it looks."""
+        cut_off = threading.Timer(REQUEST_SECONDS_MAX, shut_down, (request,))
+        cut_off.daemon = True
+        cut_off.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            cut_off.cancel()
+            with self._lock:
+                self._open.pop(request, None)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that go away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = REQUEST_SECONDS_MAX
+
+    def do_GET(self) -> None:
+        """Answer with a body."""
+        self.wfile.write(self._send_head().body)
+
+    def do_HEAD(self) -> None:
+        """Answer without a body."""
+        self._send_head()
+
+    def _send_head(self) -> _HttpAnswer:
+        answer = self.server.endpoint.answer(self.path.partition("?")[0])
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        return answer
+
+    def version_string(self) -> str:
+        """The server's name, without versions."""
+        return "cutline"
+
+    def log_message(self, *_arguments: Any) -> None:
+        """Log nothing."""

@@ -1,0 +1,474 @@
+"""Gather the metrics of a fleet from its store and nodes, within a time limit.
+
+Nothing that is away makes it fail: `cutline_store_up` and `cutline_node_up` say so, and what is not known is absent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from importlib.metadata import version
+
+from msgspec import UnsetType
+
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.record import Time
+from cutline.snapshots.listing import metrics
+from cutline.snapshots.listing.listing import (
+    BROKEN,
+    COMPLETE,
+    ENDED,
+    LOST,
+    ONLY_FULL,
+    Entry,
+    MissingPoint,
+    committed_by,
+    find_missing,
+    read_entry,
+)
+from cutline.snapshots.listing.metrics import Metric, Sample
+from cutline.snapshots.operations.ended_operations import (
+    FULL,
+    INCREMENT,
+    ONLY_CUT,
+    Ended,
+    EndedOperations,
+    EndedReader,
+    NewestChecks,
+    operation_kind,
+)
+from cutline.snapshots.operations.open_operations import document_names
+from cutline.snapshots.operations.under_way import ActivityState, UnderWay, read_under_way
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.operation_records import DONE, Intent, RestoreFigures
+from cutline.snapshots.records.proven_chains import ASKING_THREADS_MAX, NAME, cut_time, is_committed
+from cutline.snapshots.records.store_identity import StoreIdentity, read_identity
+from cutline.snapshots.records.tombstones import tombstone_key
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectStore
+from cutline.wal.slots.lags import LagsQuery, NodeLags
+
+# What is kept of a snapshot is as large as its newest commits, and a kilobyte for each increment.
+KEPT_MAX = 256
+FULL_COMMIT, LOST_FOLDER = "snapshot.", "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What listings show of a snapshot: another increment, a mark or a commit that is gone changes it.
+
+    `files` are its commit, its marks and its folders; `increments` is the digest of the names, sizes and times of its
+    increments' commits.
+    """
+
+    name: str
+    is_deleted: bool
+    files: tuple[str, ...]
+    increments: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was read of a snapshot, after it was listed; `entry` is None if it is not committed, or deleted."""
+
+    listed: _Listed
+    entry: Entry | None
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether it is as it was read until its listings change. What has a problem may be corrected in its place."""
+        if self.entry is None:
+            return True
+        # The mark of another chain of its name: that of its own would change no listing.
+        is_of_another = LOST_FOLDER in self.listed.files and self.entry.lost is None
+        return self.entry.problem is None and not is_of_another
+
+    @property
+    def newest_at(self) -> float:
+        """When its newest cut was made."""
+        chain = self.entry.chain if self.entry else None
+        return cut_time(chain.last).timestamp() if chain else 0.0
+
+
+class EntryReader:
+    """Reads the entries of all snapshots. One whose listings are as they were when it was read is not read again.
+
+    So a full snapshot's commit that is damaged later, in its place, is not noticed here: `check` finds it. The newest
+    KEPT_MAX entries are kept; others are read each time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def read(self, store: ObjectStore, fleet: Fleet) -> tuple[Entry, ...]:
+        """What `list` shows of every snapshot, except for the WAL that nodes retain.
+
+        Raises StoreOfAnotherFleetError, StoreNotInitialisedError, ManifestError, StoreUnreachableError.
+        """
+        identity = read_identity(store, fleet)
+        deleted = set(store.list_children("deleted"))
+        names = [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]
+        with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+            found = list(threads.map(lambda name: self._read(store, identity, name, deleted), names))
+        kept = sorted((one for one in found if one.may_stay), key=lambda one: one.newest_at, reverse=True)
+        self._known = {one.listed.name: one for one in kept[:KEPT_MAX]}
+        return tuple(one.entry for one in found if one.entry is not None)
+
+    def _read(self, store: ObjectStore, identity: StoreIdentity, name: str, deleted: set[str]) -> _Known:
+        # The listings come first: what is stored while it is read changes the next ones.
+        listed = _list_snapshot(store, name, is_deleted=tombstone_key(name).partition("/")[2] in deleted)
+        known = self._known.get(name)
+        if known is not None and known.listed == listed:
+            return known
+        if not any(one.startswith(FULL_COMMIT) for one in listed.files) or not is_committed(store, name):
+            return _Known(listed, None)
+        return _Known(listed, read_entry(store, identity, name))
+
+
+def read_entries(store: ObjectStore, fleet: Fleet) -> tuple[Entry, ...]:
+    """What `list` shows of every snapshot, except for the WAL that nodes retain; raises as EntryReader.read."""
+    return EntryReader().read(store, fleet)
+
+
+def _list_snapshot(store: ObjectStore, name: str, *, is_deleted: bool) -> _Listed:
+    files = tuple(store.list_children(f"snapshots/{name}"))
+    increments = store.inventory(f"snapshots/{name}/increments") if "increments" in files else []
+    digest = sha256()
+    for one in increments:
+        digest.update(f"{one.key} {one.size} {one.created_at.timestamp()}\n".encode())
+    return _Listed(name, is_deleted, files, digest.hexdigest())
+
+
+def samples_of_nodes(fleet: Fleet, lags: Mapping[str, NodeLags], archived: Mapping[str, Lsn]) -> Iterator[Sample]:
+    """All samples of the nodes; `archived` is by node, without those of which the store has no WAL."""
+    for node in fleet.nodes:
+        role = metrics.STANDBY if node.backup_of else metrics.PRIMARY
+        found = lags[node.id]
+        yield metrics.NODE_UP.of(not found.problem, node.id, role)
+        yield metrics.RETAINED_LIMIT.of(node.retained_wal_bytes_max, node.id)
+        if not found.problem:
+            yield from _samples_of_node(node, found, archived.get(node.id))
+
+
+def _samples_of_node(node: Node, found: NodeLags, archived: Lsn | None) -> Iterator[Sample]:
+    yield metrics.NODE_IN_RECOVERY.of(found.is_in_recovery, node.id)
+    for one in found.slots:
+        yield metrics.SLOT_LAG.of(one.lag_bytes, node.id, one.slot)
+        yield metrics.RETAINED.of(one.retained_bytes, node.id, one.slot)
+    if (behind := found.behind(archived)) is not None:
+        yield metrics.ARCHIVE_LAG.of(behind, node.id)
+    if found.replay is not None:
+        yield metrics.REPLAY_LAG.of(found.replay.size_bytes, node.id)
+        if found.replay.seconds is not None:
+            yield metrics.REPLAY_LAG_SECONDS.of(found.replay.seconds, node.id)
+
+
+WINDOW_SECONDS = 24 * 3600.0
+UNKNOWN = "unknown"
+# The units of volumes.
+VOLUMES: Mapping[str, Metric] = {
+    "bytes": metrics.SUCCESS_BYTES,
+    "objects": metrics.SUCCESS_OBJECTS,
+    "rows": metrics.SUCCESS_ROWS,
+    "changes": metrics.SUCCESS_CHANGES,
+    "transactions": metrics.SUCCESS_TRANSACTIONS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KindEnd:
+    """How one operation ended, for metrics. `retries` None: it makes no cuts. Other fields that are None: unknown."""
+
+    kind: str
+    ended_at: float
+    code: int | None
+    is_done: bool
+    seconds: float | None = None
+    volumes: Mapping[str, int] = field(default_factory=dict)
+    retries: int | None = None
+    figures: RestoreFigures | None = None
+
+
+def moment_of(time: Time) -> float:
+    """A stored time in seconds since 1970."""
+    return datetime.fromisoformat(time).timestamp()
+
+
+def _label_of(command: str, increment: int | None, intent: Intent | None) -> str:
+    """The label `kind` of an operation."""
+    kind = operation_kind(command, increment, intent)
+    return kind if kind in metrics.KINDS else metrics.OTHER
+
+
+def end_of(ended: Ended) -> KindEnd | None:
+    """How an operation ended according to its outcome; None if that can't be read."""
+    if (outcome := ended.outcome) is None:
+        return None
+    kind, is_create = _label_of(ended.kind, ended.increment, ended.intent), ended.kind == "create"
+    figures = None if isinstance(outcome.figures, UnsetType) else outcome.figures
+    is_done = outcome.state == DONE
+    return KindEnd(
+        kind, moment_of(outcome.ended_at), code=ended.code, is_done=is_done, seconds=ended.seconds,
+        volumes=ended.volumes, retries=len(ended.causes) if is_create else None, figures=figures,
+    )  # fmt: skip
+
+
+def end_of_commit(commit: Commit, kind: str) -> KindEnd:
+    """How the operation ended that has put this commit."""
+    ended_at = moment_of(commit.created_at) + commit.seconds
+    return KindEnd(
+        kind, ended_at, code=0, is_done=True, seconds=commit.seconds, volumes=commit.counts,
+        retries=max(commit.cut.attempts - 1, 0),
+    )  # fmt: skip
+
+
+def samples_of_open(operations: Iterable[UnderWay], states: Mapping[str, ActivityState]) -> Iterator[Sample]:
+    """How many operations of every kind are in each state; `states` is by operation."""
+    found = Counter((_label_of(one.kind, one.increment, one.intent), states[one.id].value) for one in operations)
+    for kind in metrics.KINDS:
+        for state in ActivityState:
+            yield metrics.OPEN_OPERATIONS.of(found[kind, state.value], kind, state.value)
+
+
+def samples_of_ends(read: EndedOperations, committed: Iterable[KindEnd], now: float) -> Iterator[Sample]:
+    """What ended within the window, and the last one of every kind; `committed` is what no outcome is read of."""
+    ends = [*committed, *(end for one in read.found if (end := end_of(one)) is not None)]
+    window = WINDOW_SECONDS if read.since is None else min(WINDOW_SECONDS, max(now - read.since.timestamp(), 0.0))
+    yield metrics.HISTORY_WINDOW.of(window)
+    counts = Counter((one.kind, _code_text(one)) for one in ends if one.ended_at >= now - window)
+    for (kind, code), count in sorted(counts.items()):
+        yield metrics.ENDED.of(count, kind, code)
+    for kind in metrics.KINDS:
+        own = sorted((one for one in ends if one.kind == kind), key=lambda one: one.ended_at)
+        if own and own[-1].code is not None:
+            yield metrics.LAST_CODE.of(own[-1].code, kind)
+        successes = [one for one in own if one.is_done and not one.code]
+        if successes:
+            yield from _success(successes[-1])
+    measured = [one for one in ends if one.figures is not None]
+    if measured:
+        yield from _restored(max(measured, key=lambda one: one.ended_at))
+
+
+def _code_text(end: KindEnd) -> str:
+    if end.code is not None:
+        return str(end.code)
+    # Early versions record no code.
+    return "0" if end.is_done else UNKNOWN
+
+
+def _success(end: KindEnd) -> Iterator[Sample]:
+    yield metrics.SUCCESS.of(end.ended_at, end.kind)
+    if end.seconds is not None:
+        yield metrics.SUCCESS_SECONDS.of(end.seconds, end.kind)
+    if end.retries is not None:
+        yield metrics.SUCCESS_RETRIES.of(end.retries, end.kind)
+    for unit, metric in VOLUMES.items():
+        if unit in end.volumes:
+            yield metric.of(end.volumes[unit], end.kind)
+
+
+def _restored(end: KindEnd) -> Iterator[Sample]:
+    steps = end.figures.steps if end.figures else {}
+    for name in metrics.RESTORE_STEPS:
+        if name in steps:
+            yield metrics.RESTORE_STEP.of(steps[name].seconds, name)
+    if metrics.WAL_STEP in steps:
+        yield metrics.RESTORE_CHANGES.of(steps[metrics.WAL_STEP].amount)
+
+
+STATES = (COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL)
+# So many snapshots are named in labels.
+NAMED_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """What was read from a store."""
+
+    entries: tuple[Entry, ...]
+    open_operations: tuple[UnderWay, ...]
+    ended: EndedOperations
+    missing: tuple[MissingPoint, ...] = ()
+
+    @property
+    def chains(self) -> list[Chain]:
+        """The chains that can be read, by the time of their newest cut."""
+        return chains_by_cut(self.entries)
+
+
+def read_facts(fleet: Fleet, ended: EndedReader, reader: EntryReader | None = None) -> StoreFacts:
+    """Read the fleet's store, with a `reader` only what has changed since it read last; raises as EntryReader.read."""
+    store = fleet.store.open()
+    # First: what is recorded as committed then is there.
+    documents = document_names(store)
+    entries = (reader or EntryReader()).read(store, fleet)
+    operations = ended.read(store, committed_by(entries), documents)
+    missing = tuple(find_missing(store, operations.found, entries))
+    return StoreFacts(entries, tuple(read_under_way(store, documents)), operations, missing)
+
+
+def chains_by_cut(entries: Iterable[Entry]) -> list[Chain]:
+    """The chains that can be read, by the time of their newest cut."""
+    return sorted((one.chain for one in entries if one.chain), key=lambda one: cut_time(one.last))
+
+
+def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
+    """By node the position up to which its WAL is in the store, by the newest commit; `chains` are in that order.
+
+    Not the highest one: a server that was made anew begins before those of the chains that ended with it.
+    """
+    return {
+        node: segments[-1].through for chain in chains for node, segments in chain.last.segments.items() if segments
+    }
+
+
+def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
+    """All samples of a store."""
+    states = Counter(one.state for one in facts.entries)
+    for state in STATES:
+        yield metrics.SNAPSHOTS.of(states[state], state)
+    yield metrics.DAMAGED_MARKS.of(sum(one.has_damaged_mark for one in facts.entries))
+    yield metrics.MISSING_POINTS.of(len(facts.missing))
+    checks = NewestChecks()
+    checks.add_all(facts.ended.found)
+    conflicts = [one.name for one in facts.entries if checks.standing_conflicts(one.name, 1 + len(one.summaries))]
+    yield metrics.STANDING_CONFLICTS.of(len(conflicts))
+    sizes = {one.name: _size_bytes(one) for one in facts.entries if one.chain}
+    yield metrics.RESTORE_POINTS.of(sum(1 + len(one.summaries) for one in facts.entries if one.chain))
+    yield metrics.COMMITTED_BYTES.of(sum(sizes.values()))
+    chains = facts.chains
+    yield from _samples_of_names(facts.entries, chains, sizes)
+    if restorable := chains_by_cut(one for one in facts.entries if _has_rows(one) and one.state != BROKEN):
+        yield from _samples_of_newest(restorable[-1])
+    yield from samples_of_open(facts.open_operations, {one.id: one.state(now) for one in facts.open_operations})
+    yield from samples_of_ends(facts.ended, _committed_ends(facts.entries), now.timestamp())
+
+
+def _size_bytes(entry: Entry) -> int:
+    full = entry.chain.full.counts.get("bytes", 0) if entry.chain else 0
+    return full + sum(one.bytes for one in entry.summaries)
+
+
+def _has_rows(entry: Entry) -> bool:
+    return entry.chain is not None and not entry.chain.full.only_cut
+
+
+def _samples_of_names(entries: Iterable[Entry], chains: list[Chain], sizes: Mapping[str, int]) -> Iterator[Sample]:
+    increments = {one.name: len(one.summaries) for one in entries}
+    for chain in chains[-NAMED_MAX:]:
+        yield metrics.SNAPSHOT_BYTES.of(sizes[chain.name], chain.name)
+        yield metrics.SNAPSHOT_INCREMENTS.of(increments[chain.name], chain.name)
+
+
+def _samples_of_newest(chain: Chain) -> Iterator[Sample]:
+    commit = chain.last
+    yield metrics.NEWEST_CUT.of(cut_time(commit).timestamp())
+    yield metrics.CUT_SECONDS.of(commit.cut.seconds)
+    yield metrics.CUT_RETRIES.of(max(commit.cut.attempts - 1, 0))
+    if isinstance(commit.cut.safe_at, str):
+        yield metrics.SAFE_TIME.of(moment_of(commit.cut.safe_at))
+    if not isinstance(commit.cut.skew_seconds, UnsetType):
+        yield metrics.CLOCK_SKEW.of(commit.cut.skew_seconds)
+    for one in commit.cut.nodes:
+        if isinstance(one.last_commit_at, str):
+            yield metrics.NODE_LAST_COMMIT.of(moment_of(one.last_commit_at), one.node)
+
+
+def _committed_ends(entries: Iterable[Entry]) -> Iterator[KindEnd]:
+    """How the operations ended whose commits are there: all details only of the newest of a chain."""
+    for entry in entries:
+        if (chain := entry.chain) is None:
+            continue
+        yield end_of_commit(chain.full, ONLY_CUT if chain.full.only_cut else FULL)
+        for one in entry.summaries:
+            if one.operation == chain.last.operation:
+                yield end_of_commit(chain.last, INCREMENT)
+            else:
+                ended_at = moment_of(one.created_at) + one.seconds
+                volumes = {"bytes": one.bytes, "changes": one.changes, "transactions": one.transactions}
+                yield KindEnd(INCREMENT, ended_at, code=0, is_done=True, seconds=one.seconds, volumes=volumes)
+
+
+GATHERING_SECONDS_MAX = 10.0
+# Of operations that have committed nothing, with and without an intent.
+READ_MAX, READ_ONCE_MAX = 1000, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The samples of a fleet at a moment. `problems` say why the store or nodes gave none."""
+
+    samples: tuple[Sample, ...]
+    problems: tuple[str, ...]
+    at: datetime
+
+
+class MetricsGatherer:
+    """Gathers again and again; what can't change any more is read once.
+
+    A store that does not answer keeps one thread waiting, not one for each gathering.
+    """
+
+    def __init__(self, read_max: int = READ_MAX) -> None:
+        self._ended = EndedReader(read_max)
+        self._entries = EntryReader()
+        self._reading: _Reading | None = None
+
+    def gather(self, fleet: Fleet, seconds_max: float = GATHERING_SECONDS_MAX) -> Gathered:
+        """Ask the store and all nodes at the same time, for `seconds_max` at most; raises nothing of theirs."""
+        began = time.monotonic()
+        query = LagsQuery(fleet.nodes)
+        facts, problem = self._read(fleet, seconds_max)
+        lags, now = query.lags(), utc_now()
+        samples = [metrics.BUILD_INFO.of(1, version("cutline")), metrics.STORE_UP.of(facts is not None)]
+        if facts is not None:
+            samples += samples_of_store(facts, now)
+        samples += samples_of_nodes(fleet, lags, archived_positions(facts.chains) if facts else {})
+        samples += [metrics.GATHERED.of(now.timestamp()), metrics.GATHERING.of(time.monotonic() - began)]
+        problems = [f"node {one.node}: {one.problem}" for one in lags.values() if one.problem]
+        return Gathered(tuple(samples), tuple([problem] * bool(problem) + problems), now)
+
+    def _read(self, fleet: Fleet, seconds_max: float) -> tuple[StoreFacts | None, str]:
+        """What the store says, or why it says nothing."""
+        if self._reading is not None and self._reading.thread.is_alive():
+            return None, "the store has not answered yet since it was asked before"
+        self._reading = _Reading(lambda: read_facts(fleet, self._ended, self._entries))
+        self._reading.thread.join(seconds_max)
+        if self._reading.thread.is_alive():
+            return None, f"the store did not answer within {seconds_max:.0f} s"
+        return self._reading.facts, self._reading.problem
+
+
+def gather_once(fleet: Fleet, seconds_max: float = GATHERING_SECONDS_MAX) -> Gathered:
+    """The metrics, by a process that ends now: it reads fewer records of the past."""
+    return MetricsGatherer(READ_ONCE_MAX).gather(fleet, seconds_max)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Reads in a daemon thread, which keeps no process from ending."""
+
+    read: Callable[[], StoreFacts]
+    facts: StoreFacts | None = None
+    problem: str = "the store could not be read"
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="metrics of the store", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.facts, self.problem = self.read(), ""
+        except SnapshotError as error:
+            self.problem = error.message

@@ -1,0 +1,226 @@
+"""OpenTelemetry spans of an operation and its steps, sent by the SDK, which only `cutline[otel]` installs.
+
+Where to, and with which headers, the SDK's own variables say: `OTEL_EXPORTER_OTLP_ENDPOINT` and the like.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from importlib.metadata import version
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Progress, Reading
+from cutline.snapshots.operations.activity import Command
+from cutline.snapshots.operations.operation import code_of, reason_of
+from cutline.storage.errors import RefusedError, redact
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+SERVICE = "cutline"
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+EXPORTER, OTLP = "OTEL_TRACES_EXPORTER", "otlp"
+MISSING, INSTALL = "OpenTelemetry's SDK is not installed", "pip install 'cutline[otel]'"
+# A collector that is away must not keep the command from ending.
+SENDING_SECONDS_MAX = 3.0
+LOGGER = logging.getLogger("opentelemetry")
+
+
+class TracesMissingError(RefusedError):
+    """fleet.toml asks for spans, and the packages that send them are not installed."""
+
+
+class Spans:
+    """A Progress that passes everything on to `target`, and makes spans: one of the operation, one of each step."""
+
+    def __init__(self, target: Progress, tracer: Tracer, name: str, attributes: Mapping[str, str]) -> None:
+        from opentelemetry.trace import set_span_in_context
+
+        self._target, self._tracer = target, tracer
+        self._whole = tracer.start_span(name, attributes=dict(attributes))
+        self._inside = set_span_in_context(self._whole)
+        self._step: Span | None = None
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        with self._lock:
+            if error is not None:
+                status = Status(StatusCode.ERROR, reason_of(error))
+                for span in (self._step, self._whole):
+                    if span is not None:
+                        span.set_status(status)
+                self._whole.set_attribute("cutline.exit_code", code_of(error))
+            self._end_step()
+            self._whole.end()
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        """End the span of the step before, begin one, and pass it on."""
+        with self._lock:
+            self._end_step()
+            self._step = self._tracer.start_span(name, context=self._inside)
+            if total is not None:
+                self._step.set_attributes({"cutline.total": total, "cutline.unit": unit})
+        self._target.step(name, total=total, unit=unit)
+
+    def advance(self, done: int) -> None:
+        """Count it and pass it on."""
+        with self._lock:
+            self._done += done
+        self._target.advance(done)
+
+    def tell(self, reading: Reading) -> None:
+        """Take the operation from it and pass it on."""
+        if reading.operation:
+            self._whole.set_attribute("cutline.operation", reading.operation)
+        self._target.tell(reading)
+
+    def note(self, text: str) -> None:
+        """Make an event of it and pass it on."""
+        with self._lock:
+            (self._step or self._whole).add_event("note", {"text": redact(text)})
+        self._target.note(text)
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Make an event of it and pass it on."""
+        with self._lock:
+            (self._step or self._whole).add_event(point, {"cutline.node": node} if node else None)
+        self._target.reached(point, node=node)
+
+    def ending(self) -> None:
+        """Pass it on."""
+        self._target.ending()
+
+    def _end_step(self) -> None:
+        if self._step is not None:
+            self._step.set_attribute("cutline.done", self._done)
+            self._step.end()
+        self._step, self._done = None, 0
+
+
+@contextmanager
+def traced(fleet: Fleet, target: Progress, command: Command, *, is_one_of_many: bool = False) -> Iterator[Progress]:
+    """Yield `target`, or what makes spans besides, if they are wanted; raises TracesMissingError.
+
+    They are wanted by `[metrics] traces`, else by the variables that name a collector. Those may be meant for other
+    programs: without the packages that is noted, and the command goes on.
+
+    At the end of the block the collector is waited for, for SENDING_SECONDS_MAX. Not of `is_one_of_many` operations of
+    this process: it sends their spans meanwhile, and waits for the collector when it ends.
+    """
+    if not _are_wanted(fleet.metrics.traces):
+        yield target
+        return
+    try:
+        provider = _lasting_provider() if is_one_of_many else _make_provider()
+    except ImportError as error:
+        if fleet.metrics.traces:
+            raise TracesMissingError(f"[metrics] traces: {MISSING}", hint=f"install it: {INSTALL}") from error
+        target.note(f"no spans are sent: {MISSING}; to install it: {INSTALL}")
+        yield target
+        return
+    attributes = {"cutline.fleet": fleet.name, "cutline.kind": command.kind}
+    known = {"cutline.snapshot": command.snapshot, "cutline.operation": command.operation}
+    attributes |= {name: value for name, value in known.items() if value}
+    with (
+        nullcontext() if is_one_of_many else _sending(provider, target),
+        Spans(target, provider.get_tracer(SERVICE, version(SERVICE)), f"snapshot {command.kind}", attributes) as spans,
+    ):
+        yield spans
+
+
+def _are_wanted(traces: bool | None) -> bool:  # noqa: FBT001  # as fleet.toml has it
+    if traces is not None:
+        return traces
+    exporter = os.environ.get(EXPORTER)
+    return exporter == OTLP or (exporter is None and any(os.environ.get(name) for name in ENDPOINTS))
+
+
+def _make_provider() -> TracerProvider:
+    """What sends spans as the environment says; raises ImportError."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    # The SDK adds OTEL_RESOURCE_ATTRIBUTES, but prefers this name to that of the environment.
+    name = os.environ.get("OTEL_SERVICE_NAME") or SERVICE
+    resource = Resource.create({"service.name": name, "service.version": version(SERVICE)})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+@cache
+def _lasting_provider() -> TracerProvider:
+    """The one that all operations of this process share; raises ImportError."""
+    provider = _make_provider()
+    kept = _KeptMessage()
+    LOGGER.addHandler(kept)
+    atexit.register(_send_rest, provider, kept)
+    return provider
+
+
+@contextmanager
+def _sending(provider: TracerProvider, target: Progress) -> Iterator[None]:
+    """Send at the end what is left, for SENDING_SECONDS_MAX at most, and note what could not be sent."""
+    kept = _KeptMessage()
+    LOGGER.addHandler(kept)
+    try:
+        yield
+    finally:
+        has_ended = _send_rest(provider, kept)
+        if not has_ended or kept.has_failed:
+            why = kept.first or f"no answer within {SENDING_SECONDS_MAX:.0f} s"
+            target.note(f"spans were lost: {redact(why)}")
+
+
+def _send_rest(provider: TracerProvider, kept: _KeptMessage) -> bool:
+    """Send what is left, for SENDING_SECONDS_MAX at most; return whether that has ended.
+
+    If not, it goes on in its thread, at whose end `kept` is no handler any more.
+    """
+
+    def send() -> None:
+        try:
+            provider.shutdown()
+        finally:
+            LOGGER.removeHandler(kept)
+
+    sender = threading.Thread(target=send, name="last spans", daemon=True)
+    sender.start()
+    sender.join(SENDING_SECONDS_MAX)
+    return not sender.is_alive()
+
+
+class _KeptMessage(logging.Handler):
+    """Keeps the first warning of the SDK; it `has_failed` if it gave something up: it may have tried again before.
+
+    Without a handler Python would write them all to stderr, among the progress.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.first = ""
+        self.has_failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep its first line."""
+        self.first = self.first or record.getMessage().partition("\n")[0]
+        self.has_failed |= record.levelno >= logging.ERROR

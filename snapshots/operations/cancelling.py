@@ -1,0 +1,255 @@
+"""Stop operations from elsewhere: ask their processes, wait until they end, and settle what is dead.
+
+A request is an object beside the operation's intent. The process looks for it every few seconds, stops as by SIGTERM,
+cleans up, and ends with exit code 8. A restore that has decided to publish goes on. What shows no sign of life is
+asked, too: if its process was only suspended, it stops as soon as it goes on. Then it is settled as the next create
+would do it, under the fleet's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec import UNSET
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.own_process import end_sessions_statement, is_of_one_process, own_label
+from cutline.fleet.progress import Progress
+from cutline.nodes.lock import ask_lock_holders
+from cutline.nodes.sessions import open_sessions
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
+from cutline.snapshots.operations.open_operations import RESTORE, is_open
+from cutline.snapshots.operations.operation import CANCELLED, current_time, exclusive
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.operations.signs import clear_signs, sign_numbers, store_request
+from cutline.snapshots.operations.under_way import WATCH, ActivityState, UnderWay, hanging_watch, read_under_way
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import FAILED, CancelRequest, Outcome, read_outcome
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError, RefusedError, UnreachableError
+from cutline.storage.store import ObjectStore
+
+POLL_SECONDS = 0.5
+# A check, a gc or a prune that was only suspended answers within this time.
+ANSWER_SECONDS_MAX = 5.0
+# So many listings in turn without a sign tell that the process has ended: if it had signs, and if it had none, as it
+# stores the first one within LOOK_SECONDS.
+GONE_LISTINGS, NONE_LISTINGS = 3, 20
+SILENT = "it shows no sign of life"
+
+
+class CancelResult(StrEnum):
+    """What became of an operation that was to be cancelled."""
+
+    CANCELLED = "cancelled"
+    SETTLED = "settled"
+    TOO_LATE = "too-late"
+    ENDED = "ended"
+    UNFINISHED = "unfinished"
+    STILL_RUNNING = "still-running"
+    REFUSED = "refused"
+    BUSY = "busy"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What became of one operation, and what there is to say of it."""
+
+    operation: UnderWay
+    result: CancelResult
+    text: str
+
+
+def cancel_operations(
+    fleet: Fleet, operations: Iterable[UnderWay], wait_seconds: float, progress: Progress
+) -> list[Cancelled]:
+    """Ask all of the operations to stop, wait for them up to `wait_seconds`, and settle those that are dead.
+
+    Settling settles whatever else is dead, too. Raises StoreOfAnotherFleetError, StoreUnreachableError.
+    """
+    store, now = fleet.store.open(), utc_now()
+    read_identity(store, fleet)
+    results: dict[str, Cancelled] = {}
+    alive, dead = list[UnderWay](), list[UnderWay]()
+    for one in operations:
+        if one.state(now) is ActivityState.PUBLISHING:
+            text = "the restore has decided to publish its databases: it only goes forward, or is undone afterwards"
+            results[one.id] = Cancelled(one, CancelResult.REFUSED, text)
+            continue
+        store_request(store, CancelRequest(one.id, own_label("cancel", one.snapshot), current_time()))
+        (dead if one.state(now) is ActivityState.DEAD else alive).append(one)
+    if alive:
+        progress.step("wait for operations to stop", total=len(alive), unit="operations")
+        results |= {one.operation.id: one for one in _await(store, alive, wait_seconds, progress)}
+        late = {one.operation.id for one in results.values() if one.result is CancelResult.STILL_RUNNING}
+        # One that was killed just before it was asked is known to be dead by now.
+        found = [one for one in read_under_way(store) if one.id in late]
+        dead += [one for one in found if one.state(utc_now()) is ActivityState.DEAD]
+    if dead:
+        progress.step("settle dead operations")
+        results |= {one.operation.id: one for one in _settle_all(store, fleet, dead, progress)}
+    return list(results.values())
+
+
+def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progress: Progress) -> Iterator[Cancelled]:
+    """Each of the operations when it has ended, then those that have not."""
+    deadline, waiting = time.monotonic() + wait_seconds, list(asked)
+    watch = _SignWatch(store)
+    while waiting:
+        for one in list(waiting):
+            # Looked at first: the signs are deleted after the outcome is stored.
+            is_over = watch.is_over(one)
+            if not is_open(store, one.id):
+                ended = _ended(one, read_outcome(store, one.id))
+                if ended.result is CancelResult.CANCELLED and one.opened is None:
+                    ended = _with_unfinished_part(store, ended)
+            elif is_over:
+                ended = _left_open(one)
+            else:
+                continue
+            waiting.remove(one)
+            progress.advance(1)
+            yield ended
+        if not waiting or time.monotonic() >= deadline:
+            break
+        time.sleep(POLL_SECONDS)
+    for one in waiting:
+        text = f"it is asked to stop, and has not ended in {wait_seconds:.0f} s"
+        yield Cancelled(one, CancelResult.STILL_RUNNING, text)
+
+
+def _with_unfinished_part(store: ObjectStore, ended: Cancelled) -> Cancelled:
+    """What became of a command that works on operations one after the other: some of these may be left, of a prune."""
+    whole = ended.operation
+    remedies = [
+        one.remedy
+        for one in read_under_way(store)
+        if one.opened is not None
+        and (one.began_at or "") >= (whole.began_at or "")
+        and is_of_one_process(one.label, whole.label)
+    ]
+    return Cancelled(whole, CancelResult.UNFINISHED, _unfinished_text(remedies)) if remedies else ended
+
+
+def _unfinished_text(remedies: Iterable[str]) -> str:
+    return f"it has stopped, unfinished; {'; '.join(remedies)}"
+
+
+def _left_open(one: UnderWay) -> Cancelled:
+    if not one.remedy:
+        return Cancelled(one, CancelResult.CANCELLED, "it has stopped")
+    return Cancelled(one, CancelResult.UNFINISHED, _unfinished_text([one.remedy]))
+
+
+class _SignWatch:
+    """Tells of processes that have ended and recorded no outcome, as what they had begun is to be ended by a command.
+
+    They delete their signs of life at the end.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        # How often in turn an operation was seen without signs, and which had some.
+        self._missed = Counter[str]()
+        self._had_signs: set[str] = set()
+
+    def is_over(self, one: UnderWay) -> bool:
+        """Whether the operation's process has deleted its signs; call it again and again."""
+        has_signs = bool(sign_numbers(self._store.list_children(f"operations/{one.id}")))
+        if has_signs or one.sign is not None:
+            self._had_signs.add(one.id)
+        # A listing may be out of date, and may miss a sign that replaces another.
+        self._missed[one.id] = 0 if has_signs else self._missed[one.id] + 1
+        return self._missed[one.id] >= (GONE_LISTINGS if one.id in self._had_signs else NONE_LISTINGS)
+
+
+def _ended(one: UnderWay, outcome: Outcome | None) -> Cancelled:
+    if outcome is None or outcome.state != FAILED:
+        return Cancelled(one, CancelResult.TOO_LATE, "it was done before it could be stopped")
+    if outcome.code == CANCELLED:
+        return Cancelled(one, CancelResult.CANCELLED, "it has stopped and cleaned up")
+    return Cancelled(one, CancelResult.ENDED, f"it had already ended: {outcome.reason}")
+
+
+def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress: Progress) -> Iterator[Cancelled]:
+    """Settle the dead operations, those of the fleet's nodes under its lock, which is taken once."""
+    for one in dead:
+        if not one.is_known:
+            yield Cancelled(one, CancelResult.REFUSED, "; ".join(one.problems))
+        elif one.intent is None:
+            yield _hanging(store, fleet, one) or forget(store, one, progress)
+        elif one.kind == RESTORE:
+            yield Cancelled(one, CancelResult.REFUSED, f"{SILENT}; {one.remedy}")
+    under_lock = [one for one in dead if one.intent is not None and one.kind != RESTORE]
+    if not under_lock:
+        return
+    problem: BusyError | RefusedError | UnreachableError | None = None
+    try:
+        with ExitStack() as stack:
+            sessions = stack.enter_context(open_sessions(fleet, fleet.primaries))
+            stack.enter_context(exclusive(sessions, store, "cancel", ""))
+            settle_operations(store, fleet, progress)
+    except (BusyError, RefusedError, UnreachableError) as error:
+        problem = error
+    yield from (_settled(store, one, problem) for one in under_lock)
+
+
+def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | None:
+    """What there is to say of a watch that still holds the watch lock, as its process hangs; None if it is gone."""
+    if one.kind != WATCH:
+        return None
+    hanging = hanging_watch(read_under_way(store), one.label, utc_now())
+    if hanging is None or hanging.id != one.id:
+        return None
+    answers = ask_lock_holders(fleet)
+    for answer in answers:
+        if answer.watch is not None and is_of_one_process(answer.watch.label, one.label):
+            text = (
+                f"{SILENT}, but still holds the watch lock: it stops when it resumes; otherwise end its process, or its"
+                f" sessions, on every primary: {end_sessions_statement(answer.watch.label)}"
+            )
+            return Cancelled(one, CancelResult.STILL_RUNNING, text)
+    if all(answer.problem for answer in answers):
+        silent = answers[0]
+        text = f"{SILENT}; whether it still holds the watch lock is not known: node {silent.node}: {silent.problem}"
+        return Cancelled(one, CancelResult.UNREACHABLE, text)
+    return None
+
+
+def forget(store: ObjectStore, one: UnderWay, progress: Progress) -> Cancelled:
+    """Record that an operation without an intent is dead; what removals of a prune have begun, they have recorded."""
+    (found,) = _await(store, [one], ANSWER_SECONDS_MAX, progress)
+    if found.result is not CancelResult.STILL_RUNNING or one.began_at is None:
+        return found
+    about = Command(one.kind, one.snapshot, one.id)
+    # What a watch has told is there for the next one.
+    watch = one.sign.watch if one.sign else UNSET
+    record_without_intent(store, about, one.began_at, one.label, Ending(FAILED, "no sign of life", watch=watch))
+    clear_signs(store, one.id)
+    return Cancelled(one, CancelResult.SETTLED, f"{SILENT}; {one.left_text}")
+
+
+def _settled(
+    store: ObjectStore, one: UnderWay, problem: BusyError | RefusedError | UnreachableError | None
+) -> Cancelled:
+    try:
+        outcome = read_outcome(store, one.id)
+    except ManifestError as error:
+        return Cancelled(one, CancelResult.REFUSED, error.message)
+    if outcome is not None:
+        clear_signs(store, one.id)
+        if outcome.state == FAILED:
+            return Cancelled(one, CancelResult.SETTLED, f"it {one.dead_text}; what it had begun is undone")
+        return Cancelled(one, CancelResult.TOO_LATE, f"it {one.dead_text}, but it had committed")
+    if problem is None:
+        return Cancelled(one, CancelResult.REFUSED, f"it {one.dead_text}, and it can't be undone; {one.remedy}")
+    result = {BusyError: CancelResult.BUSY, UnreachableError: CancelResult.UNREACHABLE}
+    kind = next((found for base, found in result.items() if isinstance(problem, base)), CancelResult.REFUSED)
+    return Cancelled(one, kind, f"it {one.dead_text}, and it can't be settled now: {problem.message}")

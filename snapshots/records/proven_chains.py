@@ -1,0 +1,1006 @@
+"""Read commits and chains from the store, and prove them: the rules that types can't express hold for each commit.
+
+Rows are read by what these say: a succession that is missing, or of another table, would drop or scramble rows without
+anything else showing it.
+
+An object's key says of what node and kind it is, a standby has its primary's database, and the counts sum up the rest.
+
+The digest proves that a commit is as it was written, its type that every value is valid. These rules prove that its
+parts are consistent, so that no command starts work from a commit that is not.
+
+A number whose commit was voided (snapshots/operations/committing.py) gets another *turn*. Turns are read in order, and
+the first that is not a void counts. A listing only finds candidates; every decision rests on a read by key.
+
+The commit of an increment names the commits that changed definitions by their digests, and summarizes the increments
+before it. Commits that are not read are not verified; `show`, `restore` and `check` read them all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from msgspec import UNSET, UnsetType, structs
+
+from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.record import Time
+from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.groups import Group
+from cutline.nodes.table_state import XML_STAMP, TableState
+from cutline.snapshots.records.chain import Chain, first_summarized, summary_of
+from cutline.snapshots.records.commit import (
+    BASE,
+    DDL,
+    LARGE_OBJECTS,
+    LARGE_OBJECTS_COUNT,
+    WITHOUT_ROWS,
+    ChainHistory,
+    Commit,
+    CommitSummary,
+    CutRecord,
+    DefinitionChanges,
+    FullSnapshot,
+    Increment,
+    NamedObject,
+    ObjectList,
+    StoredObject,
+    Void,
+)
+from cutline.snapshots.records.documents import (
+    DOCUMENT_BYTES_MAX,
+    ManifestError,
+    base_prefix,
+    check_about,
+    checking,
+    ddl_prefix,
+    list_prefix,
+    parse_document,
+    read_body,
+    unseal,
+)
+from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_known_only_full, is_only_full
+from cutline.storage.errors import ChainEnd, RefusedError, UsageError
+from cutline.storage.store import ObjectMissingError, ObjectStore, check_key
+from cutline.wal.cut.cut_values import NodeCut
+from cutline.wal.cut.safe_time import safe_time_of_nodes
+from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
+
+PARTITIONS_MAX = 1024
+# The identities whose groups have a key, and those whose groups have none.
+KEYED, KEYLESS = frozenset({"default", "index"}), frozenset({"full", "append_only"})
+# A value as `copy_text` writes it: nothing else in a line, and no part of what follows.
+COPY_TEXT = re.compile(r"(?:[^\\\x08\t\n\v\f\r]|\\[bfnrtv\\]|\\x[89a-f][0-9a-f])*+")
+XML_NUMBER = re.compile(rf"{XML_STAMP}[0-9]{{1,4}}")
+NAMED_MAX = 5
+
+
+def check_groups(where: str, groups: Iterable[Group]) -> None:
+    """Raise ValueError unless every definition is valid, and none has the number of another."""
+    groups = list(groups)
+    check_distinct(where, "number", [group.number for group in groups])
+    for group in groups:
+        _check_group(f"{where}, group {group.number}", group)
+
+
+def _check_group(where: str, group: Group) -> None:
+    columns = group.columns
+    if not group.number or group.number >= 1 << 31:
+        raise ValueError(f"{where}: its number is not one of a group")
+    if group.identity not in (KEYED if group.key_width else KEYLESS) or group.key_width > len(columns):
+        raise ValueError(f"{where}: identity and key_width don't match")
+    if not 1 <= group.partitions <= PARTITIONS_MAX or group.partitions & (group.partitions - 1):
+        raise ValueError(f"{where}: partitions is no power of two up to {PARTITIONS_MAX}")
+    check_distinct(where, "column name", [column.name for column in columns])
+    if sorted(column.position for column in columns) != list(range(len(columns))):
+        raise ValueError(f"{where}: the positions of its columns are not 0 to {len(columns) - 1}")
+    # Early versions did not store numbers.
+    if any(column.number for column in columns):
+        check_distinct(where, "column number", [column.number for column in columns])
+        if not all(column.number for column in columns):
+            raise ValueError(f"{where}: a column has no number")
+    for column in columns:
+        if column.missing is not None and not COPY_TEXT.fullmatch(column.missing):
+            raise ValueError(f"{where}: missing of column {column.name} is not a value in COPY's text format")
+
+
+def check_same_kind(groups: Mapping[str, Iterable[Group]], *, named: bool) -> None:
+    """Raise ValueError if a number is a table with a key on one shard and without on another, or with `named` another.
+
+    Rows of all shards are folded together, by number.
+    """
+    found: dict[int, Group] = {}
+    for some in groups.values():
+        for group in some:
+            other = found.setdefault(group.number, group)
+            if group.is_multiset != other.is_multiset or (named and group.name != other.name):
+                raise ValueError(f"groups has number {group.number} for different tables")
+
+
+def check_states(where: str, states: Iterable[TableState]) -> None:
+    """Raise ValueError unless the states are of different tables and their stamps can be read."""
+    states = list(states)
+    check_distinct(where, "table", [state.table for state in states])
+    for state in states:
+        if any(one.startswith(XML_STAMP) and not XML_NUMBER.fullmatch(one) for one in state.types):
+            raise ValueError(f"{where}: types of {state.table} has a column without a number")
+
+
+def check_definitions(before: Chain, changes: DefinitionChanges) -> None:
+    """Raise ValueError unless every number names one definition, and every definition continues its own table."""
+    for shard in before.full.groups:
+        if not any(shard in one for one in (changes.groups, changes.gone, changes.successions)) and not changes.begun:
+            continue
+        known = before.definitions(shard)
+        new = {group.number: group for group in changes.groups.get(shard, ())}
+        successions, gone = changes.successions.get(shard, {}), changes.gone.get(shard, ())
+        check_groups(f"schema_changes.groups.{shard}", changes.groups.get(shard, ()))
+        if new.keys() & known.keys():
+            raise ValueError(f"schema_changes.groups.{shard} uses a number twice")
+        if not successions.keys() <= new.keys() or not set(successions.values()) <= known.keys():
+            raise ValueError(f"schema_changes.successions.{shard} has a number without a definition")
+        current = {group.number for group in before.groups(shard)}
+        check_distinct(f"schema_changes.gone.{shard}", "number", gone)
+        if not set(gone) <= current:
+            raise ValueError(f"schema_changes.gone.{shard} has a number without a definition")
+        check_distinct(f"schema_changes.successions.{shard}", "number", list(successions.values()))
+        if not set(successions.values()) <= set(gone):
+            raise ValueError(f"schema_changes.successions.{shard} continues a table that schema_changes.gone lacks")
+        for number, old in successions.items():
+            _check_continued(f"schema_changes.successions.{shard}.{number}", known[old], new[number])
+        for node in before.full.parts:
+            if before.shard_of(node) == shard and changes.begun.get(node, {}).keys() != new.keys():
+                raise ValueError(f"schema_changes.begun.{node} does not match the new definitions")
+
+
+def _check_continued(where: str, old: Group, new: Group) -> None:
+    """Raise ValueError unless rows of the one definition can be converted to the other."""
+    if old.is_multiset != new.is_multiset or old.partitions != new.partitions:
+        raise ValueError(f"{where}: rows of group {old.number} can't be rows of group {new.number}")
+    keys = [[column.number for column in group.columns[: group.key_width]] for group in (old, new)]
+    if keys[0] != keys[1]:
+        raise ValueError(f"{where}: group {old.number} has another key than group {new.number}")
+    was, now = ({column.number for column in group.columns} for group in (old, new))
+    # Attribute numbers grow; and a table in which columns were dropped and added is copied again (table_plan.py).
+    if 0 not in was | now and ((was - now and now - was) or any(number < max(was) for number in now - was if was)):
+        raise ValueError(f"{where}: group {new.number} has other columns than group {old.number} could get")
+
+
+def check_tables(before: Chain | None, chain: Chain) -> None:
+    """Raise ValueError unless every shard has each table once, and each table's state, at the chain's last commit."""
+    for shard in chain.full.groups:
+        groups = chain.groups(shard)
+        check_distinct(f"groups.{shard}", "table", [group.name for group in groups])
+        # Early commits have no states.
+        had_all = before is None or len(before.tables(shard)) == len(before.groups(shard))
+        states = chain.tables(shard)
+        if chain.full.tables.get(shard) and had_all and len(states) < len(groups):
+            lacking = sorted({group.name for group in groups} - states.keys())
+            raise ValueError(f"tables.{shard} has no state of {', '.join(lacking[:NAMED_MAX])}")
+        if before is not None and (changes := chain.last.definition_changes):
+            _check_same_tables(before, states, changes, shard)
+
+
+def _check_same_tables(before: Chain, states: Mapping[str, TableState], changes: DefinitionChanges, shard: str) -> None:
+    """Raise ValueError if a definition continues that of a table with another oid."""
+    old, states_before = before.definitions(shard), before.tables(shard)
+    new = {group.number: group for group in changes.groups.get(shard, ())}
+    if unknown := {state.table for state in changes.tables.get(shard, ())} - states.keys():
+        raise ValueError(f"schema_changes.tables.{shard} has {sorted(unknown)[0]}, which is no group")
+    for number, one in changes.successions.get(shard, {}).items():
+        was, now = states_before.get(old[one].name), states.get(new[number].name)
+        if was and now and was.oid != now.oid:
+            raise ValueError(f"schema_changes.successions.{shard}.{number} continues another table")
+
+
+def definition_counts(chain: Chain) -> dict[str, int]:
+    """What a commit counts of definitions, so that none can go missing: tables at the cut, and those that it continues.
+
+    `chain` ends with the commit. Early commits have no such counts.
+    """
+    changes = chain.last.definition_changes
+    continued = sum(map(len, changes.successions.values())) if changes else 0
+    return {"groups": sum(map(len, chain.all_groups.values())), "continued": continued}
+
+
+def check_definition_counts(chain: Chain, commit: Commit) -> None:
+    """Raise ValueError unless the commit's counts of definitions are right."""
+    for name, count in definition_counts(chain).items():
+        if commit.counts.get(name, count) != count:
+            raise ValueError(f"counts.{name} is {commit.counts[name]}, but the commit has {count}")
+
+
+def check_distinct(where: str, what: str, values: Iterable[Any]) -> None:
+    """Raise ValueError if a value occurs twice."""
+    for value, times in Counter(values).items():
+        if times > 1:
+            raise ValueError(f"{where} has {what} {str(value)[:100]!r} twice")
+
+
+# What pg_encoding_to_char prints for a database's encoding (PostgreSQL manual, "Supported Character Sets").
+ENCODINGS = frozenset({
+    "SQL_ASCII", "EUC_JP", "EUC_CN", "EUC_KR", "EUC_TW", "EUC_JIS_2004", "UTF8", "MULE_INTERNAL", "LATIN1",
+    "LATIN2", "LATIN3", "LATIN4", "LATIN5", "LATIN6", "LATIN7", "LATIN8", "LATIN9", "LATIN10", "WIN1256",
+    "WIN1258", "WIN866", "WIN874", "KOI8R", "KOI8U", "WIN1250", "WIN1251", "WIN1252", "WIN1253", "WIN1254",
+    "WIN1255", "WIN1257", "ISO_8859_5", "ISO_8859_6", "ISO_8859_7", "ISO_8859_8",
+})  # fmt: skip
+PROVIDERS = frozenset("cib")
+LARGE_PART = "part-large-"
+
+
+def check_baseline(baseline: Iterable[NodeIdentity]) -> None:
+    """Raise ValueError unless every node is named once, and a standby has the database of its primary."""
+    identities = {identity.node: identity for identity in baseline}
+    check_distinct("baseline", "node", [identity.node for identity in baseline])
+    for node, one in identities.items():
+        if one.encoding not in ENCODINGS or one.locale_provider not in PROVIDERS:
+            raise ValueError(f"baseline has an unknown encoding or locale_provider of {node}")
+        if one.in_recovery != (one.backup_of is not None):
+            raise ValueError(f"baseline: in_recovery and backup_of of {node} don't match")
+        primary = identities.get(one.backup_of or node)
+        if primary and _database(primary) != _database(one):
+            raise ValueError(f"baseline: {node} has another database than {primary.node}")
+
+
+def _database(one: NodeIdentity) -> tuple[object, ...]:
+    """What a physical standby has as its primary has it."""
+    return (
+        one.system_identifier, one.database_oid, one.database, one.server_version // 10000, one.encoding, one.collate,
+        one.ctype, one.locale_provider, one.locale, one.icu_rules,
+    )  # fmt: skip
+
+
+def check_cut(cut: CutRecord) -> None:
+    """Raise ValueError unless positions are in the order in which a cut makes them, and none is listed twice."""
+    # Early versions did not store causes.
+    if cut.causes and len(cut.causes) != cut.attempts - 1:
+        raise ValueError(f"cut.attempts is {cut.attempts}, but cut.causes has {len(cut.causes)}")
+    if cut.included_early > cut.in_flight:
+        raise ValueError("cut.included_early is more than cut.in_flight")
+    if cut.safe_at != safe_time_of_nodes(cut.nodes):
+        raise ValueError("cut.safe_at is not that of its nodes")
+    for one in cut.nodes:
+        if one.start > one.finish or one.position < one.start:
+            raise ValueError(f"cut of node {one.node}: start, finish and position are not in order")
+        check_distinct(f"cut of node {one.node}", "position", [*(each.lsn for each in one.undecided), *one.rolled_back])
+        # Early versions did not store `in_doubt`.
+        parts = () if isinstance(one.in_doubt, UnsetType) else one.in_doubt
+        check_distinct(f"cut of node {one.node}", "position in doubt", [each.lsn for each in parts])
+
+
+def check_continues(before: Commit, commit: Commit) -> None:
+    """Raise ValueError unless the commit's cut and objects come after those of the commit before."""
+    earlier: dict[str, NodeCut] = {one.node: one for one in before.cut.nodes}
+    for one in commit.cut.nodes:
+        if one.position < earlier[one.node].position or one.start < earlier[one.node].start:
+            raise ValueError(f"cut of node {one.node} is before that of the commit before")
+    if {one.key for one in before.named} & {one.key for one in commit.named}:
+        raise ValueError("the commit lists an object of the commit before")
+
+
+def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> None:
+    """Raise ValueError unless the segments are of this node's archive, and their counts are possible."""
+    prefix = archive_prefix(commit.snapshot, node, commit.chain)
+    for one in segments:
+        if one.node != node:
+            raise ValueError(f"segments.{node} lists a segment of another node")
+        if one.key != segment_key(prefix, one.number):
+            raise ValueError(f"segments.{node} has key {one.key}, which is not that of its segment {one.number}")
+        if one.partials + one.truncates > one.changes or one.after > one.through:
+            raise ValueError(f"segments.{node}: the numbers of segment {one.number} don't fit")
+        if one.events_at is not None and one.events_at > one.size:
+            raise ValueError(
+                f"segments.{node}: segment {one.number} has its events at {one.events_at} of {one.size} bytes"
+            )
+
+
+def check_objects(commit: Commit) -> None:
+    """Raise ValueError unless every object is listed once, and its key is of its node and kind."""
+    check_distinct("objects", "key", [one.key for one in commit.named])
+    for stored in commit.own_objects:
+        check_object(commit.snapshot, stored)
+    for one in commit.object_lists:
+        _check_list(commit, one)
+    archives = Counter((stored.node, stored.kind) for stored in commit.own_objects if stored.kind in WITHOUT_ROWS)
+    by_commit = 2 if isinstance(commit, FullSnapshot) and commit.definition_changes else 1
+    for (node, kind), times in archives.items():
+        if times > (by_commit if kind == DDL else 1):
+            raise ValueError(f"objects has {kind} of {node} twice")
+
+
+def _check_list(commit: Commit, one: ObjectList) -> None:
+    """Raise ValueError unless the key is of its node, kind and operation, and it lists something."""
+    if one.kind not in (BASE, LARGE_OBJECTS):
+        raise ValueError(f"object list {one.key} is of an unknown kind: {one.kind}")
+    if not 0 < one.objects < one.size <= DOCUMENT_BYTES_MAX:
+        raise ValueError(f"object list {one.key} has {one.objects} objects and {one.size} bytes")
+    if not one.key.startswith(f"{list_prefix(commit.snapshot, one.node, commit.operation)}/{one.kind}-"):
+        raise ValueError(f"object list {one.key} is not of kind {one.kind} and node {one.node}, as its key says")
+
+
+def check_listed(commit: Commit, one: ObjectList, listed: Iterable[StoredObject]) -> None:
+    """Raise ValueError unless these are the objects that the list sums up, by its entry in the commit."""
+    listed = list(listed)
+    check_distinct("objects", "key", [stored.key for stored in listed])
+    rows: Counter[int] = Counter()
+    for stored in listed:
+        check_key(stored.key)
+        check_object(commit.snapshot, stored)
+        if (stored.node, stored.kind) != (one.node, one.kind):
+            raise ValueError(f"object {stored.key} is not of kind {one.kind} and node {one.node}, as its list is")
+        if not stored.key.startswith(f"{base_prefix(commit.snapshot, one.node, commit.operation)}/"):
+            raise ValueError(f"object {stored.key} is not of operation {commit.operation}, as its list is")
+        rows.update(stored.rows)
+    if (len(listed), sum(stored.size for stored in listed), dict(rows)) != (one.objects, one.bytes, one.rows):
+        raise ValueError("its objects, bytes and rows are not those that its commit counts")
+
+
+def check_object(snapshot: str, stored: StoredObject) -> None:
+    """Raise ValueError unless the object's key and rows are of its node and kind."""
+    is_rows = stored.kind in (BASE, LARGE_OBJECTS)
+    if not is_rows and stored.kind not in WITHOUT_ROWS:
+        raise ValueError(f"object {stored.key} is of an unknown kind: {stored.kind}")
+    folder = (base_prefix if is_rows else ddl_prefix)(snapshot, stored.node, "")
+    name = stored.key.rpartition("/")[2]
+    of_kind = name.startswith(LARGE_PART) == (stored.kind == LARGE_OBJECTS) if is_rows else name.startswith(stored.kind)
+    if not stored.key.startswith(folder) or not of_kind:
+        raise ValueError(f"object {stored.key} is not of kind {stored.kind} and node {stored.node}, as its key says")
+    if not is_rows and stored.rows:
+        raise ValueError(f"object {stored.key} is {stored.kind} and has rows")
+    if stored.kind == LARGE_OBJECTS and not stored.rows.keys() <= {LARGE_OBJECTS_COUNT}:
+        raise ValueError(f"object {stored.key} has rows besides large objects")
+
+
+def check_counts(full: FullSnapshot, commit: Commit) -> None:
+    """Raise ValueError unless the commit's counts are those of what it lists; a count that it lacks is not compared."""
+    for name, count in count_listed(set(full.primaries), commit).items():
+        if commit.counts.get(name, count) != count:
+            raise ValueError(f"counts.{name} is {commit.counts[name]}, but the commit lists {count}")
+
+
+def count_listed(primaries: set[str], commit: Commit) -> dict[str, int]:
+    """Rows, changes and transactions of the primaries, and objects and bytes of all nodes, that the commit lists."""
+    segments = [(node, one) for node, listed in commit.segments.items() for one in listed]
+    lists = commit.object_lists
+    copies = [one for one in commit.entries if one.node in primaries and one.kind == BASE]
+    return {
+        "rows": sum(sum(one.rows.values()) for one in copies),
+        "changes": sum(one.changes for node, one in segments if node in primaries),
+        "transactions": sum(one.local_transactions for one in commit.cut.nodes) + commit.cut.global_transactions,
+        "objects": len(commit.named) + sum(one.objects for one in lists),
+        "bytes": sum(one.size for one in commit.named) + sum(one.bytes for one in lists),
+    }
+
+
+COUNTS_SHOWN = ("bytes", "changes", "transactions")
+
+
+def check_commit(commit: Commit) -> None:
+    """Raise ValueError unless the commit's parts fit each other."""
+    if isinstance(commit, FullSnapshot) != (commit.increment == 0):
+        raise ValueError(f"increment number {commit.increment} does not match the kind of commit")
+    for name in COUNTS_SHOWN:
+        if name not in commit.counts:
+            raise ValueError(f"counts has no {name}")
+    for one in commit.named:
+        check_key(one.key)
+    check_distinct("cut", "node", [one.node for one in commit.cut.nodes])
+    check_cut(commit.cut)
+    for node, segments in commit.segments.items():
+        check_segments(commit, node, segments)
+    check_objects(commit)
+    if isinstance(commit, FullSnapshot):
+        _check_full(commit)
+    elif commit.history is not None:
+        _check_history(commit, commit.history)
+
+
+def check_fits(chain: Chain, increment: Increment, key: str) -> None:
+    """Raise ManifestError unless the increment has the nodes of the chain and continues its definitions."""
+    with checking(key):
+        if chain.full.only_cut:
+            raise ValueError("it continues a restore point, which has no increments")
+        _check_nodes(chain.full, increment)
+        check_continues(chain.last, increment)
+        check_counts(chain.full, increment)
+        # Of a partial chain only the digests are compared (chains.py).
+        if not chain.is_partial and increment.history is not None and not _is_of(chain, increment.history):
+            raise ValueError("history is not that of the commits before it")
+        after = replace(chain, increments=(*chain.increments, increment))
+        if increment.definition_changes:
+            check_definitions(chain, increment.definition_changes)
+            _check_at_commit(chain, after)
+        else:
+            # Its tables are those of the commit before.
+            check_definition_counts(after, increment)
+
+
+def _is_of(chain: Chain, history: ChainHistory) -> bool:
+    """Whether it is the history of the increment that follows the chain, as this version or an earlier one writes it.
+
+    Earlier versions did not summarize the times of cuts.
+    """
+    expected, found = chain.next_history, {one.increment: one for one in history.recent}
+    recent = (_without_lacking(one, found.get(one.increment, one)) for one in expected.recent)
+    return history == structs.replace(expected, recent=tuple(recent))
+
+
+def _without_lacking(expected: CommitSummary, found: CommitSummary) -> CommitSummary:
+    lacking = {name: UNSET for name in ("cut_at", "safe_at") if isinstance(getattr(found, name), UnsetType)}
+    return structs.replace(expected, **lacking)
+
+
+def _check_history(commit: Increment, history: ChainHistory) -> None:
+    """Raise ValueError unless the history has the numbers before the commit, and for each the same as `previous`."""
+    recent = {one.increment: one for one in history.recent}
+    if list(recent) != list(range(first_summarized(commit.increment), commit.increment)):
+        raise ValueError("history.recent does not have the increments before this one")
+    if not all(0 < number < commit.increment for number in history.redefinitions):
+        raise ValueError("history.redefinitions has a number that is not of an increment before this one")
+    if any(recent[number].digest != one for number, one in history.redefinitions.items() if number in recent):
+        raise ValueError("history has two digests for one increment")
+    if commit.previous is None:
+        raise ValueError("history is set, but previous is not")
+    last = recent.get(commit.increment - 1)
+    digest, operation = (last.digest, last.operation) if last else (history.full, commit.previous.operation)
+    if (commit.previous.digest, commit.previous.operation) != (digest, operation):
+        raise ValueError("history and previous name different commits before this one")
+
+
+def _check_at_commit(before: Chain | None, chain: Chain) -> None:
+    """Raise ValueError unless the tables at the chain's last commit fit together."""
+    check_tables(before, chain)
+    check_definition_counts(chain, chain.last)
+    check_same_kind({shard: chain.definitions(shard).values() for shard in chain.full.groups}, named=before is None)
+
+
+def _check_nodes(full: FullSnapshot, commit: Commit) -> None:
+    nodes, primaries = set(full.parts), set(full.primaries)
+    _check_same("cut", [one.node for one in commit.cut.nodes], primaries)
+    _check_same("sequences", commit.sequences, primaries)
+    _check_same("segments", commit.segments, nodes)
+    if commit.definition_changes:
+        _check_changes(full, commit.definition_changes)
+
+
+def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
+    primaries = set(full.primaries)
+    by_shard = (
+        changes.groups, changes.gone, changes.successions, changes.tables, changes.roles, changes.fingerprints,
+    )  # fmt: skip
+    if not set().union(*by_shard) <= primaries or not changes.begun.keys() <= full.parts.keys():
+        raise ValueError("schema_changes names a node that is not in the snapshot")
+    for shard, states in changes.tables.items():
+        check_states(f"schema_changes.tables.{shard}", states)
+    with_ddl = {stored.node for stored in changes.objects if stored.kind == DDL}
+    if not with_ddl == changes.roles.keys() == changes.fingerprints.keys():
+        raise ValueError("schema_changes has objects of DDL, roles and fingerprints of different shards")
+    entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)
+    for stored in entries:
+        if stored.node not in full.parts:
+            raise ValueError(f"object {stored.key} is of node {stored.node}, which is not in the snapshot")
+        begun = {group.number for group in changes.groups.get(full.parts[stored.node] or stored.node, ())}
+        if not stored.rows.keys() <= begun:
+            raise ValueError(f"object {stored.key} has rows of a group that is not new in this commit")
+
+
+def _check_full(full: FullSnapshot) -> None:
+    check_baseline(full.baseline)
+    nodes, primaries = set(full.parts), set(full.primaries)
+    if not primaries or not set(full.parts.values()) <= {None, *primaries}:
+        raise ValueError(f"baseline has no primary, or a standby of none of them: {_names(nodes)}")
+    if full.only_cut and (full.copied or full.lists or any(full.groups.values()) or full.definition_changes):
+        raise ValueError("only_cut is set, but it has tables")
+    _check_nodes(full, full)
+    _check_same("base", full.base, nodes)
+    _check_same("groups", full.groups, primaries)
+    _check_same("roles", full.roles, primaries)
+    if not full.tables.keys() | full.fingerprints.keys() <= primaries:
+        raise ValueError("tables or fingerprints name a node that is not a primary")
+    for shard, states in full.tables.items():
+        check_states(f"tables.{shard}", states)
+    for shard, groups in full.groups.items():
+        check_groups(f"groups.{shard}", groups)
+    check_counts(full, full)
+    first = Chain(structs.replace(full, definition_changes=None))
+    check_tables(None, first)
+    check_same_kind(full.groups, named=True)
+    if full.definition_changes:
+        check_definitions(first, full.definition_changes)
+    _check_at_commit(first, Chain(full))
+    _check_rows(full)
+
+
+def _check_rows(full: FullSnapshot) -> None:
+    numbers = {shard: {group.number for group in groups} for shard, groups in full.groups.items()}
+    entries: tuple[NamedObject, ...] = (*full.copied, *full.lists)
+    for stored in entries:
+        if stored.node not in full.parts:
+            raise ValueError(f"object {stored.key} is of node {stored.node}, which is not in the snapshot")
+        known = (
+            {LARGE_OBJECTS_COUNT} if stored.kind == LARGE_OBJECTS else numbers[full.parts[stored.node] or stored.node]
+        )
+        if not stored.rows.keys() <= known:
+            raise ValueError(f"object {stored.key} has rows of an unknown group")
+
+
+def _check_same(what: str, found: Iterable[str], expected: set[str]) -> None:
+    if set(found) != expected:
+        raise ValueError(f"{what} has {_names(found)} instead of {_names(expected)}")
+
+
+def _names(found: Iterable[str]) -> str:
+    return ", ".join(sorted(found)) or "none"
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+INCREMENT_FILE = re.compile(r"(\d{16})(\.\d+)?\.json")
+# Even the commit of one node without a table is larger.
+VOID_BYTES_MAX = 500
+ASKING_THREADS_MAX = 8
+
+
+class SnapshotMissingError(RefusedError):
+    """There is no snapshot of that name, or no increment of that number."""
+
+
+class SnapshotExistsError(RefusedError):
+    """Another operation has committed this snapshot or increment."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPlace:
+    """Where the commit of a number is or would be: its first turn without a void. `commit` is None if it is free."""
+
+    key: str
+    turn: int
+    commit: Commit | None
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it is a valid snapshot name; raise UsageError if not."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is not a valid snapshot name",
+            hint="use up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit",
+        )
+    return name
+
+
+def commit_key(name: str, increment: int, turn: int = 1) -> str:
+    """The key of a commit; increment 0 is the full snapshot."""
+    suffix = f".{turn}.json" if turn > 1 else ".json"
+    if increment == 0:
+        return f"snapshots/{name}/snapshot{suffix}"
+    return f"snapshots/{name}/increments/{increment:016d}{suffix}"
+
+
+def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
+    """Find the commit, or the free turn after its voids; raise ManifestError if a turn can't be read."""
+    turn = 1
+    while True:
+        key = commit_key(name, increment, turn)
+        try:
+            found = read_turn(store, key)
+        except ObjectMissingError:
+            return CommitPlace(key, turn, None)
+        if not isinstance(found, Void):
+            return CommitPlace(key, turn, found)
+        # A void copied here from another commit's place would hide a commit.
+        check_about(key, increment_label(found.snapshot, found.increment), increment_label(name, increment))
+        turn += 1
+
+
+def read_turn(store: ObjectStore, key: str) -> Commit | Void:
+    """Read a commit, or the void in its place; raise ObjectMissingError, ManifestError."""
+    content, digest = unseal(key, read_body(store, key))
+    found: Commit | Void = parse_document(key, content, FullSnapshot | Increment | Void)
+    if isinstance(found, Void):
+        return found
+    with checking(key):
+        check_commit(found)
+    return structs.replace(found, digest=digest)
+
+
+def free_turn(store: ObjectStore, name: str, increment: int) -> int:
+    """The turn in which the number can be committed; raise SnapshotExistsError if it is committed already."""
+    place = find_place(store, name, increment)
+    if place.commit is None:
+        return place.turn
+    raise SnapshotExistsError(
+        f"{increment_label(name, increment)} exists already",
+        hint=f"take its next increment: snapshot create {name} --incremental   or choose another name",
+        details={"snapshot": name, "increment": increment},
+    )
+
+
+def operation_of(store: ObjectStore, key: str) -> str:
+    """The operation that wrote the commit at `key`, "" for a void; raise ObjectMissingError, ManifestError."""
+    found = read_turn(store, key)
+    return "" if isinstance(found, Void) else found.operation
+
+
+def increment_label(name: str, increment: int) -> str:
+    """How messages name a snapshot or increment."""
+    return f"increment {increment} of {name}" if increment else f"snapshot {name}"
+
+
+def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
+    """Read one commit; raise SnapshotMissingError or ManifestError."""
+    place = read_place(store, name, increment)
+    if place.commit is None:
+        what = f"increment {increment} of snapshot {name}" if increment else f"snapshot {name}"
+        raise SnapshotMissingError(
+            f"there is no {what}",
+            hint="see: snapshot list",
+            details={"snapshot": name, "increment": increment, "object": place.key},
+        )
+    return commit_at(place, name, increment)
+
+
+def read_full(store: ObjectStore, name: str) -> FullSnapshot:
+    """Read the commit of a full snapshot; raise SnapshotMissingError or ManifestError."""
+    commit = read_commit(store, name, 0)
+    if not isinstance(commit, FullSnapshot):
+        raise RuntimeError("check_commit lets only a full snapshot have number 0")
+    return commit
+
+
+def read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
+    """Find the commit; raise SnapshotMissingError if it is gone although a listing shows it or a later one."""
+    place = find_place(store, name, increment)
+    if place.commit is None and max(increment_numbers(store, name), default=-1) >= increment:
+        # It may have been committed between that read and the listing.
+        place = find_place(store, name, increment)
+        if place.commit is None:
+            raise _missing_error(store, name, increment)
+    return place
+
+
+def _missing_error(store: ObjectStore, name: str, increment: int) -> SnapshotMissingError:
+    """The error for a commit that is gone; raise SnapshotDeletedError if the snapshot is being deleted."""
+    check_not_deleted(store, name)
+    return (
+        increments_pruned_error(name)
+        if increment and is_only_full(store, name)
+        else commit_missing_error(name, increment)
+    )
+
+
+def commit_at(place: CommitPlace, name: str, increment: int) -> Commit:
+    """The commit in that place; raise ManifestError if it is that of another."""
+    commit = place.commit
+    if commit is None:
+        raise RuntimeError(f"there is no commit at {place.key}")
+    if (commit.snapshot, commit.increment) != (name, increment):
+        raise ManifestError(
+            f"object {place.key} is the commit of {increment_label(commit.snapshot, commit.increment)}",
+            hint="it was copied there by hand: put the right object back from a copy of the store; see: snapshot check",
+            details={"object": place.key},
+        )
+    return commit
+
+
+def commit_missing_error(name: str, increment: int) -> SnapshotMissingError:
+    """The error for a commit that is gone: later commits, or an operation's record, prove that it existed."""
+    key = commit_key(name, increment)
+    what = f"increment {increment} of snapshot {name}" if increment else f"the full snapshot {name}"
+    return SnapshotMissingError(
+        f"{what} was committed, but its commit file is gone from the store: {key}",
+        hint=f"put it back from a copy of the store, or {NEW_CHAIN}",
+        ends_chain=ChainEnd.PERHAPS,
+        details={"snapshot": name, "increment": increment, "object": key},
+    )
+
+
+def increments_pruned_error(name: str) -> SnapshotMissingError:
+    """The error for who reads a snapshot whose increments were pruned."""
+    return SnapshotMissingError(
+        _pruned_text(name), hint=f"restore the full snapshot: snapshot restore {name}", details={"snapshot": name}
+    )
+
+
+def chain_pruned_error(name: str) -> SnapshotMissingError:
+    """The error for who adds to a snapshot whose increments were pruned."""
+    return SnapshotMissingError(
+        _pruned_text(name), hint=NEW_CHAIN, ends_chain=ChainEnd.FOR_GOOD, details={"snapshot": name}
+    )
+
+
+def _pruned_text(name: str) -> str:
+    return f"the increments of snapshot {name} were pruned; only its full snapshot remains"
+
+
+def check_not_pruned(store: ObjectStore, name: str) -> None:
+    """Raise SnapshotMissingError if the snapshot's increments were pruned: no further one can follow."""
+    if is_only_full(store, name):
+        raise chain_pruned_error(name)
+
+
+def increment_numbers(store: ObjectStore, name: str) -> list[int]:
+    """The numbers of the committed increments that a listing shows, in order."""
+    numbers = listed_numbers(store, name)
+    # Only the newest can be a void: the next number begins only after this one is committed.
+    if numbers and find_place(store, name, numbers[-1]).commit is None:
+        numbers.pop()
+    return numbers
+
+
+def listed_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
+    """The numbers from `first` on for which a listing shows a commit or a void, in order."""
+    matches = map(INCREMENT_FILE.fullmatch, store.list_children(f"snapshots/{name}/increments"))
+    return sorted({int(match[1]) for match in matches if match and int(match[1]) >= first})
+
+
+def listed_sizes(store: ObjectStore, name: str) -> dict[int, int]:
+    """For the numbers from 1 on that a listing shows, the bytes of the largest: of a commit, if it is not voided."""
+    found: dict[int, int] = {}
+    for one in store.inventory(f"snapshots/{name}/increments"):
+        match = INCREMENT_FILE.fullmatch(one.key.rpartition("/")[2])
+        if match and (number := int(match[1])):
+            found[number] = max(found.get(number, 0), one.size)
+    return found
+
+
+def snapshot_names(store: ObjectStore) -> list[str]:
+    """The names of all committed snapshots, whether or not their commits can be read."""
+    names = [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]
+    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+        committed = list(threads.map(lambda name: is_committed(store, name), names))
+    return [name for name, has_commit in zip(names, committed, strict=True) if has_commit]
+
+
+def is_committed(store: ObjectStore, name: str) -> bool:
+    """Whether the snapshot is committed and not deleted; also if its commit or its tombstone can't be read."""
+    try:
+        if is_deleted(store, name):
+            return False
+        # The size alone tells most commits from a void.
+        if store.size(commit_key(name, 0)) > VOID_BYTES_MAX:
+            return True
+        return find_place(store, name, 0).commit is not None
+    except ObjectMissingError:
+        return False
+    except ManifestError:
+        return True
+
+
+def cut_time(commit: Commit | CommitSummary) -> datetime:
+    """When the commit's cut was made; if that is not recorded, when the commit was put, which is later."""
+    made_at = commit.cut_at if isinstance(commit, CommitSummary) else commit.cut.made_at
+    if isinstance(made_at, str):
+        return datetime.fromisoformat(made_at)
+    return datetime.fromisoformat(commit.created_at) + timedelta(seconds=commit.seconds)
+
+
+def safe_time(commit: Commit | CommitSummary) -> Time | None:
+    """The safe time of the commit's cut; None if it is not recorded."""
+    safe_at = commit.safe_at if isinstance(commit, CommitSummary) else commit.cut.safe_at
+    return None if isinstance(safe_at, UnsetType) else safe_at
+
+
+def chain_at(chain: Chain, moment: datetime) -> Chain:
+    """The chain up to the newest cut that was made not after `moment`; raise SnapshotMissingError if there is none."""
+    numbers = [commit.increment for commit in chain.commits if cut_time(commit) <= moment]
+    if not numbers:
+        raise SnapshotMissingError(
+            f"snapshot {chain.name} has no cut that was made by {_shown(moment)}",
+            hint=f"its first one was made at {_shown(cut_time(chain.full))}; for other snapshots: snapshot list",
+            details={"snapshot": chain.name},
+        )
+    return replace(chain, increments=chain.increments[: numbers[-1]])
+
+
+def next_cut_time(whole: Chain, chain: Chain) -> datetime | None:
+    """When the first cut of the whole chain after `chain`, which begins it, was made; None if there is none."""
+    later = whole.commits[len(chain.commits) :]
+    return cut_time(later[0]) if later else None
+
+
+def _shown(moment: datetime) -> str:
+    return Time.of(moment.astimezone(UTC))
+
+
+class OnlyCutError(RefusedError):
+    """The snapshot is a restore point, which has no rows."""
+
+
+def check_has_rows(chain: Chain, hint: str) -> None:
+    """Raise OnlyCutError with this hint if the snapshot is a restore point."""
+    if chain.full.only_cut:
+        raise OnlyCutError(
+            f"snapshot {chain.name} is a restore point (--only-cut): it has a cut and no rows",
+            hint=hint,
+            details={"snapshot": chain.name},
+        )
+
+
+def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
+    """Read a snapshot with its increments up to `increment` (None: all).
+
+    Raises SnapshotDeletedError; SnapshotMissingError if a commit is missing, at the end or in between; ManifestError if
+    a commit belongs to another chain. What can't be read as the mark of pruned increments hides none that is there.
+    """
+    check_not_deleted(store, check_name(name))
+    chain = Chain(read_full(store, name))
+    if is_known_only_full(store, name):
+        if increment:
+            raise increments_pruned_error(name)
+        return chain
+    chain = replace(chain, increments=tuple(_increments(store, chain, increment)))
+    last = len(chain.increments)
+    if increment in (None, last):
+        return chain
+    # If the mark can't be read, it may have been pruned.
+    if is_only_full(store, name):
+        raise increments_pruned_error(name)
+    raise SnapshotMissingError(
+        f"there is no increment {increment} of snapshot {name}",
+        hint=f"its newest increment is {last}" if last else "it has no increments; 0 is the full snapshot",
+        details={"snapshot": name, "increment": increment},
+    )
+
+
+def read_readable_part(store: ObjectStore, name: str) -> Chain:
+    """Read a snapshot with its increments before the first one that is missing, damaged or of another chain.
+
+    Raises what read_full raises.
+    """
+    chain, increments = Chain(read_full(store, name)), list[Increment]()
+    if not is_known_only_full(store, name):
+        with suppress(ManifestError, RefusedError):
+            increments.extend(_increments(store, chain, None))
+    return replace(chain, increments=tuple(increments))
+
+
+def _increments(store: ObjectStore, chain: Chain, increment: int | None) -> Iterator[Increment]:
+    """Yield the increments that follow a full snapshot, up to `increment` (None: all), each once it is verified."""
+    for number, place in enumerate(_places(store, chain.name, increment), start=1):
+        commit = commit_at(place, chain.name, number)
+        if not isinstance(commit, Increment):
+            raise RuntimeError("check_commit lets only a full snapshot have number 0")
+        _check_linked(chain.full, chain.last, commit, place.key)
+        check_fits(chain, commit, place.key)
+        chain = replace(chain, increments=(*chain.increments, commit))
+        yield commit
+
+
+def read_newest_part(store: ObjectStore, name: str) -> Chain:
+    """Read what continues a chain: its full snapshot, its newest increment, and those that changed definitions.
+
+    Reads the whole chain if the newest commit has no history, or if it is in doubt which one is the newest. Raises what
+    read_chain raises.
+    """
+    check_not_deleted(store, check_name(name))
+    full = read_full(store, name)
+    if is_known_only_full(store, name):
+        return Chain(full)
+    newest = _find_newest(store, name)
+    if newest is None or newest.history is None:
+        return read_chain(store, name)
+    if newest.chain != full.chain:
+        raise _foreign_error(newest, commit_key(name, newest.increment))
+    _check_named(full, newest.history.full, newest)
+    chain = Chain(full, is_partial=True)
+    for number, commit in _read_increments(store, name, newest.history.redefinitions).items():
+        _check_named(commit, newest.history.redefinitions[number], newest)
+        chain = _continued(chain, commit)
+    chain = _continued(chain, newest)
+    # The next cut needs every segment beyond the last cut's position. If this commit does not have them all, others do.
+    reaches_back = all(
+        (segments := newest.segments[node]) and segments[0].after <= chain.position(node) for node in full.parts
+    )
+    return chain if reaches_back else read_chain(store, name)
+
+
+def _find_newest(store: ObjectStore, name: str) -> Increment | None:
+    """The newest increment that a listing shows.
+
+    None without any, after a gap, if one is no larger than a void, or if another was committed since.
+    """
+    sizes = listed_sizes(store, name)
+    last = max(sizes, default=0)
+    if sorted(sizes) != list(range(1, last + 1)):
+        return None
+    place = find_place(store, name, last)
+    if last > 1 and place.commit is None:
+        # It was voided.
+        last -= 1
+        place = find_place(store, name, last)
+    elif find_place(store, name, last + 1).commit is not None:
+        return None
+    if any(size <= VOID_BYTES_MAX for number, size in sizes.items() if number <= last):
+        return None
+    if place.commit is None:
+        return None
+    commit = commit_at(place, name, last)
+    return commit if isinstance(commit, Increment) else None
+
+
+def _read_increments(store: ObjectStore, name: str, numbers: Iterable[int]) -> dict[int, Increment]:
+    """The increments of these numbers, in order."""
+    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+        commits = threads.map(lambda number: read_commit(store, name, number), sorted(numbers))
+        return {one.increment: one for one in commits if isinstance(one, Increment)}
+
+
+def _continued(chain: Chain, commit: Increment) -> Chain:
+    check_fits(chain, commit, commit_key(chain.name, commit.increment))
+    return replace(chain, increments=(*chain.increments, commit))
+
+
+def read_summaries(store: ObjectStore, chain: Chain) -> tuple[CommitSummary, ...]:
+    """The summaries of all increments of a chain, in order; raises what read_chain raises.
+
+    Of a partial chain, one commit in SUMMARIZED_MAX is read.
+    """
+    if not chain.is_partial or isinstance(chain.last, FullSnapshot):
+        return tuple(map(summary_of, chain.increments))
+    commit, found = chain.last, [summary_of(chain.last)]
+    while commit.history is not None:
+        found = [*commit.history.recent, *found]
+        if (first := found[0]).increment == 1:
+            return tuple(found)
+        (before,) = _read_increments(store, chain.name, [first.increment]).values()
+        _check_named(before, first.digest, commit)
+        commit = before
+    whole = read_chain(store, chain.name, commit.increment - 1)
+    return (*map(summary_of, whole.increments), *found)
+
+
+def _check_named(commit: Commit, digest: str, by: Increment) -> None:
+    """Raise ManifestError unless the commit is the one that a later one names."""
+    if commit.digest == digest:
+        return
+    key = commit_key(commit.snapshot, commit.increment)
+    raise ManifestError(
+        f"object {key} is not the commit that {increment_label(by.snapshot, by.increment)} names",
+        hint="it was replaced: put the right object back from a copy of the store; see: snapshot check",
+        details={"snapshot": commit.snapshot, "increment": commit.increment, "object": key},
+    )
+
+
+def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[CommitPlace]:
+    """The places of the increments from 1 on, up to `increment` or to the first free one.
+
+    Those that a listing shows without a gap are read in parallel, since each is one request. So the number in a name
+    never decides how many are read.
+    """
+    numbers = [number for at, number in enumerate(listed_numbers(store, name, first=1), start=1) if number == at]
+    number = 0
+    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+        for place in threads.map(lambda number: find_place(store, name, number), numbers[:increment]):
+            if place.commit is None:
+                # Voided or gone: the loop below decides which.
+                break
+            number += 1
+            yield place
+    while increment is None or number < increment:
+        number += 1
+        place = read_place(store, name, number)
+        if place.commit is None:
+            return
+        yield place
+
+
+def _check_linked(full: Commit, last: Commit, commit: Commit, key: str) -> None:
+    """Raise ManifestError unless the increment belongs to the full snapshot and follows the commit before it."""
+    previous = commit.previous
+    if commit.chain == full.chain and (
+        previous is None or (previous.operation, previous.digest) == (last.operation, last.digest)
+    ):
+        return
+    raise _foreign_error(commit, key)
+
+
+def _foreign_error(commit: Commit, key: str) -> ManifestError:
+    return ManifestError(
+        f"object {key}: {increment_label(commit.snapshot, commit.increment)} belongs to another chain",
+        hint="objects were copied there by hand: put the right ones back from a copy of the store; see: snapshot check",
+        details={"snapshot": commit.snapshot, "increment": commit.increment, "object": key},
+    )

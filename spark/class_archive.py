@@ -1,0 +1,102 @@
+"""A class-data archive for Spark's JVM: a memory image of its classes, which halves the start time.
+
+A JVM writes it to the user's cache when it ends, once per pair of Java and Spark; later JVMs map it. It only affects
+speed: a JVM ignores an archive that does not fit, and without one Spark starts more slowly.
+`cli.spark.record_archive` makes one ahead of time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import time
+from pathlib import Path
+
+from cutline.fleet.own_files import cache_folder
+from cutline.fleet.own_process import is_own_alone
+from cutline.spark.java import Java
+
+DUMP_SECONDS_MAX = 60
+# A JVM writes the header last: if the file still begins with zeros after this time, its JVM has died.
+WRITING_SECONDS_MAX = 300
+ARCHIVES_KEPT = 3
+# A JVM that ended before its first job wrote less than this, about 35 MB; one that ran jobs writes 150 MB or more.
+ARCHIVE_BYTES_MIN = 60_000_000
+
+
+def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[str]:
+    """The JVM options that use the archive, or that create it; none without a cache folder."""
+    folder = cache_folder()
+    if folder is None:
+        return []
+    try:
+        # An archive fits only the jar files it was made from; reinstalling them invalidates it.
+        installed = (spark_home / "jars").stat().st_mtime_ns
+        identity = f"{java.home} {java.version} {spark_home} {installed}"
+        key = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        archive = folder / f"spark-{spark_version}-java-{java.major}-{key}.jsa"
+        _delete_foreign(folder)
+        if archive.exists() and not _is_of_few_classes(archive):
+            return _options_of_existing(archive)
+        _delete_oldest(folder)
+        return [*_base_archive(java, folder, key), f"-XX:ArchiveClassesAtExit={archive}"]
+    except (OSError, subprocess.SubprocessError):
+        return []
+
+
+def is_recording(options: list[str]) -> bool:
+    """Whether a JVM with these options writes an archive when it ends, which takes some seconds."""
+    return any(option.startswith("-XX:ArchiveClassesAtExit") for option in options)
+
+
+def _options_of_existing(archive: Path) -> list[str]:
+    if _is_complete(archive):
+        return [f"-XX:SharedArchiveFile={archive}"]
+    if time.time() - archive.stat().st_mtime > WRITING_SECONDS_MAX:
+        archive.unlink()
+    return []
+
+
+def _is_complete(archive: Path) -> bool:
+    with archive.open("rb") as file:
+        return bool(file.read(4).strip(b"\0"))
+
+
+def _is_of_few_classes(archive: Path) -> bool:
+    """Delete the archive if its JVM ended too early, by kill or by an error; return whether it was deleted."""
+    if archive.stat().st_size >= ARCHIVE_BYTES_MIN or not _is_complete(archive):
+        return False
+    archive.unlink()
+    return True
+
+
+def _delete_foreign(folder: Path) -> None:
+    """Delete what others can have put there while they could write to the folder: a JVM would run it."""
+    for archive in folder.glob("*.jsa"):
+        if not is_own_alone(archive):
+            archive.unlink()
+
+
+def _delete_oldest(folder: Path) -> None:
+    """Make room for another archive, which takes about 150 MB, and for one of Java's own classes, 14 MB."""
+    archives = sorted(folder.glob("spark-*.jsa"), key=lambda archive: archive.stat().st_mtime)
+    kept = {_key_of(archive) for archive in archives[-ARCHIVES_KEPT + 1 :]}
+    for archive in (*archives, *folder.glob("java-*.jsa")):
+        if _key_of(archive) not in kept:
+            archive.unlink(missing_ok=True)
+
+
+def _key_of(archive: Path) -> str:
+    """What an archive and the one of Java's own classes on which it builds have in common."""
+    return archive.stem.rpartition("-")[2]
+
+
+def _base_archive(java: Java, folder: Path, key: str) -> list[str]:
+    """Options for a runtime that lacks the archive of Java's own classes, which ours builds on."""
+    if (java.home / "lib" / "server" / "classes.jsa").exists():
+        return []
+    base = folder / f"java-{java.major}-{key}.jsa"
+    if not base.exists():
+        dump = [str(java.home / "bin" / "java"), "-Xshare:dump", f"-XX:SharedArchiveFile={base}"]
+        subprocess.run(dump, capture_output=True, timeout=DUMP_SECONDS_MAX, check=True)
+    return [f"-XX:SharedArchiveFile={base}"]

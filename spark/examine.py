@@ -1,0 +1,45 @@
+"""What an executor says of itself.
+
+This module travels to executors as code, for they may lack Cutline, or have another build of it. So it imports nothing
+at the top, and its answer is made of plain values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
+    """Look at this executor: host, process, versions, time; `lacks` names a module that can't be imported.
+
+    If its build is `build`, it is asked for what the job `needs` (ExecutorNeeds, pickled): `problem` is an ErrorReport
+    or None, and `key` the object that it has stored, "" if none. `archive` says why it can't use the one that
+    `snapshot cluster pack` has made, "" if it can or there is none.
+    """
+    import os
+    import pickle
+    import platform
+    import socket
+    import time
+
+    # All workers of an executor are children of one process.
+    found: dict[str, Any] = {"host": socket.gethostname(), "process": os.getppid(), "time": time.time()}
+    found |= {"python": platform.python_version(), "lacks": "", "build": "", "problem": None, "key": ""}
+    found["archive"] = os.environ.get("CUTLINE_ARCHIVE_PROBLEM", "")
+    try:
+        import pyarrow
+        import pyspark
+
+        found |= {"pyarrow": pyarrow.__version__, "pyspark": pyspark.__version__}
+        from cutline.spark.packing import build_digest
+
+        found["build"] = build_digest()
+        if found["build"] != build:
+            return found
+        from cutline.spark.needs import check_needs
+
+        problem, key = check_needs(pickle.loads(needs))  # as Spark reads every task
+        found |= {"problem": problem, "key": key}
+    except ImportError as error:
+        found["lacks"] = error.name or str(error)
+    return found

@@ -1,0 +1,111 @@
+"""`python -m cutline.spark.executor`: Spark's executor, in a pod of Kubernetes that runs the image of the command.
+
+Spark puts what an executor needs to know into the pod's environment, and leaves it to the image to start the JVM. Its
+own images do that in a shell script; theirs have no Python that Cutline runs on. This process becomes the JVM, so that
+signals reach it, and its exit code is the pod's.
+
+Source: Spark's classes `BasicExecutorFeatureStep` and `KubernetesExecutorBackend`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from cutline.spark.java import find_java
+from cutline.spark.settings import files_options, is_unnamed_user
+from cutline.storage.errors import SnapshotError, UsageError
+
+BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+# The options of BACKEND, and the variables that have their values.
+ARGUMENTS = {
+    "--driver-url": "SPARK_DRIVER_URL",
+    "--executor-id": "SPARK_EXECUTOR_ID",
+    "--cores": "SPARK_EXECUTOR_CORES",
+    "--app-id": "SPARK_APPLICATION_ID",
+    "--hostname": "SPARK_EXECUTOR_POD_IP",
+    "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
+    "--podName": "SPARK_EXECUTOR_POD_NAME",
+}
+MEMORY = "SPARK_EXECUTOR_MEMORY"
+# Without a master of this kind an executor does not read the file of spark.authenticate.secret.file; Spark tells it the
+# real one later, over a connection that takes the secret.
+MASTER = "-Dspark.master=k8s://executor"
+JAVA_OPTION = "SPARK_JAVA_OPT_"
+# Hadoop asks the system for the name of whoever runs it, unless it is told one first. Spark's class tells it none, and
+# has no setting for that. Spark brings a compiler, which runs this.
+NAMING_CLASS = "NamedExecutor"
+NAMING = f"""import org.apache.hadoop.security.UserGroupInformation;
+
+public class {NAMING_CLASS} {{
+    public static void main(String[] arguments) throws Exception {{
+        UserGroupInformation.setLoginUser(UserGroupInformation.createRemoteUser(System.getenv("SPARK_USER")));
+        {BACKEND}.main(arguments);
+    }}
+}}
+"""
+RUN_SOURCE = "org.codehaus.janino.SimpleCompiler"
+
+
+class NotInPodError(UsageError):
+    """The environment is not the one that Spark gives to the pod of an executor."""
+
+    def __init__(self, lacking: list[str]) -> None:
+        super().__init__(
+            f"this is no pod of an executor: {', '.join(lacking)} is not set",
+            hint="Spark starts executors; name this program in their pod template: docs/kubernetes.md",
+        )
+
+
+def executor_command(java: Path, spark_home: Path, environment: Mapping[str, str], temporary: Path) -> list[str]:
+    """The command line of the JVM; writes the source of NAMING_CLASS to `temporary` if the user has no name.
+
+    Raises NotInPodError.
+    """
+    lacking = [name for name in (*ARGUMENTS.values(), MEMORY) if not environment.get(name)]
+    if lacking:
+        raise NotInPodError(lacking)
+    numbers = sorted(int(name.removeprefix(JAVA_OPTION)) for name in environment if name.startswith(JAVA_OPTION))
+    places = [environment.get("SPARK_CLASSPATH"), environment.get("SPARK_CONF_DIR"), f"{spark_home / 'jars'}/*"]
+    memory = environment[MEMORY]
+    return [
+        str(java),
+        *shlex.split(" ".join(files_options(temporary))),
+        *(environment[f"{JAVA_OPTION}{number}"] for number in numbers),
+        *(MASTER, f"-Xms{memory}", f"-Xmx{memory}"),
+        *("-cp", ":".join(filter(None, places))),
+        *_main(temporary),
+        *(word for option, name in ARGUMENTS.items() for word in (option, environment[name])),
+    ]
+
+
+def _main(temporary: Path) -> list[str]:
+    if not is_unnamed_user():
+        return [BACKEND]
+    source = temporary / f"{NAMING_CLASS}.java"
+    source.write_text(NAMING, encoding="utf-8")
+    return [RUN_SOURCE, str(source), NAMING_CLASS]
+
+
+def main() -> None:
+    """Become the JVM; exit with the code of the error if there can be none."""
+    import pyspark
+
+    spark_home, temporary = Path(pyspark.__file__).parent, Path(tempfile.mkdtemp(prefix="executor-"))
+    try:
+        java = find_java(temporary)
+        command = executor_command(java.launch_home / "bin" / "java", spark_home, os.environ, temporary)
+    except SnapshotError as error:
+        sys.stderr.write(f"error: {error.message}\nhint: {error.hint}\n")
+        sys.exit(error.exit_code)
+    # Where Spark looks for the modules of its Python workers.
+    os.environ.setdefault("SPARK_HOME", str(spark_home))
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What a command's tasks need of an executor, the test of it there, and what Spark's errors say of one that failed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cutline.fleet.config import Node
+from cutline.nodes.connections import connect
+from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, error_of, report_of
+from cutline.storage.location import StoreLocation
+from cutline.storage.process_limits import OF_SERVER, TooLittleMemoryError, says_no_memory
+from cutline.storage.store import ObjectMissingError
+from cutline.storage.storing import create_or_find
+
+WAIT_SECONDS = 60.0
+
+
+class ExecutorUnfitError(RefusedError):
+    """An executor lacks what tasks need, or has it in another version."""
+
+
+class StoreNotSharedError(RefusedError):
+    """An executor has another store than the driver under the same URL: a folder of its own machine."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"its store {url} is not the one of this machine",
+            hint="use a store that all machines share: s3://, or a folder of a network file system under one path",
+            details={"store": url},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorNeeds:
+    """The store, whether tasks write to it, and the nodes that they connect to.
+
+    `wait_seconds`: how long to wait for an executor. `key` and `body` are an object that the driver has read or stored,
+    and `folder` is where an executor stores an object of its own, "" if it writes nothing.
+    """
+
+    store: StoreLocation
+    nodes: tuple[Node, ...] = ()
+    writes: bool = False
+    wait_seconds: float = WAIT_SECONDS
+    key: str = ""
+    body: bytes = b""
+    folder: str = ""
+
+
+def check_needs(needs: ExecutorNeeds) -> tuple[ErrorReport | None, str]:
+    """Try all that is needed; return the first problem, and the key of what was stored."""
+    key = ""
+    try:
+        check_shared(needs)
+        if needs.folder:
+            name = f"{needs.folder}/{uuid.uuid4().hex}"
+            create_or_find(needs.store.open(), name, name.encode())
+            key = name
+        # Many executors ask at once: each begins with another node.
+        first = uuid.uuid4().int % max(len(needs.nodes), 1)
+        for node in (*needs.nodes[first:], *needs.nodes[:first]):
+            connect(node).close()
+    except SnapshotError as error:
+        return report_of(error), key
+    return None, key
+
+
+def check_shared(needs: ExecutorNeeds) -> None:
+    """Raise StoreNotSharedError unless the store has the driver's object; raise StoreUnreachableError."""
+    store = needs.store.open()
+    try:
+        is_shared = store.read(needs.key) == needs.body
+    except ObjectMissingError:
+        is_shared = False
+    if not is_shared:
+        raise StoreNotSharedError(store.url)
+
+
+# Before the report of an error that ends a task: PythonException passes on its text.
+MARK = "cutline-error "
+EXECUTOR = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
+TASK = re.compile(rf".*{EXECUTOR.pattern}: ")
+LACKS_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] .*?different version: (\S+) than that in driver: (\S+?)[,.]? ")
+# The number as Java 21 (error=2, …) and Java 25 (error: 2 (…)) say it.
+NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"[^\n]*?error[=:] ?(\d+)')
+PYTHON_HINT = "set pyspark.python in [spark] of fleet.toml to a Python that every executor has: docs/spark.md"
+FULL_HINT = "give its user more processes (ulimit -u) or its machine more memory"
+
+MEMORY_HINT = (
+    "give the executors more memory in [spark] of fleet.toml (executor.memory, executor.memoryOverhead), or run fewer"
+    " tasks at once; tasks of this machine need its own memory, which may have a limit: MemoryMax= of a systemd unit,"
+    " the container's, ulimit -v"
+)
+
+
+class ExecutorPythonError(RefusedError):
+    """An executor has no Python that can run tasks."""
+
+
+class ExecutorTaskError(Exception):
+    """Ends a task with a SnapshotError that the driver raises again."""
+
+    def __init__(self, error: SnapshotError) -> None:
+        super().__init__(f"{MARK}{json.dumps(report_of(error))}")
+
+
+def of_executor(error: SnapshotError, host: object, process: object) -> SnapshotError:
+    """The error as one of the executor that met it."""
+    report = report_of(error)
+    report["message"] = f"executor on {host} (process {process}): {error.message}"
+    report["details"] = error.details | {"host": host, "process": process}
+    return error_of(report)
+
+
+@contextmanager
+def raising_executor_errors() -> Iterator[None]:
+    """Raise the error that names the executor and what it lacks, if that is why the job in the block failed."""
+    try:
+        yield
+    except SnapshotError:
+        raise
+    except Exception as error:
+        found = find_executor_error(str(error))
+        if found is None:
+            raise
+        raise found from error
+
+
+def find_executor_error(text: str) -> SnapshotError | None:
+    """The error for the text of a failed job; None if it tells of no executor's lack."""
+    if MARK in text:
+        report, _ = json.JSONDecoder().raw_decode(text, text.index(MARK) + len(MARK))
+        return error_of(report)
+    where = EXECUTOR.search(text)
+    name = f"executor {where.group(2)} on {where.group(1)}" if where else "an executor"
+    if lacking := LACKS_MODULE.search(text):
+        return ExecutorPythonError(f"{name}: its Python has no module {lacking.group(1)}", hint=PYTHON_HINT)
+    if other := OTHER_PYTHON.search(text):
+        return ExecutorPythonError(
+            f"{name}: its Python is {other.group(1)}, here it is {other.group(2)}", hint=PYTHON_HINT
+        )
+    if program := NO_PYTHON.search(text):
+        path, number = program.group(1), int(program.group(2))
+        hint = FULL_HINT if number in {errno.EAGAIN, errno.ENOMEM} else PYTHON_HINT
+        return ExecutorPythonError(f"{name}: it cannot run {path}: {os.strerror(number)}", hint=hint)
+    if no_memory := next(
+        (line for line in text.splitlines() if says_no_memory(line) and not OF_SERVER.search(line)), ""
+    ):
+        return TooLittleMemoryError(f"{name}: {TASK.sub('', no_memory).strip()}", hint=MEMORY_HINT)
+    return None

@@ -1,0 +1,71 @@
+"""A Spark session that starts only when a command needs it."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from cutline.fleet.config import Fleet, check_spark_variables, has_executors
+from cutline.fleet.progress import Progress
+from cutline.spark.settings import check_protection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cutline.spark.needs import ExecutorNeeds
+    from cutline.spark.start import SparkStart
+
+
+class SparkOnDemand:
+    """The SparkSource of one command: `begin` starts the session in the background, leaving the block ends it.
+
+    Raises FleetFileError at once if [spark] has a variable that is not set, SparkUnprotectedError if fleet.toml leaves
+    the session unprotected.
+    """
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        check_spark_variables(fleet)
+        check_protection(fleet.spark_master, fleet.spark_settings)
+        self._fleet, self._name = fleet, name
+        self._start: SparkStart | None = None
+        self._is_checked = False
+
+    def begin(self, needs: ExecutorNeeds, progress: Progress) -> None:
+        """See SparkSource."""
+        start = self._begin()
+        if self._is_checked or not has_executors(self._fleet.spark_master):
+            return
+        from cutline.columns.python_workers import set_first_work
+        from cutline.spark.late import check_worker
+        from cutline.spark.packing import build_digest
+        from cutline.spark.preflight import check_executors
+
+        progress.step("start Spark")
+        complete = check_executors(start.session(), needs, progress)
+        set_first_work(partial(check_worker, build_digest(), complete))
+        self._is_checked = True
+
+    def session(self) -> SparkSession:
+        """Start the session if necessary, wait for it and return it."""
+        return self._begin().session()
+
+    def _begin(self) -> SparkStart:
+        if self._start is None:
+            from cutline.spark.start import start_spark
+
+            self._start = start_spark(self._fleet, self._name)
+        return self._start
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._is_checked:
+            from cutline.columns.python_workers import set_first_work
+
+            set_first_work(None)
+        if self._start is not None:
+            self._start.stop(graceful=error is None)

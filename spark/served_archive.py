@@ -1,0 +1,114 @@
+"""The archive of `snapshot cluster pack`, which a session serves to the executors that have not unpacked it yet.
+
+Spark itself would bring it to every executor of every command. So Spark brings only a small daemon, which knows the
+archive's digest through Spark's authenticated connections, and asks here for the bytes if its machine lacks them. They
+are the code of Cutline and its packages, which is public: whoever else asks gets them too, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import TCPServer
+from typing import IO, Any
+
+from cutline.spark import archive_daemon
+from cutline.storage.errors import RefusedError
+
+ARCHIVE, PORT = "spark.cutline.archive", "spark.cutline.archive.port"
+HOST, BIND_ADDRESS = "spark.driver.host", "spark.driver.bindAddress"
+FILES, PYTHON_PATH, DAEMON = "spark.files", "spark.executorEnv.PYTHONPATH", "spark.python.daemon.module"
+SILENT_SECONDS_MAX = 60
+
+
+class PackedArchiveError(RefusedError):
+    """The archive can't be read, or can't be served."""
+
+
+class ServedArchive:
+    """The archive, served from now on until `close`, and the `settings` by which executors find it.
+
+    `host` is the driver's for executors. Raises PackedArchiveError.
+    """
+
+    def __init__(self, settings: Mapping[str, str], host: str) -> None:
+        file = Path(settings[ARCHIVE])
+        try:
+            # Another may be packed in its place, meanwhile.
+            self._body = file.open("rb")
+            digest = hashlib.file_digest(self._body, "sha256").hexdigest()
+        except OSError as error:
+            raise PackedArchiveError(
+                f"the archive {file} can't be read: {error.strerror or error}",
+                hint="make it: snapshot cluster pack FILE, and name it in [spark] of fleet.toml: docs/cluster.md",
+            ) from error
+        place = settings.get(BIND_ADDRESS) or host
+        try:
+            self._server = _ArchiveServer(_unbracketed(place), int(settings.get(PORT, "0")), digest, self._body)
+        except (OSError, ValueError, OverflowError) as error:
+            self._body.close()
+            raise PackedArchiveError(
+                f"the archive {file} can't be served at {place}, port {settings.get(PORT, '0')}: {error}",
+                hint="correct driver.bindAddress or cutline.archive.port in [spark] of fleet.toml",
+            ) from error
+        daemon = Path(archive_daemon.__file__)
+        self.settings = {
+            FILES: ",".join(filter(None, [settings.get(FILES), daemon.as_uri()])),
+            DAEMON: daemon.stem,
+            # Where Spark puts files: an executor's own folder.
+            PYTHON_PATH: ":".join(filter(None, [".", settings.get(PYTHON_PATH)])),
+            f"spark.executorEnv.{archive_daemon.DIGEST}": digest,
+            f"spark.executorEnv.{archive_daemon.URL}": f"http://{host}:{self._server.server_port}/{digest}",
+        }
+        threading.Thread(target=self._server.serve_forever, name="archive for executors", daemon=True).start()
+
+    def close(self) -> None:
+        """End serving it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._body.close()
+
+
+class _ArchiveServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, digest: str, body: IO[bytes]) -> None:
+        self.path, self.body = f"/{digest}", body
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Request)
+
+    def server_bind(self) -> None:
+        """As TCPServer does: HTTPServer would look the host's name up, which may take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: the executor that did not get it says so."""
+
+
+class _Request(BaseHTTPRequestHandler):
+    timeout = SILENT_SECONDS_MAX
+    server: _ArchiveServer
+
+    def do_GET(self) -> None:
+        if self.path != self.server.path:
+            self.send_error(404)
+            return
+        body = self.server.body
+        self.send_response(200)
+        self.send_header("Content-Length", str(os.fstat(body.fileno()).st_size))
+        self.end_headers()
+        self.connection.sendfile(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def _unbracketed(host: str) -> str:
+    """An IPv6 address as sockets take it; Spark writes it in brackets, as in URLs."""
+    return host.removeprefix("[").removesuffix("]")

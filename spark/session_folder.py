@@ -1,0 +1,226 @@
+"""The session folder: one folder for all temporary files of a command and of its children, deleted when it ends.
+
+It is made by mkdtemp: 0700, with a name that nobody can foresee, so nothing planted is ever used. The living command
+holds an flock on the folder itself. If a command was killed, the next one of the same user finds its folder without
+that lock, and deletes it, unless its JVM may still be starting. A pid would prove nothing: it may belong to another
+process by now.
+
+Hosts may share the folder for temporary files, and don't see each other's locks. So the name has the host (hostname and
+machine id) and its boot. A command deletes only folders of its own boot, where the lock decides, and those that its
+host left at an earlier boot. Hosts that have both the name and the machine id in common must not share the folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from cutline.fleet.own_files import cache_folder
+from cutline.fleet.own_process import is_replaceable
+from cutline.storage.errors import RefusedError, SnapshotError
+
+PREFIX = "snapshot-session-"
+NAME_LETTERS = 5
+# By then a JVM runs, or never will, on the busiest machine.
+JVM_SECONDS_MAX = 600
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+# A fleet folder (embedded/folder.py): its servers run until they are stopped.
+FLEET = "demo.json"
+MACHINE_ID = Path("/etc/machine-id")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+# The folder for temporary files outside of the session folder.
+_outside: list[str] = []
+# The session folder of this process, if it has begun one.
+_begun = ExitStack()
+
+
+class NoTemporaryFolderError(RefusedError):
+    """There is no folder in which temporary files can be kept safely."""
+
+
+def begin_session() -> None:
+    """Make the session folder of this process; `end_session` deletes it. Raises NoTemporaryFolderError."""
+    _begun.enter_context(session_folder())
+
+
+def end_session() -> None:
+    """Delete the session folder of this process, if there is one."""
+    _begun.close()
+
+
+@contextmanager
+def session_folder() -> Iterator[Path]:
+    """Make the session folder, and delete it at the end; TMPDIR and Python's `tempfile` lead into it.
+
+    The folders of killed commands are deleted first. Raises NoTemporaryFolderError.
+    """
+    try:
+        parent = safe_parent()
+        delete_dead_sessions(parent)
+        claim = claimed_folder(parent)
+        folder = claim.__enter__()
+    except OSError as error:
+        raise NoTemporaryFolderError(
+            f"there is no folder for temporary files: {error}", hint="set TMPDIR to a folder of yours with free space"
+        ) from error
+    before = os.environ.get("TMPDIR")
+    chosen = tempfile.tempdir
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+    _outside.append(str(parent))
+    try:
+        yield folder
+    finally:
+        tempfile.tempdir = chosen
+        _outside.pop()
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+        claim.__exit__(None, None, None)
+
+
+def lasting_folder() -> str:
+    """The folder for files that the user reads after the command has ended, such as the traceback of a bug."""
+    return _outside[-1] if _outside else tempfile.gettempdir()
+
+
+def safe_parent() -> Path:
+    """The folder for temporary files; if others can replace files there, the first of some others, with a warning.
+
+    It has no links. Raises NoTemporaryFolderError if there is none.
+    """
+    usual = Path(tempfile.gettempdir()).resolve()
+    if not is_replaceable(usual / PREFIX):
+        return usual
+    problem = f"other users of the machine can replace files in {usual}, the folder for temporary files"
+    for candidate in _other_parents():
+        with suppress(OSError):
+            parent = candidate.resolve(strict=True)
+            if os.access(parent, os.W_OK | os.X_OK) and not is_replaceable(parent / PREFIX):
+                sys.stderr.write(f"warning: {problem}: they are in {parent} instead\n")
+                return parent
+    raise NoTemporaryFolderError(
+        problem, hint="set TMPDIR to a folder of yours below folders of yours or root's, or make it sticky: chmod +t"
+    )
+
+
+def _other_parents() -> Iterator[Path]:
+    yield Path("/var/tmp")
+    if (caches := cache_folder()) is not None:
+        yield caches
+    # Last, as it is in memory.
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        yield Path(runtime)
+
+
+@cache
+def _host_and_boot() -> tuple[str, str]:
+    """Short names of this host and of its present boot; where the system has no boot id, the same for every boot."""
+    texts = []
+    for file in (MACHINE_ID, BOOT_ID):
+        try:
+            texts.append(file.read_text())
+        except OSError:
+            texts.append("")
+    machine_id, boot_id = texts
+    host = f"{platform.node()} {machine_id}"
+    return _short(host), _short(boot_id or host)
+
+
+def _short(text: str) -> str:
+    # Short: the paths of Unix sockets have about 100 bytes.
+    return base64.b32encode(hashlib.sha256(text.encode()).digest())[:NAME_LETTERS].decode().lower()
+
+
+def _can_judge(name: str) -> bool:
+    """Whether a free lock proves that the command of this session folder is dead."""
+    host, boot = _host_and_boot()
+    # snapshot-session-HHHHHBBBBB-drawn
+    its_host, its_boot = name[len(PREFIX) :][:NAME_LETTERS], name[len(PREFIX) + NAME_LETTERS :][: NAME_LETTERS + 1]
+    return name.startswith(PREFIX) and (its_boot == f"{boot}-" or its_host == host)
+
+
+@contextmanager
+def claimed_folder(parent: Path) -> Iterator[Path]:
+    """Make a folder in `parent` that counts as in use while this process lives; delete it at the end."""
+    folder, descriptor = _claim(parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _claim(parent: Path) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{''.join(_host_and_boot())}-", dir=parent))
+        try:
+            # Not inheritable: a child that survives this process does not hold the lock.
+            descriptor = os.open(folder, FOLDER_FLAGS)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, descriptor
+        # Before it was locked, another command took it for a dead one's.
+        os.close(descriptor)
+
+
+def delete_dead_sessions(parent: Path) -> None:
+    """Delete the folders in `parent` of this user's commands that were killed, and end the servers that run there.
+
+    Those of other hosts stay.
+    """
+    found: list[Path] = []
+    # It may be one that nobody can list.
+    with suppress(OSError), os.scandir(parent) as entries:
+        found = [Path(entry.path) for entry in entries if _can_judge(entry.name)]
+    for folder in found:
+        # What can't be deleted is left to a later command: this one is to run all the same.
+        with suppress(OSError, SnapshotError):
+            _delete_if_dead(folder)
+
+
+def _delete_if_dead(folder: Path) -> None:
+    descriptor = os.open(folder, FOLDER_FLAGS)
+    try:
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _awaits_jvm(folder):
+                _delete_fleets(folder)
+                shutil.rmtree(folder)
+    finally:
+        os.close(descriptor)
+
+
+def _awaits_jvm(folder: Path) -> bool:
+    """Whether a JVM that the killed command was starting may still come to write there how to reach it.
+
+    It ends when it has done so and finds nobody. Without the folder it would not end at all (spark/start.py).
+    """
+    # pyspark makes a folder of its own for that file.
+    for place in folder.glob("tmp*"):
+        with suppress(OSError):
+            if not any(place.iterdir()) and time.time() - place.stat().st_mtime < JVM_SECONDS_MAX:
+                return True
+    return False
+
+
+def _delete_fleets(folder: Path) -> None:
+    """End the servers of a demo that was killed."""
+    for state in folder.glob(f"*/*/{FLEET}"):
+        from cutline.embedded.fleet import stop_fleet
+
+        stop_fleet(state.parent, delete=True)

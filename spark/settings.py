@@ -1,0 +1,366 @@
+"""Spark's configuration: the session's settings and how they are protected, the JVM's options, the environment.
+
+pyspark puts them on the command lines of a shell and two JVMs, which every user of the machine can read.
+
+A driver listens even if everything runs on one machine, where other users could connect to it; so authentication is
+always on. A cluster is also on a network and writes to the disks of other machines: there, nothing of this can be
+switched off, nor at a `local-cluster`, which is there to try what a cluster does. What runs on a cluster is described
+in Spark's manual, "Security". Nothing here starts anything.
+
+Nothing here starts anything. Settings in [spark] of fleet.toml override the ones chosen here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import locale
+import os
+import pwd
+import re
+import secrets
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import cutline
+from cutline.columns import allocator
+from cutline.fleet.config import JAVA_OPTIONS, has_executors, runs_on_this_machine, secrets_in_options
+from cutline.spark.java import Java
+from cutline.storage.errors import UsageError, remember_secret
+
+SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+DRIVER_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+
+
+@contextmanager
+def in_private_file(settings: Mapping[str, str], folder: Path) -> Iterator[None]:
+    """Let the JVM that is launched in the block read `settings` from a file in `folder`."""
+    file = folder / "spark.properties"
+    lines = [f"{_escaped(name, of_name=True)}={_escaped(value)}\n" for name, value in settings.items()]
+    write_private(file, "".join(lines))
+    before = os.environ.get(SUBMIT_ARGUMENTS)
+    # A properties file replaces the defaults of the Spark installation, unless they are asked for.
+    ours = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
+    os.environ[SUBMIT_ARGUMENTS] = f"{ours} {before or 'pyspark-shell'}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SUBMIT_ARGUMENTS]
+        else:
+            os.environ[SUBMIT_ARGUMENTS] = before
+
+
+def with_private_options(settings: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """`settings`, with the driver's JVM options in a file that java reads: no name tells for sure what is a secret."""
+    changed = dict(settings)
+    for name in DRIVER_JAVA_OPTIONS:
+        if settings.get(name):
+            file = folder / f"{name}.txt"
+            words = [word.replace("\\", "\\\\").replace('"', '\\"') for word in shlex.split(settings[name])]
+            write_private(file, "".join(f'"{word}"\n' for word in words))
+            changed[name] = shlex.quote(f"@{file}")
+    return changed
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner can read, from its first moment on."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
+
+
+def _escaped(text: str, *, of_name: bool = False) -> str:
+    """`text` as in a Java properties file. Source: the documentation of java.util.Properties."""
+    for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"), ("\f", "\\f")):
+        text = text.replace(plain, escaped)
+    for mark in "=: #!" if of_name else "":
+        text = text.replace(mark, f"\\{mark}")
+    return text if of_name or not text[:1].isspace() else f"\\{text}"
+
+
+AUTHENTICATE = "spark.authenticate"
+SECRET = "spark.authenticate.secret"
+SECRET_FILE = "spark.authenticate.secret.file"
+# These hand every session a secret of its own.
+MAKE_SECRETS = ("k8s://", "yarn")
+# Version 2 derives its keys as it should, and GCM notices changed bytes: Spark's defaults do neither, to fit old peers.
+PROTECTION = {
+    AUTHENTICATE: "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+    "spark.network.crypto.authEngineVersion": "2",
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+}
+# What no fleet.toml may switch off where there are executors. Spark's pages know no passwords.
+REQUIRED_ON_A_CLUSTER = {
+    AUTHENTICATE: "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+    "spark.io.encryption.enabled": "true",
+    "spark.ui.enabled": "false",
+}
+
+
+class SparkUnprotectedError(UsageError):
+    """The settings in [spark] would let others on the network read or join the session, or show a secret."""
+
+
+def check_protection(master: str, given: Mapping[str, str]) -> None:
+    """Raise SparkUnprotectedError if `given`, the settings of fleet.toml, leave a session at `master` unprotected."""
+    for name, value in given.items():
+        is_shown = name.endswith(JAVA_OPTIONS) and not name.startswith("spark.driver.")
+        if is_shown and any(secrets_in_options(value)):
+            raise SparkUnprotectedError(
+                f"{name} seems to contain a secret, which Spark would put on a command line",
+                hint="put the option into a file on the machines of the executors, and name that: @/path/of/file",
+                details={"setting": name},
+            )
+    if not has_executors(master):
+        return
+    for name, required in REQUIRED_ON_A_CLUSTER.items():
+        if given.get(name, required).strip().lower() != required:
+            raise SparkUnprotectedError(
+                f"{name} must be {required} at {master}: rows and credentials travel to its executors",
+                hint=f"remove {name.removeprefix('spark.')} from [spark] in fleet.toml;"
+                " the cluster needs the same settings: docs/spark.md",
+                details={"setting": name},
+            )
+    if not _needs_shared_secret(master) or given.get(SECRET):
+        return
+    if not given.get(SECRET_FILE):
+        raise SparkUnprotectedError(
+            f"there is no {SECRET} for {master}: rows and credentials travel to its executors",
+            hint='set authenticate.secret = "${VARIABLE}" or authenticate.secret.file in [spark] of fleet.toml to the'
+            " secret of the cluster: docs/spark.md",
+            details={"setting": SECRET},
+        )
+    _read_secret(Path(given[SECRET_FILE]))
+
+
+def protection_settings(master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The settings that protect a session at `master`, for those that `given` lacks; raises SparkUnprotectedError."""
+    check_protection(master, given)
+    settings = PROTECTION | REQUIRED_ON_A_CLUSTER if has_executors(master) else PROTECTION
+    if master.startswith(MAKE_SECRETS):
+        return dict(settings)
+    if _needs_shared_secret(master) and not given.get(SECRET):
+        return settings | {SECRET: _read_secret(Path(given[SECRET_FILE]))}
+    return settings | {SECRET: secrets.token_hex(32)}
+
+
+def _needs_shared_secret(master: str) -> bool:
+    """Whether all sessions share the secret of the cluster, with its masters and workers."""
+    return master.startswith("spark://")
+
+
+def _read_secret(path: Path) -> str:
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise SparkUnprotectedError(
+            f"{SECRET_FILE}: {path} can't be read: {reason}", hint="name a file with the secret of the cluster"
+        ) from error
+    if not secret:
+        raise SparkUnprotectedError(
+            f"{SECRET_FILE}: {path} is empty", hint="name a file with the secret of the cluster"
+        )
+    remember_secret(secret)
+    return secret
+
+
+DAEMON_MODULE = "cutline.spark.python_daemon"
+LOOPBACK = "127.0.0.1"
+ROWS_PER_ARROW_BATCH_MAX = 100_000
+BYTES_PER_ARROW_BATCH_MAX = 64 * 1024**2
+SHUFFLE_PARTITIONS_MIN = 8
+TASK_ATTEMPTS_MAX = 4
+DRIVER_MEMORY_BYTES_MIN = 1024**3
+DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
+# The path of a socket has at most 104 bytes (macOS; Linux: 108), of which Spark's name for it takes 43.
+SOCKET_FOLDER_BYTES_MAX = 60
+CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+# What the C locale calls its encoding, on Linux and on macOS; and the locale that is like it but for that.
+ASCII, UTF8_LOCALE = ("ANSI_X3.4-1968", "US-ASCII"), "C.UTF-8"
+WORKER_PYTHON = "spark.pyspark.python"
+DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
+EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
+
+# Notebooks and clusters leave these in the environment. On any master a session with a JVM of its own has no use for
+# them: they lead to a Spark Connect server, or to the JVM of another program.
+FOREIGN_VARIABLES = (
+    "SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_API_MODE", "SPARK_CONNECT_MODE", "SPARK_CONNECT_MODE_ENABLED",
+    "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_PIN_THREAD",
+)  # fmt: skip
+# On this machine these don't count either: they would add packages, agents, classes and settings of others to the JVM
+# that has the credentials, or let it keep its files elsewhere. On a cluster they are how a platform describes it.
+FOREIGN_VARIABLES_HERE = (
+    "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_ENV_LOADED", "SPARK_SUBMIT_OPTS", "SPARK_JAVA_OPTS",
+    "SPARK_DIST_CLASSPATH", "SPARK_CLASSPATH", "SPARK_PREPEND_CLASSES", "SPARK_TESTING", "SPARK_SQL_TESTING",
+    "SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "SPARK_LOCAL_HOSTNAME", "SPARK_PUBLIC_DNS", "SPARK_USER", "SPARK_MASTER",
+    "MASTER", "SPARK_DRIVER_MEMORY", "SPARK_EXECUTOR_MEMORY", "SPARK_EXECUTOR_CORES", "SPARK_MEM", "SPARK_BUFFER_SIZE",
+    "SPARK_ANSI_SQL_MODE", "SPARK_REUSE_WORKER", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "HADOOP_CLASSPATH",
+    "HADOOP_PROXY_USER", "HADOOP_USER_NAME", "CLASSPATH", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS",
+)  # fmt: skip
+
+# Spark's log goes to a file: a user could not act on it, and errors reach the command as exceptions.
+LOG4J = """rootLogger.level = error
+rootLogger.appenderRef.file.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %p %c: %m%n%ex
+"""
+
+
+def cores_of(master: str) -> int | None:
+    """How many tasks run at once in the driver; None if executors run them."""
+    if master == "local":
+        return 1
+    if threads := re.fullmatch(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]", master):
+        return _cores_of_this_machine() if threads.group(1) == "*" else int(threads.group(1))
+    return None
+
+
+def with_retries(master: str) -> str:
+    """`master`, with task retries as on a cluster; plain `local[4]` fails when a task's process dies."""
+    if threads := re.fullmatch(r"local(?:\[\s*(\d+|\*)\s*\])?", master):
+        return f"local[{threads.group(1) or 1},{TASK_ATTEMPTS_MAX}]"
+    return master
+
+
+def session_settings(
+    master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str]
+) -> dict[str, str]:
+    """All settings of the session. `given` overrides the rest, but is appended to the options of JVMs.
+
+    Raises SparkUnprotectedError.
+    """
+    settings = {
+        "spark.master": with_retries(master),
+        "spark.app.name": f"snapshot {name}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str(temporary / "warehouse"),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_ARROW_BATCH_MAX),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(BYTES_PER_ARROW_BATCH_MAX),
+        "spark.python.worker.reuse": "true",
+        f"spark.executorEnv.{allocator.VARIABLE}": allocator.SYSTEM,
+        "spark.driver.memory": f"{driver_memory_bytes() // 1024**2}m",
+        "spark.pyspark.driver.python": sys.executable,
+    }
+    if runs_on_this_machine(master):
+        settings |= _places_on_this_machine(temporary)
+    if not has_executors(master):
+        settings |= _settings_without_executors(master, temporary)
+    settings |= protection_settings(master, given)
+    chosen = {DRIVER_OPTIONS: " ".join(jvm_options), EXECUTOR_OPTIONS: settings.get(EXECUTOR_OPTIONS, "")}
+    settings |= given
+    for options, ours in chosen.items():
+        if ours or options in given:
+            settings[options] = f"{ours} {given.get(options, '')}".strip()
+    return settings
+
+
+def jvm_options(temporary: Path, *, runs_tasks: bool) -> list[str]:
+    """The driver's JVM options, except those of the class archive. Writes the log configuration.
+
+    `runs_tasks`: it is the JVM of all tasks, as there are no executors.
+    """
+    log4j = temporary / "log4j2.properties"
+    log4j.write_text(LOG4J, encoding="utf-8")
+    options = [f'"-Dlog4j2.configurationFile=file:{log4j}"', "-Xlog:disable", "-Xlog:all=error:stderr"]
+    options += files_options(temporary)
+    # Measured on 8 million rows: hashing and Arrow transfer take half the time of G1. A cluster chooses its own.
+    return [*options, "-XX:+UseParallelGC"] if runs_tasks else options
+
+
+def is_unnamed_user() -> bool:
+    """Whether the system has no name for this process's user, as in a container that runs as any uid."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return True
+    return False
+
+
+def files_options(temporary: Path) -> list[str]:
+    """The options by which a JVM keeps its files in `temporary`: native libraries, and none about itself in /tmp."""
+    options = [f'"-Djava.io.tmpdir={temporary}"', "-XX:-UsePerfData"]
+    # Without a home, Java's is "?", and Spark would keep a folder there.
+    return [*options, f'"-Duser.home={temporary}"'] if is_unnamed_user() else options
+
+
+def set_encoding_of_paths() -> None:
+    """Let the JVM name files in UTF-8 where the locale knows ASCII alone, as LC_ALL=C does; Python does so anyway."""
+    if locale.nl_langinfo(locale.CODESET) in ASCII:
+        os.environ["LC_ALL"] = UTF8_LOCALE
+
+
+def drop_foreign_variables(master: str) -> None:
+    """Remove from the environment, for the life of this process, what other programs have set for theirs.
+
+    To be called before pyspark is imported, which reads some of it.
+    """
+    for name in (*FOREIGN_VARIABLES, *(FOREIGN_VARIABLES_HERE if runs_on_this_machine(master) else ())):
+        os.environ.pop(name, None)
+
+
+def set_environment(master: str, given: Mapping[str, str], java: Java, spark_home: Path) -> None:
+    """Set the environment variables that Spark's launcher reads, for the life of this process.
+
+    `given` or the user's environment may name another Python for the workers of executors than the driver's.
+    """
+    set_encoding_of_paths()
+    # The launcher is a JVM as well; it writes no files but those about itself.
+    os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:-UsePerfData"
+    os.environ["JAVA_HOME"] = str(java.launch_home)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    chosen = (given.get(WORKER_PYTHON) or os.environ.get("PYSPARK_PYTHON")) if has_executors(master) else ""
+    os.environ["PYSPARK_PYTHON"] = chosen or sys.executable
+    if runs_on_this_machine(master):
+        os.environ["SPARK_HOME"] = str(spark_home)
+        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
+    else:
+        os.environ.setdefault("SPARK_HOME", str(spark_home))
+
+
+def driver_memory_bytes() -> int:
+    """A quarter of the memory of the machine or container, within the bounds that Spark needs."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no such file, or its content is "max"
+        available = min(available, int(CGROUP_MEMORY_LIMIT.read_text()))
+    return max(DRIVER_MEMORY_BYTES_MIN, min(available // 4, DRIVER_MEMORY_BYTES_MAX))
+
+
+def _places_on_this_machine(temporary: Path) -> dict[str, str]:
+    return {
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.local.dir": str(temporary / "local"),
+        EXECUTOR_OPTIONS: " ".join(files_options(temporary)),
+        # Executors import the same packages as this process, installed or not.
+        "spark.executorEnv.PYTHONPATH": str(Path(cutline.__file__).resolve().parents[1]),
+        # Otherwise a folder `cutline` in the working directory would come first.
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
+    }
+
+
+def _settings_without_executors(master: str, temporary: Path) -> dict[str, str]:
+    settings = {"spark.python.daemon.module": DAEMON_MODULE}
+    if len(os.fsencode(temporary)) <= SOCKET_FOLDER_BYTES_MAX:
+        # Over TCP, a task waits 40 ms for a delayed acknowledgement: longer than a small task takes.
+        settings["spark.python.unix.domain.socket.enabled"] = "true"
+        settings["spark.python.unix.domain.socket.dir"] = str(temporary)
+    if cores := cores_of(master):
+        settings["spark.sql.shuffle.partitions"] = str(max(SHUFFLE_PARTITIONS_MIN, 2 * cores))
+    return settings
+
+
+def _cores_of_this_machine() -> int:
+    return os.cpu_count() or 1

@@ -1,0 +1,427 @@
+"""Run plain tasks as a Spark job, with progress, and with no more at a time on a node than it can take.
+
+An accumulator of the Spark context carries it. Spark may run a lane twice; it counts once.
+
+A Spark task costs 10 to 50 ms of processor time, however little it does, and a session of a node has to be free while
+it runs. So tasks are dealt to lanes. A lane is one Spark task, which does its tasks one after the other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+
+from cutline.columns.python_workers import FirstWork, begin_task, first_work
+from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.progress import Progress, Reading
+from cutline.nodes.watch import Watch
+from cutline.spark.needs import WAIT_SECONDS, ExecutorNeeds, raising_executor_errors
+from cutline.spark.preflight import WAIT_SETTING, awaiting_executors
+from cutline.storage.errors import ErrorReport, error_of
+from cutline.storage.waits import pass_on
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator, SparkContext
+    from pyspark.sql import SparkSession
+
+# The numbers of lanes that have ended, by job.
+Lanes: TypeAlias = dict[int, set[int]]
+_jobs = itertools.count()
+
+
+class LanesParam:
+    """How Spark adds up lanes: as an AccumulatorParam, whose module is not imported for it."""
+
+    def zero(self, _: Lanes) -> Lanes:
+        """What a task begins with."""
+        return {}
+
+    def addInPlace(self, total: Lanes, more: Lanes) -> Lanes:  # noqa: N802  # Spark's name
+        """Add what another task says."""
+        for job, lanes in more.items():
+            total.setdefault(job, set()).update(lanes)
+        return total
+
+
+class EndedLanes:
+    """The lanes of one job that have ended. Tasks are sent `accumulator` and `job`, and call `say_ended`."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self.accumulator, self.job = _accumulator_of(context), next(_jobs)
+        self._seen: set[int] = set()
+
+    def new(self) -> set[int]:
+        """Those that have ended since the last call."""
+        found = self.accumulator.value.get(self.job, set()) - self._seen
+        self._seen |= found
+        return found
+
+    def left(self, count: int) -> set[int]:
+        """Those of the first `count` lanes, which have all ended, that no call has returned."""
+        return set(range(count)) - self._seen
+
+    def close(self) -> None:
+        """Forget the job."""
+        self.accumulator.value.pop(self.job, None)
+
+
+def say_ended(accumulator: Accumulator[Lanes], job: int, lane: int) -> None:
+    """Let the driver know, with the task's result, that the lane has ended; in an executor."""
+    accumulator.add({job: {lane}})
+
+
+@lru_cache(maxsize=1)
+def _accumulator_of(context: SparkContext) -> Accumulator[Lanes]:
+    # One for all jobs: Spark never forgets an accumulator.
+    param: Any = LanesParam()
+    found: Accumulator[Lanes] = context.accumulator({}, param)
+    return found
+
+
+Task = TypeVar("Task")
+
+
+def _one(_: object) -> int:
+    return 1
+
+
+class NodeShares(Generic[Task]):
+    """Tells `progress` how much is done on each node and on all together, as tasks end.
+
+    `totals` is what there is to do by node, in `unit`s; a task counts for `amount_of` it, on the node `node_of` it.
+    Tasks are advanced, too. Any thread may say that some have ended.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        totals: Mapping[str, int],
+        node_of: Callable[[Task], str],
+        amount_of: Callable[[Task], int],
+        unit: str = "bytes",
+    ) -> None:
+        self.progress, self._totals, self._unit = progress, totals, unit
+        self._node_of, self._amount_of = node_of, amount_of
+        self._done = Counter[str]()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_tasks(
+        cls,
+        progress: Progress,
+        tasks: Sequence[Task],
+        node_of: Callable[[Task], str],
+        bytes_of: Callable[[Task], int] | None = None,
+    ) -> NodeShares[Task]:
+        """The shares of these tasks, which are all that there is to do; by their number if bytes are not known."""
+        amount_of, unit = (bytes_of, "bytes") if bytes_of else (_one, "tasks")
+        totals = Counter[str]()
+        for task in tasks:
+            totals[node_of(task)] += amount_of(task)
+        return cls(progress, totals, node_of, amount_of, unit)
+
+    def begin(self) -> None:
+        """Tell what there is to do."""
+        with self._lock:
+            self._tell(self._totals)
+
+    def end(self, tasks: Sequence[Task]) -> None:
+        """Count tasks that have ended."""
+        if not tasks:
+            return
+        self.progress.advance(len(tasks))
+        with self._lock:
+            for task in tasks:
+                self._done[self._node_of(task)] += self._amount_of(task)
+            self._tell(dict.fromkeys(map(self._node_of, tasks)))
+
+    def _tell(self, nodes: Mapping[str, object]) -> None:
+        for node in nodes:
+            self.progress.tell(Reading(self._done[node], self._totals.get(node), self._unit, node))
+        self.progress.tell(Reading(self._done.total(), sum(self._totals.values()), self._unit))
+
+
+# A lane of objects or pages has at least this many bytes, unless there are too few lanes for all cores.
+LANE_BYTES = 4 << 20
+# Per core: enough that the lanes' different lengths even out.
+LANES_PER_CORE_MIN, LANES_PER_CORE_MAX = 4, 16
+# Up to so many lanes cost little, and show how far a job is.
+LANES_AT_LEAST = 256
+LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
+
+
+def _no_nodes(_: Any) -> Iterable[str]:
+    return ()
+
+
+# In Python 3.11 a class that is generic and frozen can't have slots, too.
+@dataclass(frozen=True)
+class Dealing(Generic[Task]):
+    """The bytes of a task, and the nodes that it has sessions on; `sessions` are by node the most at a time."""
+
+    bytes_of: Callable[[Task], int]
+    nodes_of: Callable[[Task], Iterable[str]] = _no_nodes
+    sessions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """How many cores a session's executors have now, and the most tasks that they may ever run at once."""
+
+    now: int
+    most: float
+
+    @property
+    def lanes_max(self) -> int:
+        """How many lanes a job has at most."""
+        return max(LANES_AT_LEAST, LANES_PER_CORE_MAX * self.now)
+
+
+def cores_of(spark: SparkSession) -> Cores:
+    """The session's cores. On clusters more executors may come, unless `spark.cores.max` limits them."""
+    now, master = max(spark.sparkContext.defaultParallelism, 1), str(spark.sparkContext.master)
+    if cluster := LOCAL_CLUSTER.match(master):
+        # Some of its executors may not have come yet.
+        now = math.prod(map(int, cluster.groups()))
+    limit = spark.conf.get("spark.cores.max", None)
+    return Cores(now, now if master.startswith("local") else float(limit) if limit else math.inf)
+
+
+def limited_sessions(spark: SparkSession, sessions: Mapping[str, int], jobs: int = 1) -> dict[str, int]:
+    """`sessions` by node for each of so many jobs side by side; those that no number of tasks can exceed are left out.
+
+    A task that Spark runs twice, because it seems slow, has two sessions.
+    """
+    most = cores_of(spark).most
+    copies = 2 if spark.conf.get("spark.speculation", "false") == "true" else 1
+    return {node: max(number // (jobs * copies), 1) for node, number in sessions.items() if number < most * copies}
+
+
+def deal(tasks: Sequence[Task], dealing: Dealing[Task], cores: Cores) -> list[list[int]]:
+    """The lanes, as numbers of tasks; those that begin with the largest tasks come first.
+
+    `dealing.sessions` has only nodes that the job could ask for more sessions than that.
+    """
+    sizes = [max(dealing.bytes_of(task), 1) for task in tasks]
+    total = sum(sizes)
+    wanted = min(max(total // LANE_BYTES, LANES_PER_CORE_MIN * cores.now), cores.lanes_max)
+    lanes: list[list[int]] = []
+    for some, most in _together(tasks, dealing):
+        share = math.ceil(wanted * sum(sizes[number] for number in some) / total)
+        lanes += _spread(some, sizes, int(min(share, most, len(some))))
+    return sorted(lanes, key=lambda lane: -sizes[lane[0]])
+
+
+def _together(tasks: Sequence[Task], dealing: Dealing[Task]) -> Iterable[tuple[list[int], float]]:
+    """The numbers of the tasks that share nodes with limits, directly or by others; each with the least limit."""
+    parents = {node: node for node in dealing.sessions}
+
+    def root(node: str) -> str:
+        while parents[node] != node:
+            parents[node] = node = parents[parents[node]]
+        return node
+
+    first: dict[int, str] = {}
+    for number, task in enumerate(tasks):
+        for node in dealing.nodes_of(task):
+            if node in parents:
+                parents[root(node)] = root(first.setdefault(number, node))
+    found: dict[str, list[int]] = {}
+    for number in range(len(tasks)):
+        found.setdefault(root(first[number]) if number in first else "", []).append(number)
+    least = dict.fromkeys(found, math.inf)
+    for node, most in dealing.sessions.items():
+        if (one := root(node)) in least:
+            least[one] = min(least[one], most)
+    return [(numbers, least[one]) for one, numbers in found.items()]
+
+
+def _spread(numbers: Sequence[int], sizes: Sequence[int], count: int) -> list[list[int]]:
+    """These tasks in `count` lanes of about equal bytes: the largest first, each to the lane that has the least."""
+    lanes: list[list[int]] = [[] for _ in range(count)]
+    heap = [(0, lane) for lane in range(count)]
+    for number in sorted(numbers, key=lambda number: -sizes[number]):
+        load, lane = heap[0]
+        lanes[lane].append(number)
+        heapq.heapreplace(heap, (load + sizes[number], lane))
+    return lanes
+
+
+Report = TypeVar("Report")
+POLL_SECONDS = 0.3
+# 20,000 base-object tasks take about 50 MB in the driver; at 64 MB each a job reads over 1 TB.
+TASKS_PER_JOB_MAX = 20_000
+
+
+class SparkSource(Protocol):
+    """A Spark session that may not be started yet."""
+
+    def begin(self, needs: ExecutorNeeds, progress: Progress) -> None:
+        """Start it in the background, unless it was started before.
+
+        On a cluster wait for it, and raise the error of any executor that can't take part: before anything is made.
+        """
+        ...
+
+    def session(self) -> SparkSession:
+        """Start it unless it was started before, wait for it and return it."""
+        ...
+
+
+def start_session(spark: SparkSource, progress: Progress) -> SparkSession:
+    """Wait for the Spark session, as a separate step of `progress`, and return it."""
+    progress.step("start Spark")
+    session = spark.session()
+    progress.reached(CrashPoint.SPARK_READY)
+    return session
+
+
+def run_tasks(
+    spark: SparkSession,
+    work: Callable[[Task], Report],
+    tasks: Sequence[Task],
+    progress: Progress | NodeShares[Task],
+    dealing: Dealing[Task] | None = None,
+    watch: Watch | None = None,
+) -> list[Report]:
+    """Run `work` on every task in Spark tasks; return the reports in the order of the tasks.
+
+    They are dealt to Spark tasks as `dealing` says; without it, each is one. If a node that `watch` asks falls silent,
+    the job is cancelled: a task may be waiting for that node. Reports are small (descriptions of objects), so
+    collecting them is bounded by the number of tasks.
+    """
+    if not tasks:
+        return []
+    lanes = deal(tasks, dealing, cores_of(spark)) if dealing else [[number] for number in range(len(tasks))]
+    shown: Progress = progress.progress if isinstance(progress, NodeShares) else progress
+
+    def count(numbers: Iterable[int]) -> None:
+        done = [tasks[number] for lane in numbers for number in lanes[lane]]
+        if isinstance(progress, NodeShares):
+            progress.end(done)
+        else:
+            progress.advance(len(done))
+
+    with closing(EndedLanes(spark.sparkContext)) as ended:
+        with job_progress(spark, shown, watch, lambda: count(ended.new())):
+            dealt = spark.sparkContext.parallelize(
+                [(lane, [tasks[number] for number in numbers]) for lane, numbers in enumerate(lanes)], len(lanes)
+            )
+            reports = dealt.map(partial(_run, work, first_work(), ended.accumulator, ended.job)).collect()
+        # Those that ended after the last poll.
+        count(ended.left(len(lanes)))
+    by_task = dict(zip(chain.from_iterable(lanes), chain.from_iterable(reports), strict=True))
+    return [by_task[number] for number in range(len(tasks))]
+
+
+def run_many(
+    spark: SparkSession,
+    work: Callable[[Task], Report],
+    tasks: Iterable[Task],
+    progress: Progress | NodeShares[Task],
+    dealing: Dealing[Task] | None = None,
+) -> Iterator[list[Report]]:
+    """`run_tasks` of any number of tasks: TASKS_PER_JOB_MAX at a time are in memory. Yields the reports of each job."""
+    left = iter(tasks)
+    while some := list(islice(left, TASKS_PER_JOB_MAX)):
+        yield run_tasks(spark, work, some, progress, dealing)
+
+
+def _run(
+    work: Callable[[Task], Report],
+    first: FirstWork | None,
+    ended: Accumulator[Lanes],
+    job: int,
+    dealt: tuple[int, Sequence[Task]],
+) -> list[Report]:
+    lane, tasks = dealt
+    begin_task(first)
+    reports = [work(task) for task in tasks]
+    say_ended(ended, job, lane)
+    return reports
+
+
+@contextmanager
+def job_progress(
+    spark: SparkSession,
+    progress: Progress,
+    watch: Watch | None = None,
+    count: Callable[[], object] | None = None,
+) -> Iterator[None]:
+    """Report the tasks that end in the jobs of this block; or call `count` now and then, which does.
+
+    The jobs are cancelled if the block raises, and if `watch` finds a node silent.
+    """
+    with polling(count or _stage_count(spark, progress)):
+        try:
+            with (
+                watch.on_silence(spark.sparkContext.cancelAllJobs) if watch else nullcontext(),
+                awaiting_executors(spark, float(spark.conf.get(WAIT_SETTING, str(WAIT_SECONDS)) or 0), progress),
+                raising_executor_errors(),
+            ):
+                yield
+        except BaseException:
+            # Tasks must release their sessions and slots before the caller cleans up the nodes.
+            spark.sparkContext.cancelAllJobs()
+            raise
+
+
+@contextmanager
+def stage_progress(spark: SparkSession, progress: Progress) -> Iterator[None]:
+    """Report the tasks that end in the jobs of this block, which are protected elsewhere."""
+    with polling(_stage_count(spark, progress)):
+        yield
+
+
+def _stage_count(spark: SparkSession, progress: Progress) -> Callable[[], None]:
+    """A function that advances `progress` by the tasks that have ended in the stages at work since its last call."""
+    tracker = spark.sparkContext.statusTracker()
+    seen: dict[int, int] = {}
+
+    def count() -> None:
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info and info.numCompletedTasks > seen.get(stage, 0):
+                progress.advance(info.numCompletedTasks - seen.get(stage, 0))
+                seen[stage] = info.numCompletedTasks
+
+    return count
+
+
+@contextmanager
+def polling(count: Callable[[], object]) -> Iterator[None]:
+    """Call `count` every POLL_SECONDS while the block runs, in another thread, and tell what tasks wait for."""
+    done = threading.Event()
+
+    def poll() -> None:
+        while not done.wait(POLL_SECONDS):
+            count()
+            pass_on()
+
+    thread = threading.Thread(target=poll, name="job progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def raise_first(problems: Sequence[ErrorReport | None]) -> None:
+    """Raise the first error that a task reported, in its own class; its details have the other messages."""
+    reported = [problem for problem in problems if problem]
+    if reported:
+        error = error_of(reported[0])
+        if len(reported) > 1:
+            error.details["others"] = [problem["message"] for problem in reported[1:]]
+        raise error

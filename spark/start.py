@@ -1,0 +1,365 @@
+"""The only place that builds a Spark session; everything else receives one.
+
+Spark starts in a thread, so that the command can work meanwhile. The JVM runs in a separate process session: Ctrl-C
+reaches only this process, which then ends the JVM. If this process dies, the JVM reads the end of its input and exits.
+Importing this module does not import pyspark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from cutline.fleet.config import has_executors, runs_on_this_machine
+from cutline.fleet.own_files import cache_folder
+from cutline.spark.class_archive import archive_options, is_recording
+from cutline.spark.java import find_java
+from cutline.spark.served_archive import ARCHIVE, HOST, ServedArchive
+from cutline.spark.session_folder import lasting_folder
+from cutline.spark.settings import (
+    LOOPBACK,
+    check_protection,
+    drop_foreign_variables,
+    in_private_file,
+    is_unnamed_user,
+    jvm_options,
+    session_settings,
+    set_environment,
+    with_private_options,
+)
+from cutline.storage import waits
+from cutline.storage.errors import RefusedError, SnapshotError, UsageError, redact
+from cutline.storage.process_limits import MEMORY_HINT, TooLittleMemoryError, says_no_memory, says_used_up
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cutline.fleet.config import Fleet
+
+LAUNCH_SECONDS_MAX = 10
+END_SECONDS_MAX = 10
+LOOK_SECONDS = 1.0
+UNNAMED_USER = "cutline"
+# What Spark logs when the other side knows another secret, or none, or uses another version or cipher.
+UNTRUSTED = "Exception while bootstrapping client"
+# What Spark logs before it ends because executors on Kubernetes ended one after the other.
+EXECUTORS_FAILED = "Max number of executor failures"
+# The same on a standalone cluster.
+APPLICATION_REMOVED = "Master removed our application: FAILED"
+CAUSED_BY = "Caused by: "
+IN_MAIN, INITIALIZER = 'Exception in thread "main" ', "java.lang.ExceptionInInitializerError"
+
+
+class SparkStartError(RefusedError):
+    """Spark did not start; its log is kept."""
+
+    def __init__(self, reason: str, log: Path) -> None:
+        super().__init__(
+            f"spark did not start: {reason}",
+            hint=f"see its log, {log}, and the master and settings in [spark] of fleet.toml",
+            details={"log": str(log)},
+        )
+
+
+class NoLoopbackError(RefusedError):
+    """The machine has no IPv4 loopback address, at which Spark's processes talk to each other."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"spark did not start: its processes talk to each other at {LOOPBACK}, which this machine doesn't have:"
+            f" {reason}",
+            hint=f"add the address to the loopback interface: ip address add {LOOPBACK}/8 dev lo",
+        )
+
+
+def check_loopback() -> None:
+    """Raise NoLoopbackError unless this process can listen at LOOPBACK: py4j knows no other address."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK, 0))
+        except OSError as error:
+            raise NoLoopbackError(error.strerror or str(error)) from error
+
+
+def start_spark(fleet: Fleet, name: str) -> SparkStart:
+    """Begin to start Spark as fleet.toml configures it, for the command `name`, and return at once."""
+    return start_spark_at(fleet.spark_master, fleet.spark_settings, name)
+
+
+def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> SparkStart:
+    """Begin to start Spark at `master` and return at once; `settings` override the chosen ones.
+
+    Raises SparkUnprotectedError if they leave the session unprotected, and UsageError if the current folder is gone,
+    without which no JVM starts.
+    """
+    check_protection(master, settings)
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder is gone", hint="change to one that exists, then repeat") from None
+    return SparkStart(master, settings, name)
+
+
+class SparkStart:
+    """A Spark session that is starting, running or stopped. A process can have one at a time."""
+
+    def __init__(self, master: str, settings: Mapping[str, str], name: str) -> None:
+        self._master = master
+        self._settings = settings
+        self._name = name
+        self.temporary = Path(tempfile.mkdtemp(prefix="spark-"))
+        self.is_recording = False
+        self._log = self.temporary / "spark.log"
+        self._gateway: Any = None
+        self._jvm: subprocess.Popen[bytes] | None = None
+        self._session: SparkSession | None = None
+        self._error: BaseException | None = None
+        self._work: Path | None = None
+        self._archive: ServedArchive | None = None
+        self._is_unwanted = threading.Event()
+        # Up to Python 3.12 an interrupted join marks the thread as ended, so don't join it.
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._start, name="start spark", daemon=True)
+        self._thread.start()
+
+    def session(self) -> SparkSession:
+        """The session; waits until it has started. Raises NoJavaError, SparkStartError or TooLittleMemoryError."""
+        # Without memory the thread may end before it can say so.
+        while not self._is_over.wait(LOOK_SECONDS) and self._thread.is_alive():
+            pass
+        if self._error is not None:
+            raise self._error
+        if self._session is None:
+            if self._is_unwanted.is_set():
+                raise RuntimeError("the session was stopped")
+            raise TooLittleMemoryError("the thread that starts Spark has ended")
+        return self._session
+
+    def stop(self, *, graceful: bool = True, archive_seconds_max: float = 0) -> None:
+        """End the session and its JVM, and delete its files. Safe to repeat, also while the session is starting.
+
+        If not `graceful`, kill the JVM without asking Spark: after an error nothing it holds is needed. A JVM that
+        writes its class archive (once per machine) gets `archive_seconds_max`, then finishes unattended.
+        """
+        self._is_unwanted.set()
+        if not graceful:
+            _keep_text(sys.exc_info()[1])
+        self._await_jvm(and_session=graceful)
+        session, self._session = self._session, None
+        if session is not None and graceful:
+            session.stop()
+        if self._jvm is not None:
+            self._end_jvm(self._jvm, graceful=graceful, archive_seconds_max=archive_seconds_max)
+            _forget_session()
+            self._jvm = self._gateway = None
+        if self._archive is not None:
+            self._archive.close()
+            self._archive = None
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._work.parent.rmdir()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.stop(graceful=error is None)
+
+    def _start(self) -> None:
+        try:
+            self._build()
+        except SnapshotError as error:
+            self._error = error
+        except Exception as error:  # noqa: BLE001  # session() raises it
+            # If stop() ended the JVM during its start, that is no error.
+            if not self._is_unwanted.is_set():
+                self._error = _start_error(error, self._log)
+                self._error.__cause__ = error
+        finally:
+            self._is_over.set()
+
+    def _build(self) -> None:
+        check_loopback()
+        drop_foreign_variables(self._master)
+        import pyspark
+
+        if pyspark.SparkContext._active_spark_context is not None:
+            raise RuntimeError("this process has a Spark session already")
+        settings = self._configure(Path(pyspark.__file__).parent, pyspark.__version__)
+        with self._log.open("wb") as log, in_private_file(settings, self.temporary):
+            output = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+            self._launch_gateway(output)
+        if self._is_unwanted.is_set():
+            return
+        if settings.get(ARCHIVE) and has_executors(self._master):
+            spark = self._gateway.jvm.org.apache.spark
+            host = spark.SparkConf().get(HOST, spark.util.Utils.localCanonicalHostName())
+            self._archive = ServedArchive(settings, host)
+            settings |= self._archive.settings
+        if is_unnamed_user():
+            # Hadoop asks the system for the name of whoever runs it, unless it is told one.
+            users = self._gateway.jvm.org.apache.hadoop.security.UserGroupInformation
+            users.setLoginUser(users.createRemoteUser(UNNAMED_USER))
+        from pyspark.sql import SparkSession
+
+        conf = pyspark.SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        context = pyspark.SparkContext(conf=conf, gateway=self._gateway)
+        # The workers of a local-cluster keep their executors' files in SPARK_HOME and never delete them.
+        self._work = Path(os.environ["SPARK_HOME"]) / "work" / str(context.applicationId)
+        # Otherwise socketserver prints an error when a killed JVM's connection ends.
+        setattr(context._accumulatorServer, "handle_error", lambda *_: None)  # noqa: B010  # mypy refuses the plain form
+        self._session = SparkSession.builder.getOrCreate()
+
+    def _launch_gateway(self, output: dict[str, Any]) -> None:
+        """Start the JVM, and connect to it; stop() knows its process at once: it may be long until it can be reached.
+
+        Left alone, it would not end: without the folder in which it says how to reach it, its first thread dies alone.
+        """
+        from pyspark import java_gateway
+
+        def launch(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+            if self._is_unwanted.is_set():
+                raise RuntimeError("the session was stopped")
+            self._jvm = subprocess.Popen(*arguments, **settings)
+            return self._jvm
+
+        setattr(java_gateway, "Popen", launch)  # noqa: B010  # mypy refuses the plain form
+        self._gateway = java_gateway.launch_gateway(None, output)  # type: ignore[no-untyped-call]  # pyspark's own
+
+    def _configure(self, spark_home: Path, spark_version: str) -> dict[str, str]:
+        _silence_pyspark()
+        java = find_java(*filter(None, [cache_folder()]), self.temporary)
+        archive = archive_options(java, spark_home, spark_version)
+        self.is_recording = is_recording(archive)
+        set_environment(self._master, self._settings, java, spark_home)
+        if runs_on_this_machine(self._master):
+            # Tasks inherit it.
+            os.environ[waits.VARIABLE] = str(self.temporary / "store-waits")
+        options = [*archive, *jvm_options(self.temporary, runs_tasks=not has_executors(self._master))]
+        settings = session_settings(self._master, self._settings, self._name, self.temporary, options)
+        return with_private_options(settings, self.temporary)
+
+    def _await_jvm(self, *, and_session: bool) -> None:
+        """Wait until there is a JVM to end, or there will be none."""
+        deadline = time.monotonic() + LAUNCH_SECONDS_MAX
+        while and_session or self._jvm is None:
+            if self._is_over.wait(0.05) or time.monotonic() > deadline:
+                return
+
+    def _end_jvm(self, jvm: subprocess.Popen[bytes], *, graceful: bool, archive_seconds_max: float) -> None:
+        """Ask the JVM to end; kill it and its children if it does not, or if not `graceful`."""
+        if graceful and self._gateway is not None:
+            # Only if graceful: after an aborted call this would wait for the call's answer.
+            self._gateway.shutdown()
+        if jvm.stdin is not None:
+            jvm.stdin.close()
+        if graceful or not runs_on_this_machine(self._master):
+            # Its shutdown hooks release our resources on a cluster.
+            jvm.terminate()
+            if self.is_recording and archive_seconds_max == 0:
+                return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                jvm.wait(max(END_SECONDS_MAX, archive_seconds_max))
+                return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(jvm.pid, signal.SIGKILL)
+        jvm.wait()
+
+
+def _start_error(error: Exception, log: Path) -> SnapshotError:
+    reason, kept = _reason(error, log), _keep(log)
+    if not says_no_memory(reason):
+        return SparkStartError(reason, kept)
+    return TooLittleMemoryError(
+        f"spark did not start: {reason}",
+        hint=f"{MEMORY_HINT}; the heap of its process is driver.memory in [spark] of fleet.toml; its log: {kept}",
+    )
+
+
+def _keep(log: Path) -> Path:
+    """Copy the log to where it outlives the command; only its owner can read it."""
+    handle, kept = tempfile.mkstemp(prefix="snapshot-spark-", suffix=".log", dir=lasting_folder())
+    with os.fdopen(handle, "w", errors="backslashreplace") as copy, contextlib.suppress(FileNotFoundError):
+        copy.write(redact(log.read_text(errors="replace")))
+    return Path(kept)
+
+
+def _silence_pyspark() -> None:
+    """Keep Spark's logging off stderr: the logged exceptions are raised as well."""
+    from pyspark.logger import PySparkLogger
+
+    # The warning concerns pandas objects, which are not used: rows travel as Arrow batches.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: "while sending command" not in str(record.msg))
+
+
+def _forget_session() -> None:
+    """Make pyspark forget its JVM, so that this process can start another."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _keep_text(error: BaseException | None) -> None:
+    """Add the text of Spark's exceptions as notes: they would ask the JVM for it, which is about to end."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if type(error).__module__.startswith(("pyspark.", "py4j.")):
+            with contextlib.suppress(Exception):
+                error.add_note(str(error))
+        error = error.__cause__ or error.__context__
+
+
+def _reason(error: Exception, log: Path) -> str:
+    """The line that says what happened: a Java exception's message and first cause, or the last of a dead JVM's log."""
+    # Spark's exceptions ask the JVM for their text, which may have ended.
+    text = ""
+    with contextlib.suppress(Exception):
+        text = str(error)
+    lines = text.splitlines() or [type(error).__name__]
+    reason = next((line[2:] for line in lines if line.startswith(": ")), lines[0])
+    causes = [line.removeprefix(CAUSED_BY) for line in lines if line.startswith(CAUSED_BY)]
+    logged = log.read_text(errors="replace").splitlines() if log.exists() else []
+    if any(EXECUTORS_FAILED in line for line in logged):
+        return (
+            "its executors end as soon as they begin; their pods' logs say why, which"
+            ' "kubernetes.executor.deleteOnTermination" = "false" in [spark] keeps'
+        )
+    if any(APPLICATION_REMOVED in line for line in logged):
+        return "its executors end as soon as they begin; the logs of the cluster's workers say why"
+    if any(map(says_used_up, logged)):
+        return "too many open files"
+    if lacking := next(filter(says_no_memory, [*logged, *lines]), ""):
+        return lacking
+    if text and "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
+        return f"{reason}: {causes[-1]}" if causes else reason
+    if any(UNTRUSTED in line for line in logged):
+        return "it and the cluster have different secrets (spark.authenticate.secret), or encrypt in different ways"
+    reasons = [line for line in logged if "Exception" in line or "Reason: " in line]
+    first = next(iter([*reasons, *logged[-1:], reason])).rpartition("Reason: ")[2]
+    # A JVM that dies while a class is loaded says in its first line only that.
+    causes = [line.removeprefix(CAUSED_BY) for line in logged if line.startswith(CAUSED_BY)]
+    return f"{first}: {causes[-1]}" if causes and first == IN_MAIN + INITIALIZER else first

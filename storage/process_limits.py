@@ -1,0 +1,202 @@
+"""The limits of this process: open files, memory and threads, recognized in errors and named in the error that ends it.
+
+Libraries pass it on as text, and so do executors.
+
+A command has about five on each node, and the limit that a shell or cron starts it with is often 1,024 of a hard one of
+a million: nothing that is used here needs the low one, which is kept for programs that call select().
+
+Python waits in `Thread.start` until the new thread says that it has begun. One that gets no memory for its first call
+dies before, and that wait has no end: of ours as of any library's, such as the one that Spark is reached through.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
+
+# A server's message begins with its severity: the server lacks it.
+OF_SERVER = re.compile(r"\b[A-Z]{3,}:  ")
+
+
+def is_behind(error: BaseException, numbers: Collection[int], says: Callable[[str], bool]) -> bool:
+    """Whether this error, or one that caused it, is an OSError with one of the `numbers`, or `says` so of its text."""
+    for link in _links(error):
+        if isinstance(link, OSError) and link.errno in numbers:
+            return True
+        text = link.message if isinstance(link, SnapshotError) else ""
+        # An exception of Java's asks its process, which may have ended.
+        with suppress(Exception):
+            text = text or str(link)
+        if isinstance(link, MemoryError):
+            text = f"{type(link).__name__}: {text}"
+        # A server's errors have an SQLSTATE, those of its client library none; the first cause says whose text it is.
+        is_server = any(getattr(one, "sqlstate", None) for one in (link, link.__cause__))
+        if not is_server and not OF_SERVER.search(text) and says(text):
+            return True
+    return False
+
+
+def _links(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+MEMORY_HINT = (
+    "give the command more memory and threads and repeat it; it may have a limit: MemoryMax= or TasksMax= of a systemd"
+    " unit, the container's, ulimit -v or -u"
+)
+# As Python, the loader of libraries, Arrow, the JVM and its launcher say it.
+TEXT = re.compile(
+    rf"""\bMemoryError\b | ArrowMemoryError | OutOfMemoryError | {re.escape(os.strerror(errno.ENOMEM)).lower()}
+      | can't\ start\ new\ thread | unable\ to\ create\ native\ thread | failed\ to\ map\ segment
+      | could\ not\ (?:reserve\ enough\ space|allocate\ ) | insufficient\ memory | malloc\ of\ size | out\ of\ memory
+      | cannot\ create\ (?:\w+\ )*thread | fork:\ (?:retry:\ )?{re.escape(os.strerror(errno.EAGAIN)).lower()}
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+class TooLittleMemoryError(UnreachableError):
+    """The process gets no more memory."""
+
+    def __init__(self, reason: str, hint: str = MEMORY_HINT) -> None:
+        super().__init__(f"too little memory: {reason}" if reason else "too little memory", hint=hint)
+
+
+def says_no_memory(text: str) -> bool:
+    """Whether a library's message, or the JVM's, is that there is no more memory."""
+    return TEXT.search(text) is not None
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether this error, or one that caused it, is that the process gets no more memory."""
+    return is_behind(error, {errno.ENOMEM}, says_no_memory)
+
+
+USED_UP = {errno.EMFILE, errno.ENFILE}
+# Libraries pass it on as text, and so do executors.
+TEXTS = tuple(os.strerror(number).lower() for number in USED_UP)
+OF_MACHINE = os.strerror(errno.ENFILE).lower()
+# What macOS grants although it says that there is no hard limit.
+GRANTED_ANYWAY = 10_240
+FILES_PER_CONNECTION = 3
+OPEN_FILES_HINT = (
+    "raise the hard limit and repeat the command; it needs about 5 for each node, and 100, and Spark's process 500."
+    " For a systemd unit: LimitNOFILE=4096; for a user, in a new session: `USER hard nofile 4096` in"
+    " /etc/security/limits.conf"
+)
+HINT_OF_MACHINE = "raise it with sysctl fs.file-max, or see which processes have so many files open"
+
+
+class OpenFilesError(UnreachableError):
+    """The process may open no more files and connections."""
+
+    def __init__(self, reason: str, details: Mapping[str, object] | None = None) -> None:
+        is_machine = OF_MACHINE in reason.lower()
+        limit = "the machine's limit on open files (fs.file-max) is used up" if is_machine else limit_text()
+        hint = HINT_OF_MACHINE if is_machine else OPEN_FILES_HINT
+        super().__init__(f"{limit}: {reason}", hint=hint, details={**(details or {}), "limit": open_files_limit()})
+
+
+def open_files_limit() -> int:
+    """How many files and connections this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def limit_text() -> str:
+    """What is wrong, with the limit."""
+    return f"the limit of {open_files_limit()} open files and connections (ulimit -n) is used up"
+
+
+def raise_limit() -> None:
+    """Raise the limit to the hard one, for this process and those that it starts, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in (hard, GRANTED_ANYWAY):
+        if soft in (hard, resource.RLIM_INFINITY) or (limit <= soft and limit != resource.RLIM_INFINITY):
+            return
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return
+
+
+def are_few_left() -> bool:
+    """Whether a connection, which needs two or three, can't be opened now."""
+    opened: list[int] = []
+    try:
+        while len(opened) < FILES_PER_CONNECTION:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in USED_UP
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return False
+
+
+def says_used_up(text: str) -> bool:
+    """Whether a library's message is that no more files can be opened; of a server's message it is another's limit."""
+    return any(one in text.lower() for one in TEXTS) and not OF_SERVER.search(text)
+
+
+def is_used_up(error: BaseException) -> bool:
+    """Whether this error, or one that caused it, is that no more files can be opened."""
+    return is_behind(error, USED_UP, says_used_up)
+
+
+def find_used_up(error: BaseException) -> UnreachableError | None:
+    """The error to report if open files or memory are used up, whatever was taken for the reason where that was met.
+
+    None also if `error` says what has happened besides, such as that a commit may be stored.
+    """
+    is_own = isinstance(error, SnapshotError)
+    if is_used_up(error) and (not is_own or isinstance(error, (UnreachableError, RefusedError))):
+        reason = error.message if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}"
+        return OpenFilesError(reason, error.details if isinstance(error, SnapshotError) else None)
+    return TooLittleMemoryError(str(error)) if not is_own and lacks_memory(error) else None
+
+
+# A thread begins in a millisecond, on a machine that has no memory left for its processes in some seconds.
+BEGIN_SECONDS_MAX = 30
+# As Python says where the system has no more threads.
+NO_THREAD = "can't start new thread"
+
+_start = threading.Thread.start
+
+
+class _Begun(threading.Event):
+    """Says whether a thread has begun; a wait without a limit gets one."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is not None:
+            return super().wait(timeout)
+        # Second by second: a process that was suspended meanwhile has lost one.
+        for _ in range(BEGIN_SECONDS_MAX):
+            if super().wait(1):
+                return True
+        raise RuntimeError(NO_THREAD) from MemoryError("it has not begun")
+
+
+def limit_thread_starts() -> None:
+    """From now on starting a thread that does not begin raises RuntimeError, in the whole process. Safe to repeat."""
+    setattr(threading.Thread, "start", _start_limited)  # noqa: B010  # mypy refuses the plain form
+
+
+def _start_limited(thread: threading.Thread) -> None:
+    own: Any = thread
+    # One that was not initialized has none, and one that was started before raises.
+    begun = getattr(own, "_started", None)
+    if begun is not None and not begun.is_set():
+        own._started = _Begun()
+    _start(thread)

@@ -19,7 +19,7 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.nodes.connections import with_database
+from cutline.nodes.connections import with_database
 from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.kinds import kind_of
 from tests.commands.in_process import run_here

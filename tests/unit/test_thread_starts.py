@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-import cutline.spark.start as spark
 import cutline.nodes.connections as daemon_threads
-import cutline.storage.s3_client as s3_client
+import cutline.spark.start as spark
 import cutline.storage.process_limits as module
+import cutline.storage.s3_client as s3_client
 import cutline.wal.drain.message_stream as overlap
 from cutline.cli.output.failure import failure_of
 from cutline.nodes.connections import await_futures, start_daemons

@@ -125,7 +125,7 @@ class S3Client:
     async def _answer(self, method: str, parameters: Mapping[str, Any]) -> Any:
         try:
             answer = await self._call(method, parameters)
-        except Exception as refusal:  # noqa: BLE001  # raised again, without the server's text
+        except Exception as refusal:  # raised again, without the server's text
             wordless = method == "head_object" and is_wordless(refusal)
             error = await self._ask_reason(refusal, parameters) if wordless else refusal
             if isinstance(error, SSLError):
@@ -133,7 +133,9 @@ class S3Client:
             error = remove_text(error)
             if self._is_expired(error):
                 raise CredentialsExpired(await self._source()) from error
-            raise error from error.__cause__
+            if error is refusal:
+                raise
+            raise error from None
         self.has_worked = self.pace.has_answered = True
         return answer
 

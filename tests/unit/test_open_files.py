@@ -18,9 +18,12 @@ from cutline.cli.output.failure import failure_of
 from cutline.nodes.connections import THREADS_MAX
 from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import IndeterminateError, SnapshotError
+from cutline.storage.open import open_store
 from cutline.storage.process_limits import is_used_up
 from cutline.storage.store import AnswerLostError, StoreUnreachableError, WritingRefusedError
 
+# Nobody listens there.
+CLOSED = "http://127.0.0.1:9"
 USED_UP = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 SHOW = (
     "import resource; from cutline.storage.process_limits import raise_limit; "
@@ -130,3 +133,21 @@ def test_an_interrupt_begins_no_more_work() -> None:
     with pytest.raises(KeyboardInterrupt):
         in_parallel(work, range(THREADS_MAX * 3), ended.set)
     assert len(begun) <= THREADS_MAX * 2
+
+
+def test_a_request_to_a_store_without_a_descriptor_for_its_connection_names_the_limit() -> None:
+    few = {"retries": {"total_max_attempts": 1}}
+    store = open_store("s3://bucket", {"endpoint_url": CLOSED, "key": "k", "secret": "s", "config_kwargs": few})
+    with pytest.raises(StoreUnreachableError) as raised:
+        store.list("")
+    assert not is_used_up(raised.value)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        with pytest.raises(StoreUnreachableError, match="can't connect") as raised:
+            store.list("")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert failure_of(raised.value).message.startswith("the limit of ")

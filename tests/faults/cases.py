@@ -25,7 +25,7 @@ from tests.run.soak import SEED, SOAK_SECONDS
 NODES = 4
 KILLED, STOPPED, CANCELLED = "SIGKILL", "SIGINT", "cancel"
 READ_ONLY = "read-only"
-# The kinds of points, by what a command leaves if it ends there (docs/architecture.md, "When something fails").
+# The kinds of points, by what a command leaves if it ends there (docs/architecture/creating.md).
 KINDS: Mapping[str, frozenset[CrashPoint | TaskEffect]] = {
     "locked": frozenset(
         {CrashPoint.CHECKED, CrashPoint.LOCKED, CrashPoint.SETTLED, CrashPoint.GIVEN_UP, CrashPoint.SPARK_BEGUN}

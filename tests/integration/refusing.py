@@ -50,7 +50,7 @@ def take_increment(fleet: Fleet, name: str) -> None:
 
 
 def publication_name(fleet: Fleet) -> str:
-    """The name of the fleet's publication of keyed tables, derived from the store's id as docs/architecture.md says."""
+    """The name of the fleet's publication of keyed tables, derived from the store's id."""
     document = json.loads(fleet.store.open().read("fleet.json"))
     return f"cutline_{document['fleet']}"
 

@@ -125,7 +125,7 @@ def _replay(own: _Position, found: Mapping[str, _Position], primary: str | None)
     return ReplayLag(size_bytes, own.age_seconds if size_bytes else 0.0)
 
 
-# Little WAL, of a node and of all nodes together (docs/architecture.md, "Draining").
+# Little WAL, of a node and of all nodes together (docs/architecture/draining.md).
 LITTLE_BYTES, LITTLE_BYTES_TOTAL = 64 << 20, 256 << 20
 RETAINED_QUERY = f"""
 SELECT slot_name, pg_wal_lsn_diff({POSITION}, restart_lsn)::bigint

@@ -41,7 +41,6 @@ class WarmSpark:
         """Do nothing: the session is already running."""
 
     def session(self) -> SparkSession:
-        """See SparkSource."""
         return self.started.session()
 
 

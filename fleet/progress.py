@@ -54,58 +54,62 @@ class Progress(Protocol):
 
 
 class Silent:
-    """A Progress that ignores everything."""
+    """A Progress that ignores everything. A subclass overrides what it takes."""
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Ignore it."""
+        pass
 
     def advance(self, done: int) -> None:
-        """Ignore it."""
+        pass
 
     def tell(self, reading: Reading) -> None:
-        """Ignore it."""
+        pass
 
     def note(self, text: str) -> None:
-        """Ignore it."""
+        pass
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Ignore it."""
+        pass
 
     def ending(self) -> None:
-        """Ignore it."""
+        pass
 
 
-class Noting:
+class Forwarding:
+    """A Progress that passes everything on to `target`. A subclass overrides what it also takes."""
+
+    def __init__(self, target: Progress) -> None:
+        self.target = target
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        self.target.step(name, total=total, unit=unit)
+
+    def advance(self, done: int) -> None:
+        self.target.advance(done)
+
+    def tell(self, reading: Reading) -> None:
+        self.target.tell(reading)
+
+    def note(self, text: str) -> None:
+        self.target.note(text)
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        self.target.reached(point, node=node)
+
+    def ending(self) -> None:
+        self.target.ending()
+
+
+class Noting(Forwarding):
     """Passes everything on to `target` and keeps the notes, which a command's result repeats."""
 
     def __init__(self, target: Progress) -> None:
-        self._target = target
+        super().__init__(target)
         self.notes: list[str] = []
 
-    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Pass it on."""
-        self._target.step(name, total=total, unit=unit)
-
-    def advance(self, done: int) -> None:
-        """Pass it on."""
-        self._target.advance(done)
-
-    def tell(self, reading: Reading) -> None:
-        """Pass it on."""
-        self._target.tell(reading)
-
     def note(self, text: str) -> None:
-        """Keep it and pass it on."""
         self.notes.append(text)
-        self._target.note(text)
-
-    def reached(self, point: str, *, node: str = "") -> None:
-        """Pass it on."""
-        self._target.reached(point, node=node)
-
-    def ending(self) -> None:
-        """Pass it on."""
-        self._target.ending()
+        self.target.note(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +170,11 @@ class StepPace:
 PHASES_MAX, OTHERS = 50, "others"
 
 
-class StepTimes:
+class StepTimes(Forwarding):
     """A Progress that passes everything on to `target`, and measures the steps. A step that comes again is added up."""
 
     def __init__(self, target: Progress) -> None:
-        self._target = target
+        super().__init__(target)
         self._seconds: dict[str, float] = {}
         self._step, self._began = "", 0.0
         self._lock = threading.Lock()
@@ -186,33 +190,12 @@ class StepTimes:
         return phases | {OTHERS: rest} if others else phases
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Measure it and pass it on."""
         with self._lock:
             self._end(name)
-        self._target.step(name, total=total, unit=unit)
+        self.target.step(name, total=total, unit=unit)
 
     def _end(self, following: str) -> None:
         now = time.monotonic()
         if self._step:
             self._seconds[self._step] = self._seconds.get(self._step, 0.0) + now - self._began
         self._step, self._began = following, now
-
-    def advance(self, done: int) -> None:
-        """Pass it on."""
-        self._target.advance(done)
-
-    def tell(self, reading: Reading) -> None:
-        """Pass it on."""
-        self._target.tell(reading)
-
-    def note(self, text: str) -> None:
-        """Pass it on."""
-        self._target.note(text)
-
-    def reached(self, point: str, *, node: str = "") -> None:
-        """Pass it on."""
-        self._target.reached(point, node=node)
-
-    def ending(self) -> None:
-        """Pass it on."""
-        self._target.ending()

@@ -32,7 +32,6 @@ class SparkOnDemand:
         self._is_checked = False
 
     def begin(self, needs: ExecutorNeeds, progress: Progress) -> None:
-        """See SparkSource."""
         start = self._begin()
         if self._is_checked or not has_executors(self._fleet.spark_master):
             return
@@ -47,7 +46,6 @@ class SparkOnDemand:
         self._is_checked = True
 
     def session(self) -> SparkSession:
-        """Start the session if necessary, wait for it and return it."""
         return self._begin().session()
 
     def _begin(self) -> SparkStart:

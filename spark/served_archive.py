@@ -88,7 +88,7 @@ class _ArchiveServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: the executor that did not get it says so."""
+        pass
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -106,7 +106,7 @@ class _Request(BaseHTTPRequestHandler):
         self.connection.sendfile(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        pass
 
 
 def _unbracketed(host: str) -> str:

@@ -51,7 +51,7 @@ class FsspecStore:
         return f"{self.root}/{key}" if key else self.root
 
     def expect_answers(self) -> None:
-        """See ObjectStore. The file system itself decides how long it waits."""
+        """Do nothing: the file system itself decides how long it waits."""
 
     def create(self, key: str, body: bytes) -> None:
         path = self.path(check_key(key))
@@ -154,11 +154,11 @@ class FsspecStore:
                 raise
 
     def unfinished(self) -> Leftovers:
-        """See ObjectStore. fsspec's interface can't list them."""
+        """None: fsspec's interface can't list them."""
         return []
 
     def abandon(self, leftover: Unfinished) -> None:
-        """See ObjectStore."""
+        pass
 
 
 def explain(error: Exception) -> Fault:

@@ -166,7 +166,7 @@ class LocalStore:
         return "write" if mode & (stat.S_IWGRP | stat.S_IWOTH) else "read" if mode & 0o077 else ""
 
     def unfinished(self) -> Leftovers:
-        """See ObjectStore. A hidden file does not show which object it would have become.
+        """A hidden file does not show which object it would have become.
 
         A folder among them is none of a create. It has its own name as the key, so that it is seen to be foreign.
         """

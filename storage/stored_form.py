@@ -50,19 +50,15 @@ class AsWritten:
     raw: ObjectStore
 
     def encode(self, key: str, written: bytes) -> bytes:  # noqa: ARG002  # of the protocol
-        """See StoredForm."""
         return written
 
     def decode(self, key: str, stored: bytes, start: int = 0) -> bytes:  # noqa: ARG002  # of the protocol
-        """See StoredForm."""
         return stored
 
     def stored_offset(self, start: int) -> int:
-        """See StoredForm."""
         return start
 
     def stored_size(self, written_size: int) -> int:
-        """See StoredForm."""
         return written_size
 
 

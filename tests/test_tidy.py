@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
+from importlib import import_module
 from pathlib import Path
 
 from cutline.cli.output.failure import MEANINGS
@@ -139,6 +140,33 @@ def test_modules_are_named_for_what_they_contain(path: Path) -> None:
 @in_every_module
 def test_every_module_says_what_it_is_responsible_for(path: Path) -> None:
     assert ast.get_docstring(tree_of(path)), "no docstring"
+
+
+def test_a_public_method_without_a_docstring_has_that_of_a_protocol_or_a_base_class() -> None:
+    classes = [node for path in MODULES for node in tree_of(path).body if isinstance(node, ast.ClassDef)]
+    documented = {
+        method.name
+        for node in classes
+        if "Protocol" in map(ast.unparse, node.bases)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef)
+    }
+    bare = [
+        f"{path.relative_to(ROOT)}: {node.name}.{method.name}"
+        for path in MODULES
+        for node in tree_of(path).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
+        if not ast.get_docstring(method) and method.name not in documented
+        if not is_inherited(path, node.name, method.name)
+    ]
+    assert bare == []
+
+
+def is_inherited(path: Path, name: str, method: str) -> bool:
+    kind = getattr(import_module(name_of(path)), name)
+    return any(hasattr(base, method) for base in kind.__bases__)
 
 
 def test_every_error_has_an_exit_code_of_the_table_and_its_own_slug() -> None:

@@ -67,14 +67,12 @@ class CountingStore(InMemoryStore):
     counts: dict[str, int] = field(default_factory=lambda: {"requests": 0, "bytes": 0})
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """See ObjectStore."""
         body = InMemoryStore.read_range(self, key, start, length)
         self.counts["requests"] += 1
         self.counts["bytes"] += len(body)
         return body
 
     def inventory(self, prefix: str) -> Any:
-        """See ObjectStore."""
         found = InMemoryStore.inventory(self, prefix)
         self.counts["requests"] += 1 + len(found) // 1000
         return found

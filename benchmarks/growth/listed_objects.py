@@ -51,7 +51,6 @@ class ListedStore(LocalStore):
     """A folder that lists the base copies of a node as if they were there."""
 
     def inventory(self, prefix: str) -> Inventory:
-        """See ObjectStore."""
         node = prefix.split("/")[-2]
         if prefix != base_prefix(NAME, node, OPERATION):
             return super().inventory(prefix)

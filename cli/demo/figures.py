@@ -22,7 +22,7 @@ from cutline.cli.output.restore_report import document_of as restore_document
 from cutline.cli.output.tables import count_text, seconds_text, size_text
 from cutline.embedded.bank import ACCOUNTS_PER_SHARD, BankInvariants
 from cutline.embedded.bank_workload import Committed, LatencyLog, Window
-from cutline.fleet.progress import Progress, Reading
+from cutline.fleet.progress import Forwarding, Progress
 from cutline.restore.plan.report import RestoreReport
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.operation_records import INCONCLUSIVE as RESULT_INCONCLUSIVE
@@ -146,11 +146,11 @@ class StoryReport:
         return max((cut.longest_commit_seconds for cut in self.cuts if cut.longest_commit_seconds), default=None)
 
 
-class CutWatch:
-    """A Progress that records when cuts were made, and forwards everything."""
+class CutWatch(Forwarding):
+    """A Progress that records when cuts were made, and passes everything on."""
 
-    def __init__(self, shown: Progress) -> None:
-        self._shown = shown
+    def __init__(self, target: Progress) -> None:
+        super().__init__(target)
         self._windows: list[Window] = []
         self._began: float | None = None
 
@@ -159,32 +159,11 @@ class CutWatch:
         return tuple(self._windows)
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Forward the step; record the time if the cut begins or ends."""
         now = time.monotonic()
         if self._began is not None:
             self._windows.append((self._began, now))
         self._began = now if name == CUT_STEP else None
-        self._shown.step(name, total=total, unit=unit)
-
-    def advance(self, done: int) -> None:
-        """Forward the call."""
-        self._shown.advance(done)
-
-    def tell(self, reading: Reading) -> None:
-        """Forward the call."""
-        self._shown.tell(reading)
-
-    def note(self, text: str) -> None:
-        """Forward the call."""
-        self._shown.note(text)
-
-    def reached(self, point: str, *, node: str = "") -> None:
-        """Forward the call."""
-        self._shown.reached(point, node=node)
-
-    def ending(self) -> None:
-        """Forward the call."""
-        self._shown.ending()
+        self.target.step(name, total=total, unit=unit)
 
 
 def longest_within(latencies: LatencyLog, windows: tuple[Window, ...]) -> float | None:

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from cutline.cli.output.arguments import PROGRESS_SCHEMA
 from cutline.cli.output.tables import printable, quantity_text, seconds_text, time_text
-from cutline.fleet.progress import COUNTED_DOWN, Reading, StepPace
+from cutline.fleet.progress import COUNTED_DOWN, Reading, Silent, StepPace
 from cutline.storage.clock import utc_now
 
 # More bars than this nobody reads, and drawing them takes time; `status` has the least advanced nodes.
@@ -66,7 +66,7 @@ class PointLines:
         return f"{point}{where}, after {seconds_text(time.monotonic() - self.began_seconds)}"
 
 
-class LineProgress:
+class LineProgress(Silent):
     """Writes one line per step when the step ends, for logs and cron mails."""
 
     def __init__(self, stream: TextIO, *, verbose: bool = False) -> None:
@@ -85,33 +85,23 @@ class LineProgress:
             self._end(stopped=error is not None)
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Write the line of the previous step and begin `name`."""
         with self._lock:
             self._end(stopped=False)
             self._step = StepProgress(name, total, unit)
 
     def advance(self, done: int) -> None:
-        """Add to the count, which is written when the step ends."""
         with self._lock:
             if self._step is not None:
                 self._step.done += done
 
-    def tell(self, reading: Reading) -> None:
-        """Ignore it: the line is written when the step ends."""
-
     def note(self, text: str) -> None:
-        """Write `text` as a line at once."""
         with self._lock:
             self._write(text)
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Write a line for the point at once, if points are wanted."""
         if self._points.wanted:
             with self._lock:
                 self._write(self._points.line(point, node))
-
-    def ending(self) -> None:
-        """Ignore it: the steps say it."""
 
     def _end(self, *, stopped: bool) -> None:
         if self._step is not None:
@@ -123,7 +113,7 @@ class LineProgress:
         self._stream.flush()
 
 
-class BarProgress:
+class BarProgress(Silent):
     """Draws the running step at the bottom of the terminal; finished steps stay above it as lines."""
 
     def __init__(self, console: Console | None = None, *, verbose: bool = False) -> None:
@@ -154,21 +144,18 @@ class BarProgress:
         self._bars.stop()
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Turn the previous step into a line; draw `name` with a bar if `total` is known, else with a spinner."""
         with self._lock:
             self._end(stopped=False)
             self._step = StepProgress(name, total, unit)
             self._bars.add_task(name, total=total, unit=unit)
 
     def advance(self, done: int) -> None:
-        """Advance the running step by `done` units."""
         with self._lock:
             if self._step is not None:
                 self._step.done += done
                 self._bars.advance(self._bars.task_ids[0], done)
 
     def tell(self, reading: Reading) -> None:
-        """Draw a bar for the node, and how long the operation still takes."""
         with self._lock:
             if self._step is None:
                 return
@@ -185,18 +172,13 @@ class BarProgress:
             self._bars.update(self._nodes[reading.node], completed=reading.done, total=reading.total)
 
     def note(self, text: str) -> None:
-        """Print `text` above the running step."""
         with self._lock:
             self._console.print(Text(f"  {printable(text)}", style="yellow"))
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Print the point above the running step, if points are wanted."""
         if self._points.wanted:
             with self._lock:
                 self._console.print(Text(f"  {self._points.line(point, node)}", style="dim"))
-
-    def ending(self) -> None:
-        """Ignore it: the steps say it."""
 
     def _end(self, *, stopped: bool) -> None:
         if self._step is None:
@@ -258,7 +240,7 @@ class _ShownStep(StepPace):
     pending: dict[str, None] = field(default_factory=dict)
 
 
-class JsonProgress:
+class JsonProgress(Silent):
     """Writes one JSON object per line. Notes are lines of their own; `verbose` adds the points that are reached."""
 
     def __init__(self, stream: TextIO, command: str, *, verbose: bool = False) -> None:
@@ -279,21 +261,18 @@ class JsonProgress:
             self._end("stopped" if error else "done")
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Write the last line of the previous step, and the first of `name`."""
         with self._lock:
             self._end("done")
             self._step = _ShownStep(name, total, unit, time.monotonic())
             self._show(self._step, "", "running")
 
     def advance(self, done: int) -> None:
-        """Add to the step's own count."""
         with self._lock:
             if self._step is not None:
                 self._step.done += done
                 self._show_sometimes(self._step, "")
 
     def tell(self, reading: Reading) -> None:
-        """Take the reading instead of the step's own count."""
         with self._lock:
             self._operation = reading.operation or self._operation
             self._left = None if reading.seconds_left is None else (reading.seconds_left, time.monotonic())
@@ -305,18 +284,13 @@ class JsonProgress:
                 self._show_sometimes(self._step, reading.node)
 
     def note(self, text: str) -> None:
-        """Write the note at once."""
         with self._lock:
             self._write({"note": text})
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Write the point at once, if points are wanted."""
         if self._verbose:
             with self._lock:
                 self._write({"point": point, "node": node or None})
-
-    def ending(self) -> None:
-        """Ignore it: the steps say it."""
 
     def _end(self, state: str) -> None:
         if self._step is not None:

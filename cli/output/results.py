@@ -94,7 +94,6 @@ class _Notes(Silent):
         self._options = options
 
     def note(self, text: str) -> None:
-        """Show it at once: the command may end with an error."""
         self._options.warn(text)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.progress import COUNTED_DOWN, Progress, Reading
+from cutline.fleet.progress import COUNTED_DOWN, Forwarding, Progress, Reading
 from cutline.nodes.connections import connect, shut_down
 from cutline.restore.estimates.estimate import Estimate, RestoreStep
 from cutline.snapshots.records.operation_records import NodeFigures, RestoreFigures, StepFigures
@@ -177,7 +177,7 @@ FACTOR_MAX = 5.0
 
 
 @dataclass(slots=True)
-class RestorePace:
+class RestorePace(Forwarding):
     """A Progress that passes everything on to `target`, with the seconds that are left by `estimate`.
 
     `seconds` are those of the steps so far, and `nodes` has the nodes that have ended. The step in progress counts by
@@ -206,7 +206,6 @@ class RestorePace:
         self._left, self._read = self.estimate.total, self._began
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Pass it on, and how long the rest takes."""
         with self._lock:
             now = time.monotonic()
             if self._step:
@@ -224,12 +223,7 @@ class RestorePace:
                 self.seconds[self._step] = self.seconds.get(self._step, 0.0) + time.monotonic() - self._began
             self._step = ""
 
-    def advance(self, done: int) -> None:
-        """Pass it on."""
-        self.target.advance(done)
-
     def tell(self, reading: Reading) -> None:
-        """Pass it on, with the operation, and how long the rest takes."""
         if reading.total and not reading.node and self._step in SEEN_SECONDS:
             with self._lock:
                 self._take(reading.done, reading.total)
@@ -251,18 +245,6 @@ class RestorePace:
             return
         self._done = share
         self._left, self._read = self._estimate_left(now), now
-
-    def note(self, text: str) -> None:
-        """Pass it on."""
-        self.target.note(text)
-
-    def reached(self, point: str, *, node: str = "") -> None:
-        """Pass it on."""
-        self.target.reached(point, node=node)
-
-    def ending(self) -> None:
-        """Pass it on."""
-        self.target.ending()
 
     def seconds_left(self) -> float | None:
         """The seconds until the restore ends; None in a step that the estimate does not know."""

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.progress import Progress, Reading
+from cutline.fleet.progress import Forwarding, Progress, Reading
 from cutline.snapshots.operations.activity import Command
 from cutline.snapshots.operations.operation import code_of, reason_of
 from cutline.storage.errors import RefusedError, redact
@@ -39,13 +39,14 @@ class TracesMissingError(RefusedError):
     """fleet.toml asks for spans, and the packages that send them are not installed."""
 
 
-class Spans:
+class Spans(Forwarding):
     """A Progress that passes everything on to `target`, and makes spans: one of the operation, one of each step."""
 
     def __init__(self, target: Progress, tracer: Tracer, name: str, attributes: Mapping[str, str]) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        self._target, self._tracer = target, tracer
+        super().__init__(target)
+        self._tracer = tracer
         self._whole = tracer.start_span(name, attributes=dict(attributes))
         self._inside = set_span_in_context(self._whole)
         self._step: Span | None = None
@@ -71,41 +72,32 @@ class Spans:
             self._whole.end()
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """End the span of the step before, begin one, and pass it on."""
         with self._lock:
             self._end_step()
             self._step = self._tracer.start_span(name, context=self._inside)
             if total is not None:
                 self._step.set_attributes({"cutline.total": total, "cutline.unit": unit})
-        self._target.step(name, total=total, unit=unit)
+        self.target.step(name, total=total, unit=unit)
 
     def advance(self, done: int) -> None:
-        """Count it and pass it on."""
         with self._lock:
             self._done += done
-        self._target.advance(done)
+        self.target.advance(done)
 
     def tell(self, reading: Reading) -> None:
-        """Take the operation from it and pass it on."""
         if reading.operation:
             self._whole.set_attribute("cutline.operation", reading.operation)
-        self._target.tell(reading)
+        self.target.tell(reading)
 
     def note(self, text: str) -> None:
-        """Make an event of it and pass it on."""
         with self._lock:
             (self._step or self._whole).add_event("note", {"text": redact(text)})
-        self._target.note(text)
+        self.target.note(text)
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Make an event of it and pass it on."""
         with self._lock:
             (self._step or self._whole).add_event(point, {"cutline.node": node} if node else None)
-        self._target.reached(point, node=node)
-
-    def ending(self) -> None:
-        """Pass it on."""
-        self._target.ending()
+        self.target.reached(point, node=node)
 
     def _end_step(self) -> None:
         if self._step is not None:

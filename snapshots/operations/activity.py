@@ -21,7 +21,7 @@ from typing import Literal, Self
 from msgspec import UNSET, UnsetType
 
 from cutline.fleet.own_process import own_label, own_process
-from cutline.fleet.progress import Progress, Reading, StepPace
+from cutline.fleet.progress import Forwarding, Progress, Reading, StepPace
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.operations.signs import (
@@ -104,7 +104,7 @@ SIGN_NODES_MAX = 20
 PROCESS_BEGAN_AT = current_time()
 
 
-class Activity:
+class Activity(Forwarding):
     """A Progress that passes everything on to `target`, and keeps how far the command is.
 
     `open_store` opens the store of the fleet, and raises if it is another's. `stop` stops the process; it is called at
@@ -119,7 +119,8 @@ class Activity:
         stop: Callable[[CancelRequest], None],
         begun: Callable[[str], object] | None = None,
     ) -> None:
-        self._target, self._command, self._open_store, self._stop = target, command, open_store, stop
+        super().__init__(target)
+        self._command, self._open_store, self._stop = command, open_store, stop
         self._begun = begun
         self._shown: list[_Signs] = []
         self._by, self.began_at = own_label(command.kind, command.snapshot), current_time()
@@ -150,19 +151,16 @@ class Activity:
         self._thread.join(END_SECONDS_MAX)
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Keep it and pass it on."""
         with self._lock:
             self._step = StepPace(name, total, unit)
-        self._target.step(name, total=total, unit=unit)
+        self.target.step(name, total=total, unit=unit)
 
     def advance(self, done: int) -> None:
-        """Keep it and pass it on."""
         with self._lock:
             self._step.done += done
-        self._target.advance(done)
+        self.target.advance(done)
 
     def tell(self, reading: Reading) -> None:
-        """Keep it and pass it on."""
         with self._lock:
             if reading.operation and reading.operation not in (self._own, *self._operations[-1:]):
                 self._operations.append(reading.operation)
@@ -174,26 +172,18 @@ class Activity:
                 self._step.take(reading)
         if reading.operation and self._begun is not None:
             self._begun(reading.operation)
-        self._target.tell(reading)
+        self.target.tell(reading)
 
     def watches(self, state: WatchState) -> None:
         """Let the signs of a watch say what it has told of its tasks."""
         with self._lock:
             self._watch = state
 
-    def note(self, text: str) -> None:
-        """Pass it on."""
-        self._target.note(text)
-
-    def reached(self, point: str, *, node: str = "") -> None:
-        """Pass it on."""
-        self._target.reached(point, node=node)
-
     def ending(self) -> None:
         """Ignore requests to stop from now on, and pass it on."""
         with self._lock:
             self._is_ending = True
-        self._target.ending()
+        self.target.ending()
 
     def show(self, operation: str) -> None:
         """Store a sign of life of the command's own operation now: others see it. Raises what the store raises."""

@@ -496,18 +496,15 @@ class FleetNodes:
     fleet_id: str
 
     def check_held(self) -> None:
-        """See NodeCleanup."""
         self.lock.check_held()
 
     def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:
-        """See NodeCleanup."""
         sessions = self.lock.sessions
         left = drop_slots([node for node in sessions.fleet.nodes if node.id in nodes], slot)
         primaries = {node: identity.system_identifier for node, identity in sessions.identities.items()}
         return left, list(servers_left_behind(sessions.fleet, nodes, primaries).values())
 
     def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
-        """See NodeCleanup."""
         sessions = self.lock.sessions
         dropped: list[str] = []
         left: list[str] = []

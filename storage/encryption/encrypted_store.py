@@ -41,11 +41,9 @@ class EncryptedStore:
         return Cipher(self.data_key)
 
     def encode(self, key: str, written: bytes) -> bytes:
-        """See StoredForm."""
         return self._cipher.encrypt(key, written)
 
     def decode(self, key: str, stored: bytes, start: int = 0) -> bytes:
-        """See StoredForm."""
         from cutline.storage.encryption.cipher import NotAuthenticError
 
         try:
@@ -54,13 +52,11 @@ class EncryptedStore:
             raise UndecryptableError(url=self.url, key=key, problem=str(error)) from None
 
     def stored_offset(self, start: int) -> int:
-        """See StoredForm."""
         from cutline.storage.encryption.cipher import frame_offset
 
         return frame_offset(start)
 
     def stored_size(self, written_size: int) -> int:
-        """See StoredForm."""
         from cutline.storage.encryption.cipher import stored_size
 
         return stored_size(written_size)
@@ -72,11 +68,10 @@ class EncryptedStore:
         self.raw.create(key, self.encode(key, body))
 
     def read(self, key: str) -> bytes:
-        """See ObjectStore; raise UndecryptableError."""
         return self.decode(key, self.raw.read(key))
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """See ObjectStore; raise UndecryptableError. The object is read from the first frame of the range on."""
+        """The object is read from the first frame of the range on."""
         check_range(start, length)
         first = min(start, max(self.size(key) - 1, 0))
         offset = self.stored_offset(first)
@@ -89,7 +84,6 @@ class EncryptedStore:
         return plain_size(self.raw.size(key))
 
     def digest(self, key: str) -> str:
-        """See ObjectStore; raise UndecryptableError."""
         return digest(self.read(key))
 
     def exists(self, key: str) -> bool:

@@ -27,8 +27,6 @@ class FleetEncryption:
         return EncryptionKey(self.source.read(), self.fleet)
 
     def over(self, raw: ObjectStore) -> EncryptedStore:
-        """Return the encrypted store over `raw`. Neither the key nor the store is read before it is used."""
-
         def find() -> bytes:
             from cutline.storage.encryption.key_documents import find_data_key
 
@@ -37,7 +35,6 @@ class FleetEncryption:
         return EncryptedStore(raw, find)
 
     def for_tasks(self, opened: EncryptedStore) -> DataKey:
-        """Return what tasks in other processes need: the data key alone. Raises what reading the key raises."""
         return DataKey(opened.data_key)
 
 
@@ -48,9 +45,7 @@ class DataKey:
     data_key: bytes
 
     def over(self, raw: ObjectStore) -> EncryptedStore:
-        """Return the encrypted store over `raw`."""
         return EncryptedStore(raw, lambda: self.data_key)
 
     def for_tasks(self, opened: EncryptedStore) -> DataKey:  # noqa: ARG002  # as FleetEncryption has it
-        """Return this key."""
         return self

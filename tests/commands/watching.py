@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cutline.fleet.progress import Reading
+from cutline.fleet.progress import Silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +19,13 @@ class Reached:
 
 
 @dataclass(slots=True)
-class Watching:
+class Watching(Silent):
     """Records crash points and notes; `then` is called at every point, in the thread that reached it."""
 
     then: Callable[[Reached], None] = lambda _: None
     reached_points: list[Reached] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Ignore it."""
-
-    def advance(self, done: int) -> None:
-        """Ignore it."""
-
-    def tell(self, reading: Reading) -> None:
-        """Ignore it."""
 
     def note(self, text: str) -> None:
         """Record the note."""
@@ -46,6 +37,3 @@ class Watching:
             count = sum(one.point == point for one in self.reached_points) + 1
             self.reached_points.append(Reached(str(point), count, node))
             self.then(self.reached_points[-1])
-
-    def ending(self) -> None:
-        """Ignore it."""

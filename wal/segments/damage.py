@@ -113,7 +113,6 @@ class _HoldingStore:
     bodies: dict[str, bytes] = field(default_factory=dict)
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """See ObjectStore."""
         # Readers ask for a byte more than there should be. An answer that was cut short is asked for again.
         if len(held := self.bodies.get(key, b"")) >= start + length - 1 > 0:
             return held[start : start + length]

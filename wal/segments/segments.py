@@ -167,24 +167,19 @@ class TailFile(io.RawIOBase):
         self._place = 0
 
     def readable(self) -> bool:
-        """Always True."""
         return True
 
     def seekable(self) -> bool:
-        """Always True."""
         return True
 
     def tell(self) -> int:
-        """The offset of the next byte."""
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to an offset from the beginning, from the current position or from the end."""
         self._place = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence] + offset
         return self._place
 
     def read(self, size: int = -1) -> bytes:
-        """Read up to `size` bytes, or all that are left."""
         left = max(self._size - self._place, 0)
         wanted = left if size is None or size < 0 else min(size, left)
         begin = self._place - (self._size - len(self._tail))

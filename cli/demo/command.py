@@ -8,7 +8,7 @@ import typer
 
 from cutline.cli.demo.figures import document_of, lines_of
 from cutline.cli.demo.fleet import PostgreSQL, down, load, up
-from cutline.cli.demo.story import Screen, tell_story
+from cutline.cli.demo.story import StoryLines, tell_story
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.failure import DONE
 from cutline.cli.output.results import emit
@@ -39,8 +39,8 @@ def demo(context: typer.Context, postgresql: PostgreSQL = None) -> None:
             )
         return
     begin_session()
-    with Screen(quiet=command_context(context).quiet) as screen:
-        report = tell_story(screen, check_programs_folder(postgresql) if postgresql else None)
+    lines = StoryLines(quiet=command_context(context).quiet)
+    report = tell_story(lines, check_programs_folder(postgresql) if postgresql else None)
     emit(context, document_of(report), lines_of(report))
     if report.exit_code != DONE:
         raise typer.Exit(report.exit_code)

@@ -205,7 +205,9 @@ def snapshot(
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print nothing on success; warnings and errors go to stderr.")
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Also show each point that a create reaches, and the traceback of errors.")
     ] = False,

@@ -31,6 +31,12 @@ class Reading:
     is_rough: bool = False
 
 
+class News(str):
+    """A note that wants no action, such as a retry, a wait, or what was cleaned up; `--quiet` leaves it out."""
+
+    __slots__ = ()
+
+
 class Progress(Protocol):
     """Receives the steps of one operation, in order, from any thread."""
 
@@ -44,7 +50,7 @@ class Progress(Protocol):
         """Report how far the current step is, in other units than those of `advance`."""
 
     def note(self, text: str) -> None:
-        """Report one line that matters to the operator (a retry, a wait and its cause)."""
+        """Report one line that matters to the operator; `News` if nobody needs to do anything about it."""
 
     def reached(self, point: str, *, node: str = "") -> None:
         """Report that the crash point `point` is reached, on `node` if it is a point of every node."""

@@ -15,7 +15,7 @@ import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.messages import join_some
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.nodes.encodings import readable
 from cutline.storage.errors import RefusedError
 
@@ -127,7 +127,7 @@ def end_sessions(
             return len(seen - {one.pid for one in left}), left
         if waited > NOTE_SECONDS and not is_noted and left:
             is_noted = True
-            progress.note(f"sessions have not ended yet: {sessions_text(left)}")
+            progress.note(News(f"sessions have not ended yet: {sessions_text(left)}"))
         time.sleep(POLL_SECONDS)
 
 

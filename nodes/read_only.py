@@ -27,7 +27,7 @@ from psycopg import sql
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.own_process import own_label
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Record, Time, fields_of, from_json
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import connect, raising_unreachable, shut_down_after
@@ -395,7 +395,7 @@ def undo_freeze(nodes: Iterable[Node], operation: str, progress: Progress) -> bo
             progress.note(f"node {node.id} may still be read-only ({error}); once it answers, run: snapshot resume")
             return False
         if thawed:
-            progress.note(f"node {node.id} accepts writes again")
+            progress.note(News(f"node {node.id} accepts writes again"))
         return True
 
     return all(in_parallel(undo, [node for node in nodes if node.backup_of is None], let_end))
@@ -465,7 +465,7 @@ def _thaw(node: Node, connection: psycopg.Connection[Any], progress: Progress) -
             details={"node": node.id},
         ) from error
     if result:
-        progress.note(f"node {node.id} accepts writes again")
+        progress.note(News(f"node {node.id} accepts writes again"))
     progress.advance(1)
     return result
 

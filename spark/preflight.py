@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutline.fleet.config import has_executors
 from cutline.fleet.messages import list_some
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.spark.late import INSTALL
 from cutline.spark.needs import (
     ExecutorNeeds,
@@ -202,7 +202,7 @@ def awaiting_executors(session: SparkSession, wait_seconds: float, progress: Pro
                 session.sparkContext.cancelAllJobs()
                 return
             if waited >= NAMED_SECONDS and not is_noted:
-                progress.note(f"{_none_text(session)}{_offer(session)}; waiting for up to {wait_seconds:.0f} s")
+                progress.note(News(f"{_none_text(session)}{_offer(session)}; waiting for up to {wait_seconds:.0f} s"))
                 is_noted = True
 
     thread = threading.Thread(target=watch, name="executors", daemon=True)

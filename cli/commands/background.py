@@ -12,7 +12,7 @@ import typer
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.failure import DONE
-from cutline.cli.output.results import emit
+from cutline.cli.output.results import answer
 from cutline.cli.output.tables import name_fleet
 from cutline.cli.process.detaching import is_in_background
 from cutline.storage.errors import UsageError
@@ -57,7 +57,7 @@ def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
         "result": files.result,
         "log": files.log,
     }
-    emit(context, document, [started.operation])
+    answer(context, document, [started.operation])
     options = command_context(context)
     if not (options.json or options.quiet):
         waiting = name_fleet(f"snapshot wait {started.operation}", options.given_fleet, is_hint=True)

@@ -63,8 +63,9 @@ def cancel(
         raise _not_under_way(store, operation)
     with progress(context) as shown:
         results = cancel_operations(fleet, chosen, wait, shown)
-    emit(context, document_of(results), lines_of(results, name))
-    raise typer.Exit(max((CODES.get(one.result, DONE) for one in results), default=DONE))
+    code = max((CODES.get(one.result, DONE) for one in results), default=DONE)
+    emit(context, document_of(results), lines_of(results, name), code=code)
+    raise typer.Exit(code)
 
 
 def _not_under_way(store: ObjectStore, operation: str) -> NotUnderWayError:

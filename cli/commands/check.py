@@ -61,8 +61,9 @@ def check(
             report = run_check(context, fleet, CheckRequest(name, increment, metadata_only))
             problems = write_report(junit, junit_of(report))
             lines = [*lines_of(report), *(f"warning: {one}" for one in problems)]
-            emit(context, report.to_json() | {"warnings": problems}, lines)
-            raise typer.Exit(report.exit_code or (UNWRITTEN if problems else DONE))
+            code = report.exit_code or (UNWRITTEN if problems else DONE)
+            emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
+            raise typer.Exit(code)
 
 
 def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> CheckReport:

@@ -14,7 +14,7 @@ from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import SECONDS_MAX, DryRun, Groups, check_text, command_context
 from cutline.cli.output.left_out import left_out_lines, left_out_since
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.results import emit, progress
+from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import causes_lines, quantity_text, seconds_text, size_text, time_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting
@@ -123,8 +123,14 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
             else:
                 commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
     # The commit is done: the store is asked once more only if the lines for people have something to name.
-    is_named = incremental and bool(commit.left_out) and not command_context(context).json
-    before = _left_out_before(fleet, commit) if is_named else ()
+    options = command_context(context)
+    is_named = incremental and bool(commit.left_out) and not options.json
+    before: Iterable[LeftOut] = ()
+    if is_named:
+        before = _left_out_before(fleet, commit)
+    elif options.quiet:
+        # Every full snapshot leaves it out: what asks for no action does not mail every night.
+        before = commit.left_out or ()
     lines = lines_of(commit, before)
     if request.only_cut:
         lines.append(f"to recover physical backups to it: snapshot show {request.name} --recovery-plan")
@@ -143,7 +149,7 @@ def show_plan(context: typer.Context, fleet: Fleet, request: CreateRequest, *, i
     with progress(context) as shown:
         noting = Noting(shown)
         document, lines = make_plan(fleet, request, noting, incremental=incremental)
-    emit(context, document | {"warnings": noting.notes}, [*lines, "every check passed; nothing was changed"])
+    answer(context, document | {"warnings": noting.notes}, [*lines, "every check passed; nothing was changed"])
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
-from cutline.cli.output.results import emit, show_preview
+from cutline.cli.output.results import answer, emit, show_preview
 from cutline.cli.output.tables import quantity_text, size_text
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import to_builtins
@@ -47,15 +47,16 @@ def delete(
     check_name(name)
     if dry_run:
         plan = preview_deletion(fleet, name, force=force)
-        emit(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
+        answer(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
         return
 
     with activity(context, fleet, "delete") as shown:
         deletion = delete_snapshot(
             fleet, name, shown, lambda plan: show_preview(context, plan_lines(plan)), force=force
         )
-    emit(context, document_of(deletion), lines_of(deletion))
-    if deletion.removed and (code := code_of(deletion.removed)):
+    code = code_of(deletion.removed) if deletion.removed else DONE
+    emit(context, document_of(deletion), lines_of(deletion), code=code)
+    if code:
         raise typer.Exit(code)
 
 

@@ -64,5 +64,6 @@ def run_drill_command(
         report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced), own)
     problems = write_report(junit, junit_of_drill(report))
     lines = [*drill_lines(report), *(f"warning: {one}" for one in problems)]
-    emit(context, drill_document(report) | announced | {"warnings": [*noting.notes, *problems]}, lines)
-    raise typer.Exit(EXIT_CODES[report.result] or (UNWRITTEN if problems else DONE))
+    code = EXIT_CODES[report.result] or (UNWRITTEN if problems else DONE)
+    emit(context, drill_document(report) | announced | {"warnings": [*noting.notes, *problems]}, lines, code=code)
+    raise typer.Exit(code)

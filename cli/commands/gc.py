@@ -12,7 +12,7 @@ from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.failure import DONE, REFUSED
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.results import emit, progress
+from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.messages import list_some
 from cutline.fleet.units import Duration
@@ -68,8 +68,12 @@ def gc(
                 report = collect_garbage(fleet, seconds, recorded.activity)
                 recorded.code = REFUSED if report.refused else DONE
                 recorded.volumes = {"objects": report.removed.objects, "bytes": report.removed.size_bytes}
-        emit(context, document_of(report), lines_of(report))
-        raise typer.Exit(REFUSED if report.refused else DONE)
+        code = REFUSED if report.refused else DONE
+        if dry_run:
+            answer(context, document_of(report), lines_of(report))
+        else:
+            emit(context, document_of(report), lines_of(report), code=code)
+        raise typer.Exit(code)
 
 
 def _seconds(text: str) -> float:

@@ -10,7 +10,7 @@ import typer
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.operations import check_snapshot, result_cell, volumes_text, what_text
-from cutline.cli.output.results import emit
+from cutline.cli.output.results import answer
 from cutline.cli.output.tables import Cell, FittingTable, Shorter, minute_text, moment_text, seconds_text
 from cutline.cli.process.stopping import owner_text
 from cutline.snapshots.operations.ended_operations import Ended, read_history
@@ -39,7 +39,7 @@ def history(
     """
     options = command_context(context)
     found = read_history(open_own_store(options.load_fleet()), last, check_snapshot(name))
-    emit(context, document_of(found), [] if options.json else lines_of(found))
+    answer(context, document_of(found), [] if options.json else lines_of(found))
 
 
 def document_of(found: Iterable[Ended]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cutline.cli.output.arguments import command_context
-from cutline.cli.output.results import emit
+from cutline.cli.output.results import answer, emit
 from cutline.fleet.config import Fleet
 from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.key_source import KEY_BYTES, EncryptionKeyError, KeySource, key_text
@@ -88,7 +88,7 @@ def list_keys(context: typer.Context) -> None:
         " that object from the store"
         for one in keys
     ]
-    emit(context, {"schema": SCHEMA, "keys": keys}, lines)
+    answer(context, {"schema": SCHEMA, "keys": keys}, lines)
 
 
 @key_app.command()

@@ -12,7 +12,7 @@ import typer
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
 from cutline.cli.output.left_out import warnings_of_several
-from cutline.cli.output.results import emit, emit_csv, emit_items
+from cutline.cli.output.results import answer, emit_csv, emit_items
 from cutline.cli.output.tables import (
     Cell,
     FittingTable,
@@ -71,7 +71,7 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
         elif options.json:
             emit_items(context, {"schema": FLAT_SCHEMA}, "restore_points", rows)
         else:
-            emit(context, {}, [flat_table(rows, utc_now())])
+            answer(context, {}, [flat_table(rows, utc_now())])
         return
     listing = list_store(fleet)
     document = {
@@ -88,7 +88,7 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
         "put_aside": [asdict(one) for one in listing.answers.old],
     }
     lines = [] if options.json else lines_of(listing, utc_now())
-    emit(context, document, lines)
+    answer(context, document, lines)
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:

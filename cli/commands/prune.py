@@ -23,7 +23,7 @@ from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.failure import DONE, UNREACHABLE
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.results import emit, show_preview
+from cutline.cli.output.results import answer, emit, show_preview
 from cutline.cli.output.tables import quantity_text, size_text
 from cutline.fleet.config import Retention
 from cutline.fleet.messages import list_some
@@ -62,7 +62,7 @@ def prune(
     if dry_run or not yes:
         plan = preview_prune(fleet, rules, force=force)
         lines = [*plan_lines(plan), "nothing was changed" + ("; to delete, add --yes" if plan.steps else "")]
-        emit(context, plan_document(plan) | {"acted": False, "done": []}, lines)
+        answer(context, plan_document(plan) | {"acted": False, "done": []}, lines)
         return
 
     with leaving_metrics(context, fleet, "prune", metrics):
@@ -83,7 +83,7 @@ def prune(
             pruned = prune_store(fleet, rules, recorded.activity, begin, force=force, ended=count)
             recorded.code = _code_of_all(pruned.removed)
             recorded.reason = _unfinished_text(pruned.removed)
-        emit(context, document_of(pruned), lines_of(pruned))
+        emit(context, document_of(pruned), lines_of(pruned), code=recorded.code)
         if recorded.code:
             raise typer.Exit(recorded.code)
 

@@ -54,13 +54,13 @@ from cutline.cli.output.arguments import (
     command_context,
     parse_at,
 )
-from cutline.cli.output.failure import DDL_REFUSED
+from cutline.cli.output.failure import DDL_REFUSED, DONE
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.recovery import WARNING, write_transactions
 from cutline.cli.output.refused_statements import write_refused
 from cutline.cli.output.restore_report import announce_plan, document_of, dry_run_lines, lines_of, preview_document
 from cutline.cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
-from cutline.cli.output.results import emit, progress
+from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.process.detaching import is_user_present
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Noting, Progress
@@ -169,7 +169,7 @@ def show_rest(
     """Make all checks of an unfinished restore that is resumed, and print what is left of it."""
     with progress(context) as shown:
         plan, preview = preview_resumed(source, target, request, shown)
-    emit(context, preview_document(plan, preview), dry_run_lines(plan, preview))
+    answer(context, preview_document(plan, preview), dry_run_lines(plan, preview))
 
 
 def run_restore(
@@ -202,13 +202,14 @@ def run_restore(
         path, line = write_refused(report.operation, report.refused, Path.cwd(), is_published=True)
         document["refused_file"] = path
         lines.append(line)
-    emit(context, document, lines)
-    if report.refused:
-        raise typer.Exit(DDL_REFUSED)
+    code = DDL_REFUSED if report.refused else DONE
+    emit(context, document, lines, code=code)
+    if code:
+        raise typer.Exit(code)
 
 
 def show_plan(context: typer.Context, plan: RestorePlan, _source: Fleet, _confirm: Confirmation) -> None:
     """Make all checks, and print what the restore would do."""
     with progress(context) as shown:
         preview = preview_restore(plan, shown)
-    emit(context, preview_document(plan, preview), dry_run_lines(plan, preview))
+    answer(context, preview_document(plan, preview), dry_run_lines(plan, preview))

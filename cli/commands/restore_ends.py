@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from cutline.cli.output.results import emit, progress
+from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import SAME_TARGET
@@ -137,7 +137,7 @@ def show_undo(
         report, entered = preview_abandon(source, target, request.name, shown, request.scope.nodes)
     lines = _abandon_lines(report, is_done=False)
     lines += [f"to be confirmed with --yes: {line}" for line in entered]
-    emit(context, _abandon_document(report) | {"dry_run": True, "to_confirm": entered}, [*lines, NOT_CHANGED])
+    answer(context, _abandon_document(report) | {"dry_run": True, "to_confirm": entered}, [*lines, NOT_CHANGED])
 
 
 def _abandon_lines(report: AbandonReport, *, is_done: bool) -> list[str]:
@@ -169,7 +169,7 @@ def show_old_databases(
     with progress(context) as shown:
         old = find_old(source, target, request.name, shown, request.scope.nodes)
     lines = [*(f"to drop: {old_text(one)}" for one in old), NOT_CHANGED] if old else [NOTHING_ASIDE]
-    emit(context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(one) for one in old], "dry_run": True}, lines)
+    answer(context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(one) for one in old], "dry_run": True}, lines)
 
 
 def old_text(one: OldDatabase) -> str:

@@ -22,7 +22,7 @@ from cutline.cli.output.arguments import (
 )
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.recovery import plan_lines, transaction_lines
-from cutline.cli.output.results import emit
+from cutline.cli.output.results import answer
 from cutline.cli.output.tables import (
     FittingTable,
     Shorter,
@@ -113,7 +113,7 @@ def show(
         lines += [] if options.json else timeline_of(figures, timeline_levels())
     if not lines and not options.json:
         lines = [*lines_of(entry, chain), *(one.text for one in open_operations)]
-    emit(context, document, lines)
+    answer(context, document, lines)
 
 
 def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[str, Any]]:

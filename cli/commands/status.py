@@ -13,7 +13,7 @@ import typer
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.node_status import NodeStatus, read_nodes
 from cutline.cli.output.operations import what_text
-from cutline.cli.output.results import drawn_live, emit
+from cutline.cli.output.results import answer, drawn_live
 from cutline.cli.output.tables import (
     FittingTable,
     age_text,
@@ -60,7 +60,7 @@ def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False
     fleet, file = options.load_fleet(), options.given_fleet
     if not watch:
         report = read_status(fleet, nodes=nodes)
-        emit(context, document_of(report, file), [] if options.json else lines_of(report, file))
+        answer(context, document_of(report, file), [] if options.json else lines_of(report, file))
         return
     with drawn_live() as draw:
         watch_status(lambda: lines_of(read_status(fleet, nodes=nodes), file), draw)

@@ -67,8 +67,9 @@ def wait(
     fleet = command_context(context).load_fleet()
     with progress(context) as shown:
         ended = await_end(fleet, check_operation(operation), seconds, shown)
-    emit(context, {"schema": SCHEMA, "operations": [ended.to_json()]}, [line_of(ended)])
-    raise typer.Exit(code_of(ended, fleet.store.open()))
+    code = code_of(ended, fleet.store.open())
+    emit(context, {"schema": SCHEMA, "operations": [ended.to_json()]}, [line_of(ended)], code=code)
+    raise typer.Exit(code)
 
 
 def code_of(ended: Ended, store: ObjectStore) -> int:

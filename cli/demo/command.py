@@ -41,6 +41,6 @@ def demo(context: typer.Context, postgresql: PostgreSQL = None) -> None:
     begin_session()
     lines = StoryLines(quiet=command_context(context).quiet)
     report = tell_story(lines, check_programs_folder(postgresql) if postgresql else None)
-    emit(context, document_of(report), lines_of(report))
+    emit(context, document_of(report), lines_of(report), code=report.exit_code)
     if report.exit_code != DONE:
         raise typer.Exit(report.exit_code)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cutline.cli.output.arguments import SECONDS_MAX, command_context
-from cutline.cli.output.failure import CONFLICTS
+from cutline.cli.output.failure import CONFLICTS, DONE
 from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import count_text, name_fleet, seconds_text
 from cutline.embedded.bank import BankInvariants, read_invariants
@@ -113,12 +113,14 @@ def load(
             interrupt = error
     seconds = time.monotonic() - began
     invariants = read_invariants(dsns)
+    code = DONE if invariants.hold else CONFLICTS
     if interrupt is None or not command_context(context).json:
-        emit(context, _load_document(workload, seconds, invariants), _load_lines(workload, seconds, invariants))
+        document, lines = _load_document(workload, seconds, invariants), _load_lines(workload, seconds, invariants)
+        emit(context, document, lines, code=code)
     if interrupt is not None:
         raise interrupt
-    if not invariants.hold:
-        raise typer.Exit(CONFLICTS)
+    if code:
+        raise typer.Exit(code)
 
 
 def down(context: typer.Context, directory: FleetFolder, *, delete: Delete = False) -> None:

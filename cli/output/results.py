@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 from cutline.cli.output.arguments import CommandContext, command_context
 from cutline.cli.output.displays import JsonProgress
 from cutline.cli.output.tables import Enumeration, FittingTable, name_fleet, printable, time_text
-from cutline.fleet.progress import Progress, Silent
+from cutline.fleet.progress import News, Progress, Silent
 from cutline.storage.waits import listening
 
 if TYPE_CHECKING:
@@ -31,8 +31,32 @@ if TYPE_CHECKING:
 WIDTH_OF_A_PIPE = 1000
 
 
-def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable[str | RenderableType] = ()) -> None:
-    """Write a command's result: `document` with `--json`, else `lines`.
+WARNING = "warning: "
+
+
+def emit(
+    context: typer.Context,
+    document: Mapping[str, object],
+    lines: Iterable[str | RenderableType] = (),
+    *,
+    code: int = 0,
+) -> None:
+    """Write the result of a command that does something: as `answer` does, and nothing with `--quiet` if it succeeds.
+
+    It succeeds if its exit code is 0; then `--quiet` leaves the warnings, on stderr. The document of `--json` is always
+    written.
+    """
+    options = command_context(context)
+    if options.json or not options.quiet or code:
+        answer(context, document, lines)
+        return
+    for line in lines:
+        if isinstance(line, str) and line.startswith(WARNING):
+            options.warn(name_fleet(line.removeprefix(WARNING), options.given_fleet))
+
+
+def answer(context: typer.Context, document: Mapping[str, object], lines: Iterable[str | RenderableType] = ()) -> None:
+    """Write what a command was asked for: `document` with `--json`, else `lines`, also with `--quiet`.
 
     The document's `warnings` begin with those about fleet.toml, which stderr has shown.
     Text is written as it is; anything else is drawn by rich. Times in `document` become RFC 3339, paths become text;
@@ -69,9 +93,10 @@ def emit_csv(rows: Iterable[Iterable[object]]) -> None:
 
 
 def show_preview(context: typer.Context, lines: Iterable[str | RenderableType]) -> None:
-    """Write what a command is about to do; nothing with `--json`, whose one document comes at the end."""
-    if not command_context(context).json:
-        emit(context, {}, lines)
+    """Write what a command is about to do; nothing with `--quiet` or `--json`, whose one document comes at the end."""
+    options = command_context(context)
+    if not (options.json or options.quiet):
+        answer(context, {}, lines)
 
 
 def write_document(document: Mapping[str, object], stream: TextIO | None = None) -> None:
@@ -88,17 +113,18 @@ def progress(context: typer.Context) -> Iterator[Progress]:
 
 
 class _Notes(Silent):
-    """What `--quiet` leaves: the notes, as warnings."""
+    """Shows what `--quiet` leaves of an operation's progress: the notes that want action, as warnings."""
 
     def __init__(self, options: CommandContext) -> None:
         self._options = options
 
     def note(self, text: str) -> None:
-        self._options.warn(text)
+        if not isinstance(text, News):
+            self._options.warn(text)
 
 
 def _progress(context: typer.Context) -> AbstractContextManager[Progress]:
-    """Show an operation's steps on stderr: bars on a terminal, else one line per step; with `--quiet` notes alone.
+    """Show an operation's steps on stderr: bars on a terminal, else one line per step; with `--quiet` warnings.
 
     With `--json` stderr has JSON lines (cli/output/displays.py). `--verbose` adds each point reached.
     """

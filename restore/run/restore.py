@@ -14,7 +14,7 @@ from msgspec import structs
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import restore_command
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.sessions import in_parallel, let_end
 from cutline.nodes.watch import watch_nodes
@@ -91,7 +91,7 @@ def restore_fleet(
             announce(preview)
         if confirm:
             confirm(replaced)
-        for line in (*preview.warnings, *replaced):
+        for line in (*preview.warnings, *map(News, replaced)):
             progress.note(line)
         for line in clear_records(plan.targets, run.connections):
             progress.note(line)
@@ -149,7 +149,7 @@ def resume_restore(
         check_all_swappable(run)
         if announce:
             announce(plan, preview)
-        for line in (*preview.warnings, *preview.replaces):
+        for line in (*preview.warnings, *map(News, preview.replaces)):
             progress.note(line)
         run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation, is_resumed=True)
         with saying_published(run):

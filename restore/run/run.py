@@ -15,7 +15,7 @@ from msgspec import structs
 
 from cutline.fleet.config import Node
 from cutline.fleet.own_process import own_label
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.nodes.clocks import ClockReading, note_clocks, read_clock
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.nodes.sessions import in_parallel, let_end
@@ -172,7 +172,7 @@ class RestoreRun:
             )
             roles = self.report.roles_created
             stay = f"; roles that it created stay: {', '.join(roles)}" if roles else ""
-            self.progress.note(f"the restore is undone: {what}{stay}")
+            self.progress.note(News(f"the restore is undone: {what}{stay}"))
         return True
 
     def is_renamed(self, target: Target) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.own_process import own_label
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.collation_versions import note_collation_versions
 from cutline.nodes.groups import SchemaChangedError, Table, qualify, read_tables
@@ -68,7 +68,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         for node, programs in check_programs(sessions).items():
             if programs.folder != wheel_bin_directory():
                 progress.note(
-                    f"the DDL of node {node} is dumped by {programs.folder}/pg_dump, version {programs.version}"
+                    News(f"the DDL of node {node} is dumped by {programs.folder}/pg_dump, version {programs.version}")
                 )
         tables = {node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()}
         check_admissible(tables)

@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType, structs
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Time
 from cutline.nodes.clocks import ClockReading, check_clocks
 from cutline.nodes.connections import NodeUnreachableError
@@ -231,7 +231,7 @@ def make_cut(
                 progress.note(report)
                 raise _cut_error(causes, error.unreachable) from error
             seconds = pause_seconds(attempt)
-            progress.note(f"{report}; retrying in {seconds:.1f} s")
+            progress.note(News(f"{report}; retrying in {seconds:.1f} s"))
             time.sleep(seconds)
             continue
         return ArchivedCut(_record(marked, cut, causes), archived, ignored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.nodes.sessions import open_sessions
 from cutline.nodes.watch import NodesQuery
 from cutline.snapshots.operations.operation import current_time, exclusive
@@ -31,7 +31,7 @@ def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> li
         node, problem = _find_problem(fleet, chain)
         lost = LostChain(name, chain.full.chain, chain.last.increment, node, 0, 0, current_time())
         mark_lost(store, replace(lost, successor=successor, slot_problem=problem))
-        progress.note(f"{name} gets no more increments: {successor} has taken its place")
+        progress.note(News(f"{name} gets no more increments: {successor} has taken its place"))
         return drop_slots(fleet.nodes, slot_name(chain.full.operation))
 
 

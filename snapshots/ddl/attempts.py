@@ -9,7 +9,7 @@ from typing import TypeVar
 import psycopg
 
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import CopyError
 from cutline.nodes.groups import SchemaChangedError
 from cutline.nodes.programs import ProgramFailedError
@@ -48,7 +48,7 @@ def retry_until_unchanged(attempt: Callable[[], Result], retries: int, progress:
             return attempt()
         except ChangedError as error:
             cause = str(error)
-            progress.note(f"attempt {number} of {attempts} was invalidated by DDL: {cause}")
+            progress.note(News(f"attempt {number} of {attempts} was invalidated by DDL: {cause}"))
     raise SchemaChangedError(
         f"DDL was executed during each of {attempts} attempts; last: {cause}",
         hint=f"repeat the command when no DDL is running, or allow more attempts: --retries N; or {NEW_CHAIN}",

@@ -26,7 +26,7 @@ from msgspec import structs
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.groups import Column, Group, Table, number_groups, qualify, read_tables
 from cutline.nodes.publications import (
@@ -382,7 +382,7 @@ def report_changes(plan: DdlPlan, progress: Progress) -> None:
     for shard, shard_plan in plan.shards.items():
         for one in shard_plan.changed:
             what = f"needs a new base copy: {one.reason}" if one.after is None else "has a new definition"
-            progress.note(f"node {shard}: table {one.table.group.name} {what}")
+            progress.note(News(f"node {shard}: table {one.table.group.name} {what}"))
 
 
 def add_to_publications(
@@ -418,7 +418,7 @@ def add_to_publications(
         in_parallel(publish, names)
     finally:
         for node in (one for one in names if one in done):
-            progress.note(f"node {node}: new tables were published: {', '.join(names[node])}")
+            progress.note(News(f"node {node}: new tables were published: {', '.join(names[node])}"))
 
 
 def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: TableSelection) -> str:

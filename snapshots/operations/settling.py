@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.nodes.read_only import undo_freeze
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.operations.committing import decide
@@ -67,11 +67,11 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
             continue
         what = increment_label(operation.snapshot, operation.increment)
         if committed:
-            progress.note(f"operation {operation.id} had committed {what}")
+            progress.note(News(f"operation {operation.id} had committed {what}"))
             record_outcome(store, operation, "done", "found committed")
             clear_signs(store, operation.id)
             continue
-        progress.note(f"operation {operation.id} ended without committing {what}")
+        progress.note(News(f"operation {operation.id} ended without committing {what}"))
         nodes = [fleet_nodes[node] for node in operation.nodes if node in fleet_nodes]
         is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
         if is_writable and _drop_slots(store, operation, nodes, progress):
@@ -126,6 +126,8 @@ def _settle_removal(store: ObjectStore, operation: Intent, progress: Progress) -
     If the put of its mark arrives later, the removal can still be resumed: the mark counts, not the operation.
     """
     if operation.kind in MARKS and not store.exists(MARKS[operation.kind](operation.snapshot)):
-        progress.note(f"operation {operation.id} ended before it removed anything of snapshot {operation.snapshot}")
+        progress.note(
+            News(f"operation {operation.id} ended before it removed anything of snapshot {operation.snapshot}")
+        )
         record_outcome(store, operation, "failed", "found without a mark")
         clear_signs(store, operation.id)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.fleet.units import size_text
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.operations.committing import has_committed
@@ -103,13 +103,13 @@ def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> N
     """
     for kept in read_kept_chains(store, sessions, progress):
         if kept.is_failed:
-            progress.note(f"operation {kept.chain} has failed but still has slots")
+            progress.note(News(f"operation {kept.chain} has failed but still has slots"))
             _drop_kept_slots(kept, sessions, progress)
         elif kept.removal_text:
-            progress.note(f"{kept.removal_text} but still has slots")
+            progress.note(News(f"{kept.removal_text} but still has slots"))
             _drop_kept_slots(kept, sessions, progress)
         elif kept.snapshot and _is_lost(store, kept.snapshot, kept.chain, progress):
-            progress.note(f"{kept.label} gets no more increments but still has slots")
+            progress.note(News(f"{kept.label} gets no more increments but still has slots"))
             _drop_kept_slots(kept, sessions, progress)
         elif kept.worst.is_past_limit:
             if kept.snapshot:
@@ -225,7 +225,7 @@ def _drop_kept_slots(kept: KeptChain, sessions: Sessions, progress: Progress) ->
     if left:
         progress.note(f"slot {kept.slot} could not be dropped on {', '.join(left)}; the next create retries")
     else:
-        progress.note(f"slot {kept.slot} was dropped on all nodes that had it")
+        progress.note(News(f"slot {kept.slot} was dropped on all nodes that had it"))
 
 
 def warning_text(kept: KeptChain) -> str:

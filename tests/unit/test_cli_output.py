@@ -22,9 +22,9 @@ from cutline.cli.output.arguments import CommandContext, command_context
 from cutline.cli.output.displays import NODES_MAX, BarProgress, LineProgress
 from cutline.cli.output.failure import CommandFailure, report
 from cutline.cli.output.junit import junit_of
-from cutline.cli.output.results import emit, progress
+from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import printable
-from cutline.fleet.progress import Progress, Reading
+from cutline.fleet.progress import News, Progress, Reading
 
 
 def context_of(options: CommandContext | None) -> typer.Context:
@@ -189,10 +189,18 @@ def test_progress_before_the_first_step_is_no_error() -> None:
     assert stream.getvalue() == ""
 
 
-def test_quiet_leaves_notes_and_a_pipe_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress(context_of(CommandContext(quiet=True))) as steps:
+def test_quiet_leaves_notes_that_want_action_and_a_pipe_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = context_of(CommandContext(quiet=True))
+    with progress(quiet) as steps:
         report_steps(steps)
-    assert capsys.readouterr().err == "warning: node a waits for a lock\n"
+        steps.note(News("node a accepts writes again"))
+    assert capsys.readouterr() == ("", "warning: node a waits for a lock\n")
+    emit(quiet, {}, ["daily is committed", "warning: see to it"])
+    assert capsys.readouterr() == ("", "warning: see to it\n")
+    emit(quiet, {}, ["daily is restored", "warning: see to it"], code=10)
+    assert capsys.readouterr() == ("daily is restored\nwarning: see to it\n", "")
+    answer(quiet, {}, ["daily"])
+    assert capsys.readouterr() == ("daily\n", "")
     with progress(context_of(CommandContext())) as steps:
         report_steps(steps)
     captured = capsys.readouterr()

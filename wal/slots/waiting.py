@@ -20,7 +20,7 @@ import psycopg
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import join_some
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.fleet.units import size_text
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.nodes.encodings import readable
@@ -144,7 +144,7 @@ class WaitNotes:
         if now - self.began < NOTE_SECONDS or (key == self._reported and now - self._reported_at < REPEAT_SECONDS):
             return
         self._reported, self._reported_at = key, now
-        self.progress.note(f"{self.what} waits for {text}")
+        self.progress.note(News(f"{self.what} waits for {text}"))
 
     def report_transactions(self, awaited: Collection[Awaited]) -> None:
         """Report the transactions that are waited for now, if there are any."""

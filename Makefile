@@ -25,7 +25,7 @@ SAMPLED := tests/integration $(addprefix tests/spark/,test_changed_definitions.p
   test_killed_executors.py test_kubernetes_executors.py test_long_lines.py test_protection.py test_session.py test_session_files.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test all rest quick oldest newest servers stores soak watching fuzz lint format bench writers scale hot growth wheel release kept schemas lock clean
+.PHONY: help install demo test all rest quick oldest newest servers stores soak watching fuzz lint format bench hot growth wheel release kept schemas lock clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,18 +116,11 @@ format: $(INSTALLED)  ## put the code into its format
 bench: $(INSTALLED)  ## measure; ROWS=N for the size, JSON=FILE for the figures
 	@$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json $(JSON))
 
-writers: $(INSTALLED)  ## measure what cuts cost those who write; JSON=FILE for the figures
-	@$(BIN)/python -m benchmarks writers $(if $(JSON),--json $(JSON))
-
-scale: $(INSTALLED)  ## measure sizes; PART=tables, changes, bytes or rows, TABLES=N and ROWS=N for how many, JSON=FILE
-	@$(BIN)/python -m benchmarks scale $(if $(PART),--part $(PART)) $(if $(TABLES),--tables $(TABLES)) \
-	  $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json $(JSON))
-
 hot: $(INSTALLED)  ## measure the drain of a busy node; CHANGES=N, BYTES=N of text in a row
 	@$(BIN)/python -m benchmarks.hot_node $(if $(CHANGES),--changes $(CHANGES)) $(if $(BYTES),--bytes $(BYTES))
 
 growth: $(INSTALLED)  ## measure what commands cost at 1, 10, 100 and 1,000 increments; INCREMENTS=N for fewer
-	@$(BIN)/python -m benchmarks.growth.chain_growth $(INCREMENTS)
+	@$(BIN)/python -m benchmarks.chain_growth $(INCREMENTS)
 
 # As a user gets it: nothing of the tree is in reach, so a package that is missing in the wheel is missed here.
 wheel: $(INSTALLED)  ## build the wheel, install it into an empty environment, and test its demo

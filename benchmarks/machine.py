@@ -1,10 +1,9 @@
-"""The environment of the measurements: versions and hardware, without names or paths of the machine."""
+"""The machine: versions and hardware, without names or paths, and the processor time of processes."""
 
 from __future__ import annotations
 
 import os
 import platform
-import resource
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from cutline.nodes.programs import run_tool
 
+PROCESSES = Path("/proc")
 PACKAGES = ("cutline", "pyspark", "pyarrow", "psycopg", "adbc-driver-postgresql")
 
 
@@ -63,24 +63,37 @@ def cpu_model() -> str:
     return platform.processor() or "unknown"
 
 
-def raise_open_files() -> int:
-    """Raise this process's limit of open files as far as possible; return the new limit."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most
+def family(pid: int) -> set[int]:
+    """The process and its descendants."""
+    parents: dict[int, list[int]] = {}
+    for folder in PROCESSES.iterdir():
+        if folder.name.isdecimal() and (parent := _parent(int(folder.name))) is not None:
+            parents.setdefault(parent, []).append(int(folder.name))
+    found, waiting = {pid}, [pid]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found.update(children)
+        waiting += children
+    return found
 
 
-def resident_bytes() -> int:
-    """The current resident memory of this process in bytes; resets its peak."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status_bytes("VmRSS")
+def cpu_seconds(pid: int) -> float:
+    """The processor time of the process, its descendants, and its children that have ended."""
+    ticks = 0
+    for one in family(pid):
+        if fields := _stat(one):
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def resident_bytes_max() -> int:
-    """The peak since `resident_bytes` was called."""
-    return _status_bytes("VmHWM")
+def _parent(pid: int) -> int | None:
+    fields = _stat(pid)
+    return int(fields[1]) if fields else None
 
 
-def _status_bytes(name: str) -> int:
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
+def _stat(pid: int) -> list[str]:
+    """The fields after the program's name, which is in parentheses and may contain anything; [] if it has ended."""
+    try:
+        return (PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

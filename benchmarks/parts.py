@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import cutline as cutline_side
 from benchmarks import peers as peer_side
-from benchmarks import scale
 from benchmarks.cutline import Cutline
 from benchmarks.peers import Peers
 from benchmarks.results import Results
@@ -22,14 +21,7 @@ from cutline.embedded.fleet import start_fleet, stop_fleet
 if TYPE_CHECKING:
     from cutline.snapshots.records.commit import Commit
 
-PARTS = ("create", "check", "increment", "restore", "encryption", "sizes", "cold")
-# Of the runs of the benchmark of sizes, what they are called here.
-SIZES = {
-    scale.RESTORE_TABLES: "restore of many tables",
-    scale.PEER_TABLES: "pg_restore of many tables",
-    scale.RESTORE_BYTES: "restore of one transaction",
-    scale.PEER_BYTES: "COPY of its rows",
-}
+PARTS = ("create", "check", "increment", "restore", "encryption", "cold")
 COLD_SHARDS, COLD_REPEATS = 3, 5
 REPEATS = 3
 SPLIT = 50
@@ -171,21 +163,6 @@ def _expect_state(bench: Bench, database: str) -> bool:
     if restored != bench.state:
         raise RuntimeError(f"restored {restored}, expected {bench.state}")
     return True
-
-
-def sizes_part(bench: Bench) -> None:
-    """Restores of many tables and of a transaction of gigabytes, each as a separate process with 1 GiB for each JVM.
-
-    Their time includes that of starting Spark, which PostgreSQL's tools do not have.
-    """
-    runs: list[scale.Run] = []
-    parts = (scale.TABLES, scale.BYTES)
-    bench.results.attempt(
-        "sizes", lambda: scale.measure(parts, scale.Sizes(), bench.shard.work / "sizes", runs, bench.say)
-    )
-    for run in runs:
-        if run.task in SIZES:
-            bench.results.add(SIZES[run.task], run.seconds)
 
 
 def cold_part(bench: Bench) -> None:

@@ -40,17 +40,12 @@ def document(results: Results, environment: Mapping[str, object], options: Mappi
 
 def show(console: Console, results: Results, environment: Mapping[str, object], options: Mapping[str, object]) -> None:
     """Print the environment, the measurements, the comparisons with their aims, and the failures."""
-    show_facts(console, environment, options)
+    console.print(_one_line(environment), style="dim")
+    console.print(_one_line(options), style="dim")
     console.print(_measurements(results))
     console.print(_comparisons(results))
     for failure, times in Counter(results.failures).items():
         console.print(f"failed, {times} times: {failure.task}: {failure.problem}", style="red", markup=False)
-
-
-def show_facts(console: Console, environment: Mapping[str, object], options: Mapping[str, object]) -> None:
-    """Print the environment and the options of the measurement."""
-    console.print(_one_line(environment), style="dim")
-    console.print(_one_line(options), style="dim")
 
 
 def _one_line(facts: Mapping[str, object]) -> str:

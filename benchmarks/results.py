@@ -43,8 +43,6 @@ COMPARISONS = (
     Comparison("increment", "pg_basebackup --incremental", "bytes", 0.02),
     Comparison("restore", "pg_restore", "seconds", 1.0),
     Comparison("restore of 50 increments", "restore", "seconds", 1.1),
-    Comparison("restore of many tables", "pg_restore of many tables", "seconds", 1.2),
-    Comparison("restore of one transaction", "COPY of its rows", "seconds", 3.0),
     Comparison("check", "create", "seconds", 0.7),
     Comparison("encrypted create", "plain create", "seconds", 1.1),
     Comparison("encrypted check", "plain check", "seconds", 1.1),

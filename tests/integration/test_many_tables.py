@@ -12,7 +12,6 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.scale_databases import change_tables, make_tables
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.record import fields_of
@@ -20,6 +19,7 @@ from cutline.nodes.connections import with_database
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.wal.drain.drain import SEGMENT_BYTES_MAX
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
+from tests.tables.many_tables import change_tables, make_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from pathlib import Path
 import psycopg
 
 from benchmarks.cutline import Cutline, warm_session
-from benchmarks.memory import cpu_seconds
+from benchmarks.machine import cpu_seconds
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 
 SIZES = (1, 10, 100, 1000)

@@ -1,8 +1,8 @@
-"""The databases of the benchmark of sizes: thousands of small tables, narrow rows, wide rows; their changes."""
+"""A database of thousands of small tables, and their changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import psycopg
 
@@ -10,7 +10,6 @@ from cutline.fleet.table_names import quote_identifier
 
 TABLES_PER_SCHEMA = 1000
 TABLES_AT_ONCE = 200
-LONG_BODY = "array_to_string(ARRAY(SELECT md5((n * 64 + part + {salt})::text) FROM generate_series(1, 32) AS part), '')"
 # Every fourth table is empty.
 KINDS = (
     (
@@ -30,10 +29,6 @@ KINDS = (
     ),
     ("id integer PRIMARY KEY, note text", "", "INSERT INTO {table} VALUES (1, 'no longer empty')"),
 )
-TABLES_QUERY = """
-SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind = 'r' AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' ORDER BY 1
-"""
 
 
 def table_name(number: int) -> str:
@@ -74,55 +69,3 @@ def change_tables(dsn: str, count: int, of: int) -> None:
 def _batches(numbers: range) -> Iterator[range]:
     for start in range(0, len(numbers), TABLES_AT_ONCE):
         yield numbers[start : start + TABLES_AT_ONCE]
-
-
-def make_narrow(dsn: str, rows: int) -> None:
-    """Create a table of `rows` rows of three numbers."""
-    _run(
-        dsn,
-        "CREATE TABLE narrow (id bigint PRIMARY KEY, a integer NOT NULL, b integer)",
-        f"INSERT INTO narrow SELECT n, n % 1000, n / 3 FROM generate_series(1, {rows}) AS n",
-        "VACUUM ANALYZE narrow",
-    )
-
-
-def change_narrow(dsn: str, *, every: int = 1) -> None:
-    """Change every n-th narrow row, in one transaction."""
-    _run(dsn, f"UPDATE narrow SET a = a + 1 WHERE id % {every} = 0")
-
-
-def make_wide(dsn: str) -> None:
-    """Create an empty table for rows of a kilobyte, which are stored uncompressed."""
-    _run(dsn, "CREATE TABLE wide (id bigint PRIMARY KEY, body text STORAGE PLAIN NOT NULL)")
-
-
-def fill_wide(dsn: str, rows: int) -> None:
-    """Fill the wide table in one transaction."""
-    _run(dsn, f"INSERT INTO wide SELECT n, {LONG_BODY.format(salt=0)} FROM generate_series(1, {rows}) AS n")
-
-
-def change_wide(dsn: str) -> None:
-    """Change every wide row in one transaction."""
-    _run(dsn, "UPDATE wide SET body = reverse(body)")
-
-
-def contents(dsn: str) -> Mapping[str, tuple[int, int]]:
-    """For every table its number of rows and the sum of their hashes, which identify the state."""
-    found: dict[str, tuple[int, int]] = {}
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        tables = [row[0] for row in connection.execute(TABLES_QUERY)]
-        for start in range(0, len(tables), TABLES_AT_ONCE):
-            batch = tables[start : start + TABLES_AT_ONCE]
-            each = (
-                f"SELECT '{one}', count(*), coalesce(sum(hashtextextended(t::text, 0)), 0)::numeric::text FROM {one} t"
-                for one in batch
-            )
-            for name, count, hashes in connection.execute(" UNION ALL ".join(each)):
-                found[name] = (count, int(hashes))
-    return found
-
-
-def _run(dsn: str, *statements: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement)

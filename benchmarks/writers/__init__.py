@@ -1,1 +1,0 @@
-"""What cuts and increments cost those who write."""

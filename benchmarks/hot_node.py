@@ -86,12 +86,21 @@ def prepare(node: Node, folder: Path, changes: int, text_bytes: int) -> list[Dra
     definitions, store = tuple(Definition(0, table.group) for table in tables), StoreLocation(f"file://{folder}/store")
     return [
         DrainTask(
-            node=node, slot=slot, publications=publication_names(FLEET), snapshot="hot", chain=slot, operation="op",
-            definitions=definitions, global_id_form="exact", base=base, last=None, finish=Lsn.parse(finish),
+            node=node,
+            slot=slot,
+            publications=publication_names(FLEET),
+            snapshot="hot",
+            chain=slot,
+            operation="op",
+            definitions=definitions,
+            global_id_form="exact",
+            base=base,
+            last=None,
+            finish=Lsn.parse(finish),
             store=store,
         )
         for slot, base in bases.items()
-    ]  # fmt: skip
+    ]
 
 
 def measure(tasks: list[DrainTask], changes: int) -> dict[str, Any]:
@@ -122,8 +131,12 @@ def measure(tasks: list[DrainTask], changes: int) -> dict[str, Any]:
             raise RuntimeError(f"the drain says {report.problem}")
 
     steps: dict[str, Callable[[DrainTask], None]] = {
-        "server": server, "server and reading": read, "decoding": decode, "storing": store, "drain": together,
-    }  # fmt: skip
+        "server": server,
+        "server and reading": read,
+        "decoding": decode,
+        "storing": store,
+        "drain": together,
+    }
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for task in tasks:
         for name, step in steps.items():

@@ -59,10 +59,14 @@ def _compare_place(
     group, partition = place
     return [
         Conflict(
-            kind, detail, node=primary, other_node=backup, group=copies.group_name(primary, group),
+            kind,
+            detail,
+            node=primary,
+            other_node=backup,
+            group=copies.group_name(primary, group),
             partition=partition,
         )
-    ]  # fmt: skip
+    ]
 
 
 def compare_streams(copies: Copies, sums: Sums, findings: Findings) -> None:

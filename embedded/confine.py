@@ -28,10 +28,25 @@ MNT_DETACH, PR_SET_NO_NEW_PRIVS = 2, 38
 KEPT_OPTIONS = ((2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
 # What a server needs of the system; never all of /etc, which may have files that only this user can read.
 SYSTEM = (
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/var/cache/postgresql",
-    "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
-    "/etc/localtime", "/etc/timezone", "/etc/locale.alias", "/etc/alternatives",
-)  # fmt: skip
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/nix/store",
+    "/var/cache/postgresql",
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/nsswitch.conf",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/timezone",
+    "/etc/locale.alias",
+    "/etc/alternatives",
+)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 FAILED = 126
 

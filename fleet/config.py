@@ -215,8 +215,13 @@ GC_GRACE = Duration.parse("24h")
 ASSERTION_TIMEOUT = Duration.parse("10min")
 NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
 TOML_WORDS = {
-    "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",
-}  # fmt: skip
+    "array": "list",
+    "object": "table",
+    "str": "text",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+}
 # How TOML writes the character, which it does not allow as it is.
 ESCAPED_NUL = re.compile(r"\\(?:u0000|U00000000|x00)")
 # A text that is not empty.

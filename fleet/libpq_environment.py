@@ -16,12 +16,36 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 # Where to, as whom, and how protected. The rest is set by fleet.nodes.connections.
-TRANSFERRED = frozenset({
-    "host", "hostaddr", "port", "dbname", "user", "password", "passfile", "require_auth", "channel_binding",
-    "sslmode", "sslnegotiation", "sslcert", "sslkey", "sslcertmode", "sslrootcert", "sslcrl", "sslcrldir", "sslsni",
-    "ssl_min_protocol_version", "ssl_max_protocol_version", "requirepeer", "gssencmode", "krbsrvname", "gsslib",
-    "target_session_attrs", "load_balance_hosts",
-})  # fmt: skip
+TRANSFERRED = frozenset(
+    {
+        "host",
+        "hostaddr",
+        "port",
+        "dbname",
+        "user",
+        "password",
+        "passfile",
+        "require_auth",
+        "channel_binding",
+        "sslmode",
+        "sslnegotiation",
+        "sslcert",
+        "sslkey",
+        "sslcertmode",
+        "sslrootcert",
+        "sslcrl",
+        "sslcrldir",
+        "sslsni",
+        "ssl_min_protocol_version",
+        "ssl_max_protocol_version",
+        "requirepeer",
+        "gssencmode",
+        "krbsrvname",
+        "gsslib",
+        "target_session_attrs",
+        "load_balance_hosts",
+    }
+)
 FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
 DEFAULT_AUTHORITIES = ".postgresql/root.crt"
 

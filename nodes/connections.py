@@ -91,8 +91,13 @@ LATER_SETTINGS = {"transaction_timeout": "0"}
 ASKED_ALSO = ("role", "session_replication_role")
 # What a dump depends on and pg_dump does not set itself (pg_dump.c, setup_connection).
 DUMP_SETTINGS = (
-    "timezone", "lc_monetary", "bytea_output", "xmlbinary", "standard_conforming_strings", "role",
-)  # fmt: skip
+    "timezone",
+    "lc_monetary",
+    "bytea_output",
+    "xmlbinary",
+    "standard_conforming_strings",
+    "role",
+)
 OPTION = re.compile(r"(?:-c\s*|--)([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
 
 

@@ -84,10 +84,15 @@ WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.STANDBY_COPY: "PostgreSQL {} does not decode WAL on a standby, 16 does: check has no copy of it",
 }
 # What a restore may bring back different: every output warns of it.
-WARNED = frozenset({
-    LeftOutKind.APPEND_ONLY_TABLE, LeftOutKind.UNCOUNTED_TABLE, LeftOutKind.LARGE_OBJECTS_OF_FULL,
-    LeftOutKind.STANDBY_COPY, LeftOutKind.EXTENSION_ROWS,
-})  # fmt: skip
+WARNED = frozenset(
+    {
+        LeftOutKind.APPEND_ONLY_TABLE,
+        LeftOutKind.UNCOUNTED_TABLE,
+        LeftOutKind.LARGE_OBJECTS_OF_FULL,
+        LeftOutKind.STANDBY_COPY,
+        LeftOutKind.EXTENSION_ROWS,
+    }
+)
 # These are counted, not named.
 COUNTED = frozenset({LeftOutKind.TEMPORARY_TABLES, LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL})
 # Ordinary tables have the kind '', and so have extensions' configuration tables: the rules decide whether they are left

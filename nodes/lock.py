@@ -103,9 +103,7 @@ class Holder:
             "host": label.host if label else None,
             "process": label.process if label else None,
         }
-        return {
-            **owner, "role": self.role or None, "since": self.since, "from": self.address, "session": self.session
-        }  # fmt: skip
+        return {**owner, "role": self.role or None, "since": self.since, "from": self.address, "session": self.session}
 
 
 @dataclass(slots=True)

@@ -476,7 +476,12 @@ def _examine(folder: Path) -> ClientPrograms | None:
 
 def _ask(program: Path, *arguments: str) -> str:
     asked = subprocess.run(
-        [str(program), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=os.environ | {"LC_ALL": "C"}, timeout=ASKING_SECONDS_MAX, check=False,
-    )  # fmt: skip
+        [str(program), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"LC_ALL": "C"},
+        timeout=ASKING_SECONDS_MAX,
+        check=False,
+    )
     return asked.stdout.decode(errors="replace")

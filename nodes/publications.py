@@ -362,8 +362,11 @@ def check_published(
     for name, tables in sorted(wanted.items()):
         present = members.get(name, {})
         missing = sorted(set(tables) - present.keys())
-        limited = [f"{table} with {present[table].limits}" for table in sorted(set(tables) - set(missing))
-                   if present[table].limits]  # fmt: skip
+        limited = [
+            f"{table} with {present[table].limits}"
+            for table in sorted(set(tables) - set(missing))
+            if present[table].limits
+        ]
         problem = ""
         if name not in options:
             problem = f"publication {name} does not exist any more; it published {', '.join(missing)}"

@@ -191,19 +191,52 @@ EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 # Notebooks and clusters leave these in the environment. On any master a session with a JVM of its own has no use for
 # them: they lead to a Spark Connect server, or to the JVM of another program.
 FOREIGN_VARIABLES = (
-    "SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_API_MODE", "SPARK_CONNECT_MODE", "SPARK_CONNECT_MODE_ENABLED",
-    "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_PIN_THREAD",
-)  # fmt: skip
+    "SPARK_REMOTE",
+    "SPARK_LOCAL_REMOTE",
+    "SPARK_API_MODE",
+    "SPARK_CONNECT_MODE",
+    "SPARK_CONNECT_MODE_ENABLED",
+    "PYSPARK_GATEWAY_PORT",
+    "PYSPARK_GATEWAY_SECRET",
+    "PYSPARK_PIN_THREAD",
+)
 # On this machine these don't count either: they would add packages, agents, classes and settings of others to the JVM
 # that has the credentials, or let it keep its files elsewhere. On a cluster they are how a platform describes it.
 FOREIGN_VARIABLES_HERE = (
-    "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_ENV_LOADED", "SPARK_SUBMIT_OPTS", "SPARK_JAVA_OPTS",
-    "SPARK_DIST_CLASSPATH", "SPARK_CLASSPATH", "SPARK_PREPEND_CLASSES", "SPARK_TESTING", "SPARK_SQL_TESTING",
-    "SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "SPARK_LOCAL_HOSTNAME", "SPARK_PUBLIC_DNS", "SPARK_USER", "SPARK_MASTER",
-    "MASTER", "SPARK_DRIVER_MEMORY", "SPARK_EXECUTOR_MEMORY", "SPARK_EXECUTOR_CORES", "SPARK_MEM", "SPARK_BUFFER_SIZE",
-    "SPARK_ANSI_SQL_MODE", "SPARK_REUSE_WORKER", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "HADOOP_CLASSPATH",
-    "HADOOP_PROXY_USER", "HADOOP_USER_NAME", "CLASSPATH", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS",
-)  # fmt: skip
+    "PYSPARK_SUBMIT_ARGS",
+    "SPARK_CONF_DIR",
+    "SPARK_ENV_LOADED",
+    "SPARK_SUBMIT_OPTS",
+    "SPARK_JAVA_OPTS",
+    "SPARK_DIST_CLASSPATH",
+    "SPARK_CLASSPATH",
+    "SPARK_PREPEND_CLASSES",
+    "SPARK_TESTING",
+    "SPARK_SQL_TESTING",
+    "SPARK_LOCAL_DIRS",
+    "SPARK_EXECUTOR_DIRS",
+    "SPARK_LOCAL_HOSTNAME",
+    "SPARK_PUBLIC_DNS",
+    "SPARK_USER",
+    "SPARK_MASTER",
+    "MASTER",
+    "SPARK_DRIVER_MEMORY",
+    "SPARK_EXECUTOR_MEMORY",
+    "SPARK_EXECUTOR_CORES",
+    "SPARK_MEM",
+    "SPARK_BUFFER_SIZE",
+    "SPARK_ANSI_SQL_MODE",
+    "SPARK_REUSE_WORKER",
+    "HADOOP_CONF_DIR",
+    "YARN_CONF_DIR",
+    "HADOOP_CLASSPATH",
+    "HADOOP_PROXY_USER",
+    "HADOOP_USER_NAME",
+    "CLASSPATH",
+    "JDK_JAVA_OPTIONS",
+    "JAVA_TOOL_OPTIONS",
+    "_JAVA_OPTIONS",
+)
 
 # Spark's log goes to a file: a user could not act on it, and errors reach the command as exceptions.
 LOG4J = """rootLogger.level = error

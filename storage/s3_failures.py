@@ -71,9 +71,14 @@ PASSING_STATUSES = {STATUS_TOO_MANY, STATUS_SERVER, 502, STATUS_UNAVAILABLE, 504
 
 # Temporary refusals: the request was not carried out, and the same request may succeed later.
 TOO_FAST = {
-    "SlowDown", "TooManyRequests", "TooManyRequestsException", "Throttling", "ThrottlingException",
-    "RequestLimitExceeded", "BandwidthLimitExceeded",
-}  # fmt: skip
+    "SlowDown",
+    "TooManyRequests",
+    "TooManyRequestsException",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "BandwidthLimitExceeded",
+}
 DAMAGED_ON_THE_WAY = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
 NOT_NOW = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout", *TOO_FAST, *DAMAGED_ON_THE_WAY}
 WRONG_CLOCK = "RequestTimeTooSkewed"

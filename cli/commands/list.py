@@ -45,8 +45,17 @@ SCHEMA, FLAT_SCHEMA = "cutline/list/1", "cutline/list-flat/1"
 Flat = Annotated[bool, typer.Option("--flat", help="One row per restore point, with all columns.")]
 Csv = Annotated[bool, typer.Option("--csv", help="The same as CSV, for spreadsheets and scripts.")]
 COLUMNS = (
-    "snapshot", "increment", "cut made", "state", "changes", "transactions", "size", "sizes", "checked", "comment",
-)  # fmt: skip
+    "snapshot",
+    "increment",
+    "cut made",
+    "state",
+    "changes",
+    "transactions",
+    "size",
+    "sizes",
+    "checked",
+    "comment",
+)
 
 NUMBERS = {"increment", "changes", "transactions", "size"}
 IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "checked")
@@ -183,18 +192,20 @@ def _table(listing: Listing, now: datetime) -> FittingTable:
             continue
         for one in (summary_of(entry.chain.full), *entry.summaries):
             made_at = cut_time(one)
-            rows.append((
-                entry.name if one.increment == 0 else "",
-                str(one.increment) if one.increment else "only cut" if entry.chain.full.only_cut else "full",
-                Shorter(f"{moment_text(made_at)} ({age_text(made_at, now=now)})", minute_text(made_at)),
-                _state(entry, one),
-                count_text(one.changes),
-                count_text(one.transactions),
-                size_text(one.bytes),
-                "" if one.increment else sparkline([increment.bytes for increment in entry.summaries], levels),
-                "" if one.increment else _checked(listing.checks, entry, now),
-                shortened(one.comment),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    entry.name if one.increment == 0 else "",
+                    str(one.increment) if one.increment else "only cut" if entry.chain.full.only_cut else "full",
+                    Shorter(f"{moment_text(made_at)} ({age_text(made_at, now=now)})", minute_text(made_at)),
+                    _state(entry, one),
+                    count_text(one.changes),
+                    count_text(one.transactions),
+                    size_text(one.bytes),
+                    "" if one.increment else sparkline([increment.bytes for increment in entry.summaries], levels),
+                    "" if one.increment else _checked(listing.checks, entry, now),
+                    shortened(one.comment),
+                )
+            )
     return FittingTable(COLUMNS, rows, NUMBERS, IMPORTANT, SPARED)
 
 

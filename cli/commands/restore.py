@@ -116,9 +116,16 @@ def restore(
     (groups, moves), routes = parse_groups(group or ()), parse_routes(route or ())
     nodes, schemas, roles = tuple(node or ()), tuple(schema or ()), parse_role_map(role_map or ())
     scope = RestoreScope(
-        nodes=nodes, schemas=schemas, schema_only=schema_only, data_only=data_only, no_owner=no_owner, role_map=roles,
-        moves=moves, analyze=analyze, no_database_settings=no_database_settings,
-    )  # fmt: skip
+        nodes=nodes,
+        schemas=schemas,
+        schema_only=schema_only,
+        data_only=data_only,
+        no_owner=no_owner,
+        role_map=roles,
+        moves=moves,
+        analyze=analyze,
+        no_database_settings=no_database_settings,
+    )
     name, moment = newest_name(source, name), parse_at(at, increment)
     request = RestoreRequest(
         name, increment, moment, groups, routes, replace, create_roles, use_backup_copies, allow_refused_ddl, scope

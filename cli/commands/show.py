@@ -69,8 +69,17 @@ QUOTED = re.compile(r"""E'(?:[^'\\]++|\\.|'')*+'|'(?:[^']++|'')*+'|"(?:[^"]++|""
 # Without it a backslash in a constant could end it, by a setting of the database, and psql run what follows.
 CONFORMING = "SET standard_conforming_strings = on;"
 CUT_TITLES = (
-    "increment", "cut made", "took", "cut", "changes", "transactions", "global", "in flight", "size", "positions",
-)  # fmt: skip
+    "increment",
+    "cut made",
+    "took",
+    "cut",
+    "changes",
+    "transactions",
+    "global",
+    "in flight",
+    "size",
+    "positions",
+)
 CUT_NUMBERS = {"took", "cut", "changes", "transactions", "global", "in flight", "size"}
 IMPORTANT_OF_CUT = ("increment", "cut made", "size", "changes", "cut", "in flight", "transactions", "took")
 

@@ -122,14 +122,19 @@ def _table(found: list[UnderWay], now: datetime) -> FittingTable:
     rows: list[tuple[str, ...]] = []
     for one in found:
         sign, state = one.sign, one.state(now)
-        rows.append((
-            one.id, what_text(one), state.value, owner_text(one.label) if one.label else "",
-            age_text(datetime.fromisoformat(one.began_at), now=now) if one.began_at else "",
-            shortened(sign.phase) if sign else "",
-            _done_text(Reading(sign.done, sign.total, sign.unit)) if sign else "",
-            _left_text(one) if state is not ActivityState.DEAD else "",
-            f"{seconds_text(_silent_seconds(one, now))} ago" if one.seen_at else "",
-        ))  # fmt: skip
+        rows.append(
+            (
+                one.id,
+                what_text(one),
+                state.value,
+                owner_text(one.label) if one.label else "",
+                age_text(datetime.fromisoformat(one.began_at), now=now) if one.began_at else "",
+                shortened(sign.phase) if sign else "",
+                _done_text(Reading(sign.done, sign.total, sign.unit)) if sign else "",
+                _left_text(one) if state is not ActivityState.DEAD else "",
+                f"{seconds_text(_silent_seconds(one, now))} ago" if one.seen_at else "",
+            )
+        )
         for node in sign.nodes if sign else ():
             left = "" if node.seconds_left is None else seconds_text(node.seconds_left)
             done = _done_text(Reading(node.done, node.total, node.unit))

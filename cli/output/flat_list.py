@@ -33,16 +33,49 @@ from cutline.snapshots.records.proven_chains import cut_time, safe_time
 
 FULL, INCREMENTAL, ONLY_CUT = "full", "incremental", "only-cut"
 COLUMNS = (
-    "snapshot", "increment", "type", "base_snapshot", "state", "cut_at", "safe_at", "created_at", "seconds", "bytes",
-    "changes", "transactions", "nodes", "baseline_nodes", "groups", "cut", "operation", "terminal", "checked_at",
-    "check_result", "valid_at", "problem", "comment", "checked_increment",
-)  # fmt: skip
+    "snapshot",
+    "increment",
+    "type",
+    "base_snapshot",
+    "state",
+    "cut_at",
+    "safe_at",
+    "created_at",
+    "seconds",
+    "bytes",
+    "changes",
+    "transactions",
+    "nodes",
+    "baseline_nodes",
+    "groups",
+    "cut",
+    "operation",
+    "terminal",
+    "checked_at",
+    "check_result",
+    "valid_at",
+    "problem",
+    "comment",
+    "checked_increment",
+)
 # What makes a spreadsheet take a text for a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@")
 TITLES = (
-    "snapshot", "increment", "type", "cut made", "began", "took", "size", "changes", "transactions", "nodes", "groups",
-    "state", "checked", "comment",
-)  # fmt: skip
+    "snapshot",
+    "increment",
+    "type",
+    "cut made",
+    "began",
+    "took",
+    "size",
+    "changes",
+    "transactions",
+    "nodes",
+    "groups",
+    "state",
+    "checked",
+    "comment",
+)
 NUMBERS = {"increment", "took", "size", "changes", "transactions", "nodes", "groups"}
 IMPORTANT = ("snapshot", "increment", "type", "cut made", "state", "size", "changes", "transactions", "took", "checked")
 
@@ -142,12 +175,21 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[Cell, ...]:
     checks = {result: row["checked_at"], VALID: row["valid_at"]}
     checked = ", ".join(f"{result} {_age(at, now)}" for result, at in checks.items() if at)
     return (
-        row["snapshot"], str(row["increment"]), row["type"],
-        _moment(row["cut_at"]), _moment(row["created_at"]),
-        seconds_text(row["seconds"]), size_text(row["bytes"]), count_text(row["changes"]),
-        count_text(row["transactions"]), str(len(row["nodes"])), str(len(row["groups"])), state, checked,
+        row["snapshot"],
+        str(row["increment"]),
+        row["type"],
+        _moment(row["cut_at"]),
+        _moment(row["created_at"]),
+        seconds_text(row["seconds"]),
+        size_text(row["bytes"]),
+        count_text(row["changes"]),
+        count_text(row["transactions"]),
+        str(len(row["nodes"])),
+        str(len(row["groups"])),
+        state,
+        checked,
         shortened(row["comment"]),
-    )  # fmt: skip
+    )
 
 
 def conflicts_at(increment: int) -> str:

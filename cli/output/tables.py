@@ -40,16 +40,47 @@ INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe0
 JOINERS = "\u200c\u200d\ufe0e\ufe0f"
 # Whose letters a joiner, or its opposite, changes (The Unicode Standard, 23.2).
 JOINING_SCRIPTS = (
-    "ARABIC ", "BENGALI ", "DEVANAGARI ", "GUJARATI ", "GURMUKHI ", "KANNADA ", "KHMER ", "MALAYALAM ", "MONGOLIAN ",
-    "MYANMAR ", "NKO ", "ORIYA ", "SINHALA ", "SYRIAC ", "TAMIL ", "TELUGU ", "TIBETAN ",
-)  # fmt: skip
+    "ARABIC ",
+    "BENGALI ",
+    "DEVANAGARI ",
+    "GUJARATI ",
+    "GURMUKHI ",
+    "KANNADA ",
+    "KHMER ",
+    "MALAYALAM ",
+    "MONGOLIAN ",
+    "MYANMAR ",
+    "NKO ",
+    "ORIYA ",
+    "SINHALA ",
+    "SYRIAC ",
+    "TAMIL ",
+    "TELUGU ",
+    "TIBETAN ",
+)
 # A command in a text, and what precedes it: a line that begins with it is of a hint. `demo` has fleets of its own; help
 # needs none.
 LEADS = r": |; |\(| {3}|then |or |as "
 COMMAND_NAMES = (
-    "init", "create", "restore", "check", "resume", "list", "show", "watch", "status", "cancel", "wait", "history",
-    "report", "delete", "prune", "gc", "key", "cluster",
-)  # fmt: skip
+    "init",
+    "create",
+    "restore",
+    "check",
+    "resume",
+    "list",
+    "show",
+    "watch",
+    "status",
+    "cancel",
+    "wait",
+    "history",
+    "report",
+    "delete",
+    "prune",
+    "gc",
+    "key",
+    "cluster",
+)
 # What follows `snapshot` may also be the name of a snapshot, such as watch-2026.
 COMMAND = rf"snapshot (?!\S+ --help|\S+: )(?=(?:{'|'.join(COMMAND_NAMES)})(?![\w.-]))"
 IN_LINE, IN_HINT = re.compile(rf"({LEADS}){COMMAND}"), re.compile(rf"(^|{LEADS}){COMMAND}", re.MULTILINE)

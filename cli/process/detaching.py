@@ -142,9 +142,13 @@ def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | En
     with files.result.open("wb") as result, files.log.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, *PROGRAM, *words],
-            stdin=subprocess.DEVNULL, stdout=result, stderr=log,
-            env=environment, pass_fds=[end], start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=result,
+            stderr=log,
+            env=environment,
+            pass_fds=[end],
+            start_new_session=True,
+        )
     os.close(end)
     with os.fdopen(pipe, "rb", buffering=0) as answers, files.log.open("rb") as log:
         operation = _await_operation(process, answers, _Relay(log, stderr))

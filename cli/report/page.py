@@ -178,9 +178,14 @@ def _head(label: str, text: str) -> Element:
 
 def _picture(name: str, title: str, drawn: tuple[Element, ...], kind: str) -> Element:
     return element(
-        "svg", element("title", title, id=name), *drawn, role="img", aria_labelledby=name, class_=kind,
+        "svg",
+        element("title", title, id=name),
+        *drawn,
+        role="img",
+        aria_labelledby=name,
+        class_=kind,
         preserveAspectRatio="none",
-    )  # fmt: skip
+    )
 
 
 # Longer texts are wrapped.
@@ -241,9 +246,13 @@ def _table(table: DataTable) -> Element:
         for row in table.rows
     )
     box = element(
-        "div", element("table", element("thead", head), element("tbody", *rows)), class_="scroll", tabindex="0",
-        role="region", aria_label=table.caption,
-    )  # fmt: skip
+        "div",
+        element("table", element("thead", head), element("tbody", *rows)),
+        class_="scroll",
+        tabindex="0",
+        role="region",
+        aria_label=table.caption,
+    )
     summary = f"{table.caption}: table of {quantity_text(len(table.rows), 'rows')}"
     notes: Iterable[Element] = [element("p", f"{table.note}.", class_="muted")] if table.note else []
     return element("details", element("summary", summary), *notes, box)

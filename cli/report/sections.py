@@ -220,11 +220,15 @@ def _gap_table(gaps: Sequence[Gap]) -> DataTable:
     titles = ("after", "since", "before", "until", "length", "why")
     rows = [
         (
-            point_text(gap.after), moment_text(gap.after.at), point_text(gap.before) if gap.before else "now",
-            moment_text(gap.until), seconds_text(gap.seconds), gap.why or "longer than usual",
+            point_text(gap.after),
+            moment_text(gap.after.at),
+            point_text(gap.before) if gap.before else "now",
+            moment_text(gap.until),
+            seconds_text(gap.seconds),
+            gap.why or "longer than usual",
         )
         for gap in gaps
-    ]  # fmt: skip
+    ]
     shown, note = newest_rows(rows, "gaps")
     return DataTable("Gaps", titles, shown, frozenset({4}), note)
 
@@ -233,12 +237,15 @@ def _snapshot_table(snapshots: Iterable[SnapshotFigures]) -> DataTable:
     titles = ("snapshot", "state", "restore points", "first cut", "newest cut", "remark")
     rows = [
         (
-            one.name, one.state + (", without rows" if one.is_only_cut else ""), count_text(len(one.points)),
+            one.name,
+            one.state + (", without rows" if one.is_only_cut else ""),
+            count_text(len(one.points)),
             moment_text(one.points[0].cut_at) if one.points else "",
-            moment_text(one.points[-1].cut_at) if one.points else "", shortened(one.remark),
+            moment_text(one.points[-1].cut_at) if one.points else "",
+            shortened(one.remark),
         )
         for one in snapshots
-    ]  # fmt: skip
+    ]
     shown, note = newest_rows(sorted(rows, key=lambda row: (row[4], row[0])), "snapshots")
     return DataTable("Snapshots", titles, shown, frozenset({2}), note)
 
@@ -252,18 +259,30 @@ def _cuts(figures: StoreFigures) -> Section:
         _row("of these included early", points, lambda one: one.included_early, count_text),
     )
     titles = (
-        "restore point", "cut made", "width", "in flight", "included early", "global transactions", "attempts",
-        "why tried again", "comment",
-    )  # fmt: skip
+        "restore point",
+        "cut made",
+        "width",
+        "in flight",
+        "included early",
+        "global transactions",
+        "attempts",
+        "why tried again",
+        "comment",
+    )
     cells = [
         (
             point_text(one) + (", terminal" if one.is_terminal else ""),
-            moment_text(one.cut_at) + ("" if one.is_cut_timed else " (put)"), width_text(one.cut_seconds),
-            count_text(one.in_flight), count_text(one.included_early), count_text(one.global_transactions),
-            count_text(one.attempts), shortened("; ".join(one.causes)), shortened(one.comment),
+            moment_text(one.cut_at) + ("" if one.is_cut_timed else " (put)"),
+            width_text(one.cut_seconds),
+            count_text(one.in_flight),
+            count_text(one.included_early),
+            count_text(one.global_transactions),
+            count_text(one.attempts),
+            shortened("; ".join(one.causes)),
+            shortened(one.comment),
         )
         for one in points
-    ]  # fmt: skip
+    ]
     shown, note = newest_rows(cells, "cuts")
     untimed = sum(not one.is_cut_timed for one in points)
     texts = [
@@ -293,14 +312,16 @@ def _sizes(figures: StoreFigures) -> Section:
     titles = ("snapshot", "size", "full", "increments", "growth in a day", "changes", "transactions")
     cells = [
         (
-            one.name, size_text(one.bytes), size_text(one.points[0].bytes),
+            one.name,
+            size_text(one.bytes),
+            size_text(one.points[0].bytes),
             size_text(one.bytes - one.points[0].bytes),
             size_text(round(one.growth_bytes_per_day)) if one.growth_bytes_per_day is not None else "",
             count_text(sum(point.changes for point in one.points)),
             count_text(sum(point.transactions for point in one.points)),
         )
         for one in sorted(snapshots, key=lambda one: one.points[-1].cut_at)
-    ]  # fmt: skip
+    ]
     table, note = newest_rows(cells, "snapshots")
     text = f"All together {size_text(sum(one.bytes for one in snapshots))}: what their commits list."
     return Section(
@@ -316,11 +337,15 @@ def _increment_table(points: Sequence[PointFigures]) -> DataTable:
     titles = ("restore point", "cut made", "size", "changes", "transactions", "took")
     cells = [
         (
-            point_text(one), moment_text(one.cut_at), size_text(one.bytes), count_text(one.changes),
-            count_text(one.transactions), seconds_text(one.seconds),
+            point_text(one),
+            moment_text(one.cut_at),
+            size_text(one.bytes),
+            count_text(one.changes),
+            count_text(one.transactions),
+            seconds_text(one.seconds),
         )
         for one in points
-    ]  # fmt: skip
+    ]
     shown, note = newest_rows(cells, "restore points")
     return DataTable("Size of each restore point", titles, shown, frozenset({2, 3, 4, 5}), note)
 
@@ -376,12 +401,16 @@ def lag_section(figures: StoreFigures) -> Section:
     titles = ("node", "cuts", "lag at the newest", "median", "greatest", "at the cut of", "idle at the newest for")
     cells = tuple(
         (
-            one.node, count_text(len(one.marks)), width_text(one.marks[-1].value),
-            width_text(median(mark.value for mark in one.marks)), width_text(one.greatest.value),
-            moment_text(one.greatest.at), "" if one.idle_seconds is None else width_text(one.idle_seconds),
+            one.node,
+            count_text(len(one.marks)),
+            width_text(one.marks[-1].value),
+            width_text(median(mark.value for mark in one.marks)),
+            width_text(one.greatest.value),
+            moment_text(one.greatest.at),
+            "" if one.idle_seconds is None else width_text(one.idle_seconds),
         )
         for one in found
-    )  # fmt: skip
+    )
     shown, note = newest_rows(cells[::-1], "nodes")
     table = DataTable("Lag of each node", titles, shown, frozenset({1, 2, 3, 4, 6}), note)
     return Section("lag", "Lag of each node", _lag_texts(points, found, rows), (table,), tuple(rows))
@@ -460,11 +489,14 @@ def _phase_table(phases: Iterable[PhaseFigures]) -> DataTable:
     titles = ("operation", "phase", "operations", "mean", "longest")
     rows = tuple(
         (
-            one.kind, one.phase, count_text(one.operations), width_text(one.mean_seconds),
+            one.kind,
+            one.phase,
+            count_text(one.operations),
+            width_text(one.mean_seconds),
             width_text(one.longest_seconds),
         )
         for one in phases
-    )  # fmt: skip
+    )
     return DataTable("Time per phase", titles, rows, frozenset({2, 3, 4}))
 
 

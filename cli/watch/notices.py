@@ -66,9 +66,12 @@ def notify(command: Sequence[str], event: dict[str, object]) -> str:
     body = json.dumps({"schema": NOTIFY_SCHEMA, **event}).encode()
     try:
         process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
-        )  # fmt: skip
+        )
     # ValueError: a word has a NUL.
     except (OSError, ValueError) as error:
         return f"[notify] command {command[0]}: {error}"

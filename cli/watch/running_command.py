@@ -128,9 +128,13 @@ def _spawn(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     # If the watch is killed, its command goes on, and the folder of the watch is deleted by whatever runs next.
     environment = os.environ | {"TMPDIR": lasting_folder()}
     process = subprocess.Popen(
-        program, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL,
-        env=environment, start_new_session=True,
-    )  # fmt: skip
+        program,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
     return RunningCommand(process, output)
 
 

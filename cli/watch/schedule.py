@@ -85,9 +85,14 @@ class Task:
         longest = min(RETRY_SECONDS_MAX, max(self.interval_seconds, RETRY_SECONDS_FIRST))
         seconds = min(RETRY_SECONDS_FIRST * 2.0 ** min(self.failures, DOUBLINGS_MAX), longest)
         return Task(
-            self.kind, self.interval_seconds, self.done_at, self.failures + 1, now + timedelta(seconds=seconds),
-            self.failing_since or now, problem,
-        )  # fmt: skip
+            self.kind,
+            self.interval_seconds,
+            self.done_at,
+            self.failures + 1,
+            now + timedelta(seconds=seconds),
+            self.failing_since or now,
+            problem,
+        )
 
     def put_off(self, now: datetime, seconds: float) -> Task:
         """The task if it is to be done later: no failure."""

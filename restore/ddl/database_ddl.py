@@ -24,10 +24,16 @@ from cutline.snapshots.ddl.ddl_archive import PRIVILEGES
 from cutline.snapshots.records.commit import NO_LIMIT, DatabasePrivilege, DatabaseProperties, DatabaseSetting
 
 # Their values are lists of names, which have to be written one by one (PostgreSQL's variable_is_guc_list_quote).
-LISTS = frozenset((
-    "local_preload_libraries", "search_path", "session_preload_libraries", "shared_preload_libraries",
-    "temp_tablespaces", "unix_socket_directories",
-))  # fmt: skip
+LISTS = frozenset(
+    (
+        "local_preload_libraries",
+        "search_path",
+        "session_preload_libraries",
+        "shared_preload_libraries",
+        "temp_tablespaces",
+        "unix_socket_directories",
+    )
+)
 # Of these, names of identifiers; the others are files.
 IDENTIFIERS = frozenset(("search_path", "temp_tablespaces"))
 # A library that the server lacks would let nobody into the database any more. The servers accept its name all the same.

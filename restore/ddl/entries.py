@@ -250,10 +250,16 @@ class ArchiveDdl:
         for entry in sorted(entries, key=lambda entry: entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES)):
             sections[_section_of(entry)].append(
                 DdlEntry(
-                    entry.number, entry.kind, entry.schema, entry.name, written.statements[entry.number],
-                    entry.dependencies, entry.tablespace, entry.access,
+                    entry.number,
+                    entry.kind,
+                    entry.schema,
+                    entry.name,
+                    written.statements[entry.number],
+                    entry.dependencies,
+                    entry.tablespace,
+                    entry.access,
                 )
-            )  # fmt: skip
+            )
         return Ddl(
             written.settings,
             tuple(sections[PRE_DATA]),

@@ -226,10 +226,13 @@ def write_statements(
     try:
         archive.write_bytes(extract(body, contents, marked))
         run_tool(
-            "pg_restore", f"--file={script}", str(archive),
+            "pg_restore",
+            f"--file={script}",
+            str(archive),
             # Older ones write no lines for psql's restrict mode.
-            *([f"--restrict-key={token}"] if programs.has("--restrict-key") else []), folder=programs.folder,
-        )  # fmt: skip
+            *([f"--restrict-key={token}"] if programs.has("--restrict-key") else []),
+            folder=programs.folder,
+        )
         text = raw_text(script.read_bytes())
     finally:
         archive.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ ATTRIBUTES = {
     "login": ("LOGIN", "NOLOGIN"),
     "replication": ("REPLICATION", "NOREPLICATION"),
     "bypassrls": ("BYPASSRLS", "NOBYPASSRLS"),
-}  # fmt: skip
+}
 # With these a role may do more than the privileges that it was granted.
 POWERS = ("superuser", "createrole", "replication", "bypassrls")
 # Of PostgreSQL's own roles those whose members see nothing of others. With the rest a role can come to the server's

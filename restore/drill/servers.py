@@ -41,11 +41,28 @@ from cutline.restore.targets.target import Superusers, Target, TargetUnfitError,
 from cutline.storage.errors import RefusedError, SnapshotError, remember_secret
 
 # Contrib modules that are not marked as trusted; to a role without privileges they give no file, program or connection.
-CONTRIB = frozenset({
-    "amcheck", "autoinc", "bloom", "earthdistance", "insert_username", "intagg", "moddatetime", "pageinspect",
-    "pg_buffercache", "pg_freespacemap", "pg_prewarm", "pg_stat_statements", "pg_surgery", "pg_visibility",
-    "pg_walinspect", "pgrowlocks", "pgstattuple", "sslinfo",
-})  # fmt: skip
+CONTRIB = frozenset(
+    {
+        "amcheck",
+        "autoinc",
+        "bloom",
+        "earthdistance",
+        "insert_username",
+        "intagg",
+        "moddatetime",
+        "pageinspect",
+        "pg_buffercache",
+        "pg_freespacemap",
+        "pg_prewarm",
+        "pg_stat_statements",
+        "pg_surgery",
+        "pg_visibility",
+        "pg_walinspect",
+        "pgrowlocks",
+        "pgstattuple",
+        "sslinfo",
+    }
+)
 TERMINATE = "SELECT pg_terminate_backend(%s, %s)"
 END_SECONDS_MAX = 10
 PASSWORD_BYTES = 32

@@ -152,9 +152,16 @@ def without_rows(volume: ShardVolume) -> ShardVolume:
     """The volume of a restore of the DDL alone."""
     ddl_bytes = volume.stored_bytes - volume.base_bytes - volume.large_bytes - volume.segment_bytes
     return replace(
-        volume, rows={}, changes=0, base_bytes=0, large_bytes=0, segment_bytes=0,
-        stored_bytes=ddl_bytes, size_bytes=EMPTY_BYTES, is_rough=True,
-    )  # fmt: skip
+        volume,
+        rows={},
+        changes=0,
+        base_bytes=0,
+        large_bytes=0,
+        segment_bytes=0,
+        stored_bytes=ddl_bytes,
+        size_bytes=EMPTY_BYTES,
+        is_rough=True,
+    )
 
 
 def without_large_objects(volume: ShardVolume) -> ShardVolume:

@@ -92,9 +92,13 @@ SELECT pg_encoding_to_char(encoding), has_database_privilege(oid, 'CREATE') FROM
  WHERE datname = current_database()
 """
 KINDS = {
-    "r": "no permanent table", "p": "a partitioned table", "v": "a view", "m": "a materialized view",
-    "f": "a foreign table", "S": "a sequence",
-}  # fmt: skip
+    "r": "no permanent table",
+    "p": "a partitioned table",
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+}
 KINDS_QUERY = """
 SELECT n.nspname, c.relname, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = ANY (%s) AND n.nspname !~ '^pg_'

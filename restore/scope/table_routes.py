@@ -191,17 +191,27 @@ def _resolve(group: Group, number: int, route: Route, targets: tuple[str, ...]) 
             hint="give the lower bound of each target, in the order of the target's file",
         )
     return TableRoute(
-        group.name, number, route.kind, route.text, group.key_width, len(group.columns), route.column, field, type_,
+        group.name,
+        number,
+        route.kind,
+        route.text,
+        group.key_width,
+        len(group.columns),
+        route.column,
+        field,
+        type_,
         route.bounds,
-    )  # fmt: skip
+    )
 
 
 def _check_type(what: str, column: Column, kind: RouteKind) -> str:
     """The column's type without its modifier; raise UsageError if rows can't be divided by it."""
     type_ = column.type.partition("(")[0]
     allowed = {
-        RouteKind.HASH: (*INTEGERS, *TEXTS, UUID), RouteKind.RANGE: INTEGERS, RouteKind.COLUMN: TEXTS,
-    }[kind]  # fmt: skip
+        RouteKind.HASH: (*INTEGERS, *TEXTS, UUID),
+        RouteKind.RANGE: INTEGERS,
+        RouteKind.COLUMN: TEXTS,
+    }[kind]
     if type_ not in allowed:
         raise UsageError(
             f"{what}: column {column.name} is of type {column.type}", hint=f"{kind} takes {', '.join(allowed)}"

@@ -182,9 +182,14 @@ def copy_ranges(task: CopyTask) -> CopyReport:
         with _naming_rows(task), open_exported(task.node, task.exported) as connection:
             to = task.destination
             objects = ObjectWriter(
-                to.store.open(), BASE_SCHEMA, BASE, task.node.id,
-                f"{to.prefix(task.node.id)}/part-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
-            )  # fmt: skip
+                to.store.open(),
+                BASE_SCHEMA,
+                BASE,
+                task.node.id,
+                f"{to.prefix(task.node.id)}/part-{task.number:06d}",
+                OBJECT_BYTES,
+                OBJECT_RAW_BYTES,
+            )
             rows = _Rows(objects)
             lock_tables(connection, task.node, task.ranges)
             for part in task.ranges:

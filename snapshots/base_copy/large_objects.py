@@ -121,9 +121,14 @@ def copy_large_objects(task: LargeObjectTask) -> CopyReport:
         ):
             to = task.destination
             objects = ObjectWriter(
-                to.store.open(), LARGE_SCHEMA, LARGE_OBJECTS, task.node.id,
-                f"{to.prefix(task.node.id)}/part-large-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
-            )  # fmt: skip
+                to.store.open(),
+                LARGE_SCHEMA,
+                LARGE_OBJECTS,
+                task.node.id,
+                f"{to.prefix(task.node.id)}/part-large-{task.number:06d}",
+                OBJECT_BYTES,
+                OBJECT_RAW_BYTES,
+            )
             for parts in _read(connection, task):
                 _add(objects, parts)
             objects.close()

@@ -110,9 +110,13 @@ def begin_full(
         # Settling may have used a turn.
         turn, terminal = free_turn(store, request.name, 0), request.terminal or UNSET
         intent = structs.replace(
-            intent, slot=slot_name(intent.id), turn=turn, terminal=terminal, fleet_id=fleet_id,
+            intent,
+            slot=slot_name(intent.id),
+            turn=turn,
+            terminal=terminal,
+            fleet_id=fleet_id,
             only_cut=request.only_cut or UNSET,
-        )  # fmt: skip
+        )
         yield CreateContext(request, store, Operation(intent, details=OutcomeDetails(times=progress)), lock)
 
 

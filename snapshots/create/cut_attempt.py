@@ -155,9 +155,15 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
         for node in context.sessions.nodes
     }
     return CutPlan(
-        state.chain, context.operation.id, tasks, state.last_cut, state.segments, context.request.retries,
-        state.last_at, context.request.wait_seconds,
-    )  # fmt: skip
+        state.chain,
+        context.operation.id,
+        tasks,
+        state.last_cut,
+        state.segments,
+        context.request.retries,
+        state.last_at,
+        context.request.wait_seconds,
+    )
 
 
 def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -> tuple[Definition, ...]:

@@ -21,9 +21,11 @@ DDL_RACE_ERRORS = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.erro
 # These invalidate an attempt even if no change is found: an object that was created and dropped meanwhile leaves no
 # trace.
 DROPPED_ERRORS = (
-    psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject, psycopg.errors.InvalidSchemaName,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedObject,
+    psycopg.errors.InvalidSchemaName,
     psycopg.errors.DeadlockDetected,
-)  # fmt: skip
+)
 # What is said by an operator or by the server's end (57), and what it lacks (53, 58), no DDL causes.
 OTHER_CAUSES = ("53", "57", "58")
 Result = TypeVar("Result")

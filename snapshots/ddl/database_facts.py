@@ -211,8 +211,13 @@ READS_USER_MAPPINGS = "SELECT has_table_privilege('pg_user_mapping', 'SELECT')"
 # What everybody may read by default.
 PUBLIC_CATALOGS = (
     *(one.name for one in CATALOGS),
-    "pg_class", "pg_database", "pg_depend", "pg_roles", "pg_shdepend", "pg_user_mappings",
-)  # fmt: skip
+    "pg_class",
+    "pg_database",
+    "pg_depend",
+    "pg_roles",
+    "pg_shdepend",
+    "pg_user_mappings",
+)
 
 
 def _part(catalog: CatalogRows) -> str:

@@ -140,10 +140,24 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
         dependencies.append(_digits(dependency))
     reader.take(1 + OFFSET_BYTES)
     return ArchiveEntry(
-        number=number, kind=kind, name=name, schema=schema, catalog=catalog, oid=oid, section=section,
-        dependencies=tuple(dependencies), begin=begin, end=end, owner=owner, owner_begin=owner_begin,
-        owner_end=owner_end, tablespace=tablespace, access=access, entry_begin=entry_begin, entry_end=reader.offset,
-    )  # fmt: skip
+        number=number,
+        kind=kind,
+        name=name,
+        schema=schema,
+        catalog=catalog,
+        oid=oid,
+        section=section,
+        dependencies=tuple(dependencies),
+        begin=begin,
+        end=end,
+        owner=owner,
+        owner_begin=owner_begin,
+        owner_end=owner_end,
+        tablespace=tablespace,
+        access=access,
+        entry_begin=entry_begin,
+        entry_end=reader.offset,
+    )
 
 
 def statements_of_entry(body: bytes, entry: ArchiveEntry) -> str:
@@ -192,10 +206,21 @@ def extract(body: bytes, contents: Contents, entries: Iterable[ArchiveEntry | Ne
 def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:
     none = _integer(-1)
     pieces = [
-        _integer(number), _integer(0), _string("0"), _string("0"), _string(entry.name), _string(entry.kind),
+        _integer(number),
+        _integer(0),
+        _string("0"),
+        _string("0"),
+        _string(entry.name),
+        _string(entry.kind),
         # Neither a statement that drops it nor one that copies it, no schema, no tablespace, no access method.
-        _integer(BEFORE_ROWS), _string(entry.statements), _string(""), none, none, none, none,
-    ]  # fmt: skip
+        _integer(BEFORE_ROWS),
+        _string(entry.statements),
+        _string(""),
+        none,
+        none,
+        none,
+        none,
+    ]
     if version >= WITH_RELATION_KIND:
         pieces.append(_integer(0))
     pieces += [_string(""), _string("false"), none, bytes([NO_DATA]), bytes(OFFSET_BYTES)]

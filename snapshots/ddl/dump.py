@@ -295,18 +295,29 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
         try:
             run_tool(
                 # Constants in the DDL depend on the session's settings, so the dump uses ours, as the restore does.
-                "pg_dump", "--dbname", access.conninfo, "--format=custom",
-                "--compress=0", "--no-sync", "--no-password",
+                "pg_dump",
+                "--dbname",
+                access.conninfo,
+                "--format=custom",
+                "--compress=0",
+                "--no-sync",
+                "--no-password",
                 # Not --schema-only, which omits the refresh of materialized views. Not --lock-wait-timeout, which
                 # bounds the locks of tables alone: LockWatch bounds all.
-                "--section=pre-data", "--section=post-data",
+                "--section=pre-data",
+                "--section=post-data",
                 "--no-large-objects" if programs.has("--no-large-objects") else "--no-blobs",
                 *(["--no-statistics"] if programs.has("--no-statistics") else []),
-                "--no-subscriptions", "--quote-all-identifiers", f"--encoding={RAW}", f"--file={path}",
+                "--no-subscriptions",
+                "--quote-all-identifiers",
+                f"--encoding={RAW}",
+                f"--file={path}",
                 *([f"--snapshot={exported}"] if exported else []),
-                seconds_max=DUMP_SECONDS_MAX, environment=access.environment, folder=programs.folder,
+                seconds_max=DUMP_SECONDS_MAX,
+                environment=access.environment,
+                folder=programs.folder,
                 ended_by=ending,
-            )  # fmt: skip
+            )
         except ProgramFailedError as error:
             if not locks.found:
                 raise

@@ -84,14 +84,23 @@ def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False
             with_verifiers = False
     roles = [
         ServerRole(
-            name=name, superuser=superuser, inherit=inherit, createrole=createrole, createdb=createdb, login=login,
-            replication=replication, bypassrls=bypassrls, connection_limit=limit, valid_until=until, comment=comment,
+            name=name,
+            superuser=superuser,
+            inherit=inherit,
+            createrole=createrole,
+            createdb=createdb,
+            login=login,
+            replication=replication,
+            bypassrls=bypassrls,
+            connection_limit=limit,
+            valid_until=until,
+            comment=comment,
             verifier=verifiers.get(name),
         )
         for name, superuser, inherit, createrole, createdb, login, replication, bypassrls, limit, until, comment in (
             fetch_texts(connection, ROLES_QUERY)
         )
-    ]  # fmt: skip
+    ]
     memberships = [
         RoleMembership(role=role, member=member, grantor=grantor, admin=admin, inherit=inherit, set=can_set)
         for role, member, grantor, admin, inherit, can_set in fetch_texts(connection, MEMBERSHIPS_QUERY)

@@ -348,11 +348,26 @@ def figures_of(entry: Entry, chain: Chain | None) -> SnapshotFigures:
 def _point_of(commit: Commit) -> PointFigures:
     cut, counts = commit.cut, commit.counts
     return PointFigures(
-        commit.snapshot, commit.increment, commit.operation, cut_time(commit), isinstance(cut.made_at, str),
-        cut.seconds, cut.in_flight, cut.included_early, cut.global_transactions, cut.attempts, cut.causes,
-        commit.seconds, counts["bytes"], counts["changes"], counts["transactions"], commit.comment, commit.terminal,
-        datetime.fromisoformat(cut.safe_at) if isinstance(cut.safe_at, str) else None, dict(_lags(commit)),
-    )  # fmt: skip
+        commit.snapshot,
+        commit.increment,
+        commit.operation,
+        cut_time(commit),
+        isinstance(cut.made_at, str),
+        cut.seconds,
+        cut.in_flight,
+        cut.included_early,
+        cut.global_transactions,
+        cut.attempts,
+        cut.causes,
+        commit.seconds,
+        counts["bytes"],
+        counts["changes"],
+        counts["transactions"],
+        commit.comment,
+        commit.terminal,
+        datetime.fromisoformat(cut.safe_at) if isinstance(cut.safe_at, str) else None,
+        dict(_lags(commit)),
+    )
 
 
 def _lags(commit: Commit) -> Iterator[tuple[str, NodeLag]]:

@@ -44,9 +44,14 @@ KINDS = (FULL, INCREMENT, ONLY_CUT, RESTORE, DRILL, CHECK, DELETE, PRUNE, GC, WA
 # The steps of a restore; the changes of the WAL are folded in one of them.
 WAL_STEP = "fold changes"
 RESTORE_STEPS = (
-    "create databases", "start Spark", WAL_STEP, "load rows", "load large objects", "indexes and constraints",
+    "create databases",
+    "start Spark",
+    WAL_STEP,
+    "load rows",
+    "load large objects",
+    "indexes and constraints",
     "swap databases",
-)  # fmt: skip
+)
 
 BUILD_INFO = Metric("cutline_build_info", "1; the version of Cutline that has gathered this.", ("version",))
 GATHERED = Metric("cutline_gathered_timestamp_seconds", "When all of this was gathered.")

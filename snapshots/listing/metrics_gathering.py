@@ -217,18 +217,29 @@ def end_of(ended: Ended) -> KindEnd | None:
     figures = None if isinstance(outcome.figures, UnsetType) else outcome.figures
     is_done = outcome.state == DONE
     return KindEnd(
-        kind, moment_of(outcome.ended_at), code=ended.code, is_done=is_done, seconds=ended.seconds,
-        volumes=ended.volumes, retries=len(ended.causes) if is_create else None, figures=figures,
-    )  # fmt: skip
+        kind,
+        moment_of(outcome.ended_at),
+        code=ended.code,
+        is_done=is_done,
+        seconds=ended.seconds,
+        volumes=ended.volumes,
+        retries=len(ended.causes) if is_create else None,
+        figures=figures,
+    )
 
 
 def end_of_commit(commit: Commit, kind: str) -> KindEnd:
     """How the operation ended that has put this commit."""
     ended_at = moment_of(commit.created_at) + commit.seconds
     return KindEnd(
-        kind, ended_at, code=0, is_done=True, seconds=commit.seconds, volumes=commit.counts,
+        kind,
+        ended_at,
+        code=0,
+        is_done=True,
+        seconds=commit.seconds,
+        volumes=commit.counts,
         retries=max(commit.cut.attempts - 1, 0),
-    )  # fmt: skip
+    )
 
 
 def samples_of_open(operations: Iterable[UnderWay], states: Mapping[str, ActivityState]) -> Iterator[Sample]:

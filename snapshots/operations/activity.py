@@ -279,13 +279,27 @@ class Activity(Forwarding):
             paces = {node: step.pace(node, now) for node in ("", *shown)}
         whole, about = paces.pop(""), signs.about
         return SignOfLife(
-            operation=signs.operation, kind=about.kind, snapshot=about.snapshot, increment=signs.increment,
-            by=self._by, began_at=signs.began_at, seen_at=current_time(), next_seconds=signs.rarer, phase=step.name,
-            done=whole.reading.done, total=whole.reading.total, unit=whole.reading.unit, rate=_rounded(whole.rate),
+            operation=signs.operation,
+            kind=about.kind,
+            snapshot=about.snapshot,
+            increment=signs.increment,
+            by=self._by,
+            began_at=signs.began_at,
+            seen_at=current_time(),
+            next_seconds=signs.rarer,
+            phase=step.name,
+            done=whole.reading.done,
+            total=whole.reading.total,
+            unit=whole.reading.unit,
+            rate=_rounded(whole.rate),
             nodes=tuple(
                 NodeSign(
-                    node=node, done=one.reading.done, total=one.reading.total, unit=one.reading.unit,
-                    rate=_rounded(one.rate), seconds_left=_rounded(one.seconds_left),
+                    node=node,
+                    done=one.reading.done,
+                    total=one.reading.total,
+                    unit=one.reading.unit,
+                    rate=_rounded(one.rate),
+                    seconds_left=_rounded(one.seconds_left),
                 )
                 for node, one in sorted(paces.items())
             ),
@@ -294,7 +308,7 @@ class Activity(Forwarding):
             is_rough=is_rough or left is None,
             watch=watch,
             process=own_process() or UNSET,
-        )  # fmt: skip
+        )
 
 
 @dataclass(slots=True)

@@ -273,10 +273,20 @@ def summary_of(commit: Commit) -> CommitSummary:
     """What `list` shows of the commit."""
     counts = commit.counts
     return CommitSummary(
-        commit.increment, commit.operation, commit.digest, commit.created_at, commit.seconds, counts["changes"],
-        counts["transactions"], counts["bytes"], commit.cut.id, commit.comment, commit.terminal,
-        commit.cut.made_at, commit.cut.safe_at,
-    )  # fmt: skip
+        commit.increment,
+        commit.operation,
+        commit.digest,
+        commit.created_at,
+        commit.seconds,
+        counts["changes"],
+        counts["transactions"],
+        counts["bytes"],
+        commit.cut.id,
+        commit.comment,
+        commit.terminal,
+        commit.cut.made_at,
+        commit.cut.safe_at,
+    )
 
 
 def _brief(commit: Commit) -> CommitSummary:

@@ -56,7 +56,7 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
         re.compile(r"increments/(?P<number>\d{16})(\.\d+)?\.json"),
     ),
     Kind.MARK: (re.compile(r"only-full\.json"), re.compile(rf"lost/{_OWNER}\.json")),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,12 +223,45 @@ def check_distinct(where: str, what: str, values: Iterable[Any]) -> None:
 
 
 # What pg_encoding_to_char prints for a database's encoding (PostgreSQL manual, "Supported Character Sets").
-ENCODINGS = frozenset({
-    "SQL_ASCII", "EUC_JP", "EUC_CN", "EUC_KR", "EUC_TW", "EUC_JIS_2004", "UTF8", "MULE_INTERNAL", "LATIN1",
-    "LATIN2", "LATIN3", "LATIN4", "LATIN5", "LATIN6", "LATIN7", "LATIN8", "LATIN9", "LATIN10", "WIN1256",
-    "WIN1258", "WIN866", "WIN874", "KOI8R", "KOI8U", "WIN1250", "WIN1251", "WIN1252", "WIN1253", "WIN1254",
-    "WIN1255", "WIN1257", "ISO_8859_5", "ISO_8859_6", "ISO_8859_7", "ISO_8859_8",
-})  # fmt: skip
+ENCODINGS = frozenset(
+    {
+        "SQL_ASCII",
+        "EUC_JP",
+        "EUC_CN",
+        "EUC_KR",
+        "EUC_TW",
+        "EUC_JIS_2004",
+        "UTF8",
+        "MULE_INTERNAL",
+        "LATIN1",
+        "LATIN2",
+        "LATIN3",
+        "LATIN4",
+        "LATIN5",
+        "LATIN6",
+        "LATIN7",
+        "LATIN8",
+        "LATIN9",
+        "LATIN10",
+        "WIN1256",
+        "WIN1258",
+        "WIN866",
+        "WIN874",
+        "KOI8R",
+        "KOI8U",
+        "WIN1250",
+        "WIN1251",
+        "WIN1252",
+        "WIN1253",
+        "WIN1254",
+        "WIN1255",
+        "WIN1257",
+        "ISO_8859_5",
+        "ISO_8859_6",
+        "ISO_8859_7",
+        "ISO_8859_8",
+    }
+)
 PROVIDERS = frozenset("cib")
 LARGE_PART = "part-large-"
 
@@ -250,9 +283,17 @@ def check_baseline(baseline: Iterable[NodeIdentity]) -> None:
 def _database(one: NodeIdentity) -> tuple[object, ...]:
     """What a physical standby has as its primary has it."""
     return (
-        one.system_identifier, one.database_oid, one.database, one.server_version // 10000, one.encoding, one.collate,
-        one.ctype, one.locale_provider, one.locale, one.icu_rules,
-    )  # fmt: skip
+        one.system_identifier,
+        one.database_oid,
+        one.database,
+        one.server_version // 10000,
+        one.encoding,
+        one.collate,
+        one.ctype,
+        one.locale_provider,
+        one.locale,
+        one.icu_rules,
+    )
 
 
 def check_cut(cut: CutRecord) -> None:
@@ -471,8 +512,13 @@ def _check_nodes(full: FullSnapshot, commit: Commit) -> None:
 def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
     primaries = set(full.primaries)
     by_shard = (
-        changes.groups, changes.gone, changes.successions, changes.tables, changes.roles, changes.fingerprints,
-    )  # fmt: skip
+        changes.groups,
+        changes.gone,
+        changes.successions,
+        changes.tables,
+        changes.roles,
+        changes.fingerprints,
+    )
     if not set().union(*by_shard) <= primaries or not changes.begun.keys() <= full.parts.keys():
         raise ValueError("schema_changes names a node that is not in the snapshot")
     for shard, states in changes.tables.items():

@@ -354,10 +354,19 @@ def tombstone_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -
     """The snapshot's tombstone, without the id of the operation that deletes it."""
     held = slots_of(store, fleet, surveyed)
     return Mark(
-        DELETED, surveyed.name, "", current_time(), own_label(DELETE, surveyed.name), held.chain, held.slots,
-        held.nodes, surveyed.points, surveyed.objects.objects, surveyed.objects.size_bytes,
+        DELETED,
+        surveyed.name,
+        "",
+        current_time(),
+        own_label(DELETE, surveyed.name),
+        held.chain,
+        held.slots,
+        held.nodes,
+        surveyed.points,
+        surveyed.objects.objects,
+        surveyed.objects.size_bytes,
         servers_of(surveyed.chain) if surveyed.chain else {},
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,10 +238,19 @@ def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:
         raise RuntimeError("only a readable snapshot is pruned")
     chain, total = surveyed.chain, surveyed.of_increments
     return Mark(
-        ONLY_FULL, surveyed.name, "", current_time(), own_label(PRUNE, surveyed.name), chain.full.chain,
-        (slot_name(chain.full.chain),), tuple(identity.node for identity in chain.nodes), surveyed.points[1:],
-        total.objects, total.size_bytes, servers_of(chain),
-    )  # fmt: skip
+        ONLY_FULL,
+        surveyed.name,
+        "",
+        current_time(),
+        own_label(PRUNE, surveyed.name),
+        chain.full.chain,
+        (slot_name(chain.full.chain),),
+        tuple(identity.node for identity in chain.nodes),
+        surveyed.points[1:],
+        total.objects,
+        total.size_bytes,
+        servers_of(chain),
+    )
 
 
 def _unfinished_mark(store: ObjectStore, surveyed: SurveyedSnapshot) -> Mark:

@@ -203,10 +203,16 @@ def _change_table(part: ChangeColumns, group: Group, transactions: Transactions)
     lsn = transactions.lsn[numbers]
     return pa.table(
         [
-            to_arrow(lsn), to_arrow(lsn), to_arrow(seq), to_arrow(transactions.xid[numbers]), names,
-            to_arrow(np.full(count, part.op, np.int8)), to_arrow(np.full(count, group.number, np.int32)),
+            to_arrow(lsn),
+            to_arrow(lsn),
+            to_arrow(seq),
+            to_arrow(transactions.xid[numbers]),
+            names,
+            to_arrow(np.full(count, part.op, np.int8)),
+            to_arrow(np.full(count, group.number, np.int32)),
             to_arrow(partitions),
-            part.keys.to_arrow(), part.rows.to_arrow(),
+            part.keys.to_arrow(),
+            part.rows.to_arrow(),
         ],
         schema=SEGMENT_SCHEMA,
-    )  # fmt: skip
+    )

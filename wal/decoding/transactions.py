@@ -236,10 +236,13 @@ def _event_table(op: int, numbers: _Numbers, names: Any, rows: Any = None) -> pa
     empty = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64)).to_arrow()
     return pa.table(
         [
-            *map(to_arrow, numbers), names,
-            to_arrow(np.full(count, op, np.int8)), to_arrow(np.full(count, NO_GROUP, np.int32)),
+            *map(to_arrow, numbers),
+            names,
+            to_arrow(np.full(count, op, np.int8)),
+            to_arrow(np.full(count, NO_GROUP, np.int32)),
             to_arrow(np.full(count, EVERY_PARTITION, np.int32)),
-            empty, empty if rows is None else rows,
+            empty,
+            empty if rows is None else rows,
         ],
         schema=SEGMENT_SCHEMA,
-    )  # fmt: skip
+    )

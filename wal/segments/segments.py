@@ -411,8 +411,14 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
         _check_seal(key, metadata, body)
         return _read_archived(metadata, number, body, stored, form)
     except (
-        UndecryptableError, pa.ArrowException, KeyError, msgspec.DecodeError, OSError, TypeError, ValueError
-    ) as error:  # fmt: skip
+        UndecryptableError,
+        pa.ArrowException,
+        KeyError,
+        msgspec.DecodeError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:
         if len(stored) != size:
             reason = f"reading {key} ended after {len(stored)} bytes"
             raise StoreUnreachableError(url=store.url, reason=reason) from error

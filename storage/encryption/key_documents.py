@@ -33,6 +33,7 @@ KEY_ID_BYTES, NONCE_BYTES = 8, 12
 DOCUMENT_BYTES_MAX = 4096
 ATTEMPTS_MAX = 64
 FORMAT = "cutline/key/1"
+NAMED_FORMAT = re.compile(rb'"schema": ?"(cutline/key/[0-9]{1,9})"')
 KeyId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$(?!\n)")]
 CreatedAt = Annotated[
     str, msgspec.Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$(?!\n)")
@@ -64,10 +65,20 @@ class KeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key document: its place, and what it says of itself; `document` is None if it can't be read."""
+    """A key document and its place; if it can't be read, `document` is None and `format` the format that it names."""
 
     place: str
     document: KeyDocument | None
+    format: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the key, or the place of a document that this version can't read, with the reason."""
+        if self.document:
+            return self.document.key
+        if self.format not in {"", FORMAT}:
+            return f"{self.place} (a newer version of Cutline may have written it: its format is {self.format})"
+        return f"{self.place} (unreadable)"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,7 +129,8 @@ def stored_keys(raw: ObjectStore) -> list[StoredKey]:
             except ObjectMissingError:
                 continue
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-                found.append(StoredKey(place, None))
+                named = NAMED_FORMAT.search(body)
+                found.append(StoredKey(place, None, named[1].decode() if named else ""))
     return found
 
 
@@ -135,7 +147,7 @@ def find_data_key(raw: ObjectStore, key: EncryptionKey) -> bytes:
             hint=f"run: snapshot init   if it is new; if it was encrypted, put {KEYS}/ back from a copy of the store",
             details={"store": raw.url, "key": key.id},
         )
-    others = ", ".join(one.document.key if one.document else f"{one.place} (unreadable)" for one in stored)
+    others = ", ".join(one.name for one in stored)
     raise StoreKeyError(
         f"store {raw.url} does not open with encryption key {key.id}, fleet name {key.fleet!r}; its keys are: {others}",
         hint="correct [encryption] or name in fleet.toml; without one of these keys nothing in the store can be read",

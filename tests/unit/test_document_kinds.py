@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from importlib.metadata import version
+from operator import or_
 from pathlib import Path
 
 import pytest
 
-from cutline.snapshots.records.documents import list_prefix
-from cutline.snapshots.records.kinds import KINDS, json_schemas, kind_of
+from cutline.snapshots.records.documents import ManifestError, list_prefix, parse_document, seal, unseal
+from cutline.snapshots.records.kinds import KINDS, DocumentKind, json_schemas, kind_of
 from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.proven_chains import commit_key
@@ -54,3 +56,14 @@ def test_every_kind_has_a_key_and_no_other_key_has_a_kind() -> None:
 def test_the_schemas_in_the_docs_are_the_current_ones() -> None:
     written = {path.stem: json.loads(path.read_text()) for path in FORMATS.glob("*.json")}
     assert written == json.loads(json.dumps(json_schemas())), "run: make schemas"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.is_sealed], ids=lambda kind: kind.name)
+def test_a_newer_format_of_every_kind_is_refused_by_name(kind: DocumentKind) -> None:
+    """docs/release.md: a version that can't read a document names it, and the version that may have written it."""
+    (key, *_) = KEYS[kind.name]
+    body = seal({"schema": f"cutline/{kind.name}/9", "novel": 1})
+    with pytest.raises(ManifestError) as refused:
+        parse_document(key, unseal(key, body)[0], reduce(or_, kind.types))
+    assert key in refused.value.message
+    assert "a newer version of Cutline may have written it" in refused.value.hint

@@ -109,6 +109,13 @@ def test_another_key_or_another_fleet_does_not_open_the_store(raw: ObjectStore) 
             ensure_data_key(raw, wrong)
 
 
+def test_a_key_document_of_a_newer_format_is_named(raw: ObjectStore) -> None:
+    raw.create(FIRST, b'{"schema": "cutline/key/2", "kdf": "novel"}')
+    with pytest.raises(StoreKeyError) as refused:
+        find_data_key(raw, EncryptionKey(KEY, "shop"))
+    assert f"{FIRST} (a newer version of Cutline may have written it" in refused.value.message
+
+
 def test_encryption_does_not_begin_in_a_store_that_is_in_use(raw: ObjectStore) -> None:
     raw.create("fleet.json", b"{}")
     with pytest.raises(StoreKeyError, match="is in use"):

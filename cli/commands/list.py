@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,12 +29,13 @@ from cutline.cli.output.tables import (
 from cutline.fleet.record import to_builtins
 from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.listing.listing import Entry, Listing, list_store
+from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChecks
 from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.operation_records import VALID
-from cutline.snapshots.records.proven_chains import cut_time, safe_time
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, cut_time, safe_time
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA, FLAT_SCHEMA = "cutline/list/1", "cutline/list-flat/1"
+# What people see of a chain that may have thousands.
+LAST, LAST_OF_ONE, LAST_MAX = 3, 20, 1_000_000
 Flat = Annotated[bool, typer.Option("--flat", help="One row per restore point, with all columns.")]
 Csv = Annotated[bool, typer.Option("--csv", help="The same as CSV, for spreadsheets and scripts.")]
 COLUMNS = (
@@ -63,8 +66,27 @@ IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "c
 SPARED = {"transactions", "sizes"}
 
 
-def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = False) -> None:
-    """List the snapshots in the store with their increments.
+def list_snapshots(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Only this snapshot; a template selects its newest. Default: all."),
+    ] = None,
+    *,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=LAST_MAX,
+            metavar="N",
+            help=f"Only the newest N increments of each snapshot. Default: {LAST}, with NAME {LAST_OF_ONE}.",
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All increments; so have --json, --flat and --csv.")] = False,
+    flat: Flat = False,
+    csv: Csv = False,
+) -> None:
+    """List the snapshots in the store with their newest increments, the newest first.
 
     checked: how long ago the last full check ended, and its result unless it was valid; before it, conflicts that
     another one has found. sizes: of the newest increments.
@@ -72,9 +94,18 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
     options = command_context(context)
     if csv and options.json:
         raise UsageError("--csv and --json exclude each other", hint="leave one of the two out")
+    if every and last is not None:
+        raise UsageError("--all and --last exclude each other", hint="leave one of the two out")
     fleet = options.load_fleet()
+    wanted = None if name is None else newest_name(fleet, name)
     if flat or csv:
-        rows = flat_rows(list_store(fleet, all_checks=True))
+        listing = list_store(fleet, all_checks=True)
+        firsts = {entry.name: _first_shown(entry, last) for entry in _chosen(listing, wanted)}
+        rows = (
+            row
+            for row in flat_rows(listing)
+            if row["snapshot"] in firsts and (not row["increment"] or row["increment"] >= firsts[row["snapshot"]])
+        )
         if csv:
             emit_csv(csv_rows(rows))
         elif options.json:
@@ -86,22 +117,38 @@ def list_snapshots(context: typer.Context, *, flat: Flat = False, csv: Csv = Fal
     document = {
         "schema": SCHEMA,
         "snapshots": [
-            entry_document(entry)
+            entry_document(entry, _first_shown(entry, last))
             | {"retained_wal": {one.node: one.size_bytes for one in entry.retained}}
             | checks_document(listing.checks, entry)
-            for entry in listing.entries
+            for entry in _chosen(listing, wanted)
         ],
         "warnings": listing.warnings,
         "not_asked": [{"node": node, "why": why} for node, why in listing.answers.not_asked.items()],
         "open_operations": [one.to_json() for one in listing.open_operations],
         "put_aside": [asdict(one) for one in listing.answers.old],
     }
-    lines = [] if options.json else lines_of(listing, utc_now())
+    shown = None if every else last or (LAST_OF_ONE if wanted else LAST)
+    lines = [] if options.json else lines_of(listing, utc_now(), wanted, shown)
     answer(context, document, lines)
 
 
-def entry_document(entry: Entry) -> dict[str, Any]:
-    """One snapshot's JSON. `base` is the operation that took the full snapshot."""
+def _chosen(listing: Listing, name: str | None) -> list[Entry]:
+    """The snapshots to list: that of this name, or all; raise SnapshotMissingError."""
+    if name is None:
+        return list(listing.entries)
+    chosen = [entry for entry in listing.entries if entry.name == name]
+    if not chosen:
+        raise SnapshotMissingError(f"there is no snapshot {name}", hint="see which there are: snapshot list")
+    return chosen
+
+
+def _first_shown(entry: Entry, last: int | None) -> int:
+    """The number of the first increment that is listed, if only the newest `last` are; None: all."""
+    return 1 if last is None else max(len(entry.summaries) - last, 0) + 1
+
+
+def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
+    """One snapshot's JSON, with its increments from `first` on. `base` is the operation that took the full snapshot."""
     chain = entry.chain
     if chain is None:
         return {"name": entry.name, "state": entry.state, "problem": entry.problem, "increments": []}
@@ -123,7 +170,8 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "bytes": chain_bytes(chain, entry.summaries),
         "comment": chain.full.comment,
         "terminal": chain.full.terminal,
-        "increments": [increment_document(one) for one in entry.summaries],
+        "increments_left_out": sum(one.increment < first for one in entry.summaries),
+        "increments": [increment_document(one) for one in entry.summaries if one.increment >= first],
     }
 
 
@@ -163,12 +211,17 @@ def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:
     return chain.full.counts["bytes"] + sum(one.bytes for one in increments)
 
 
-def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
-    """The output for people."""
+def lines_of(
+    listing: Listing, now: datetime, wanted: str | None = None, last: int | None = None
+) -> list[str | RenderableType]:
+    """The output for people: of the snapshot `wanted` or of all, and of each its `last` increments or all."""
+    chosen = sorted(_chosen(listing, wanted), key=_newest_cut, reverse=True)
     lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
     lines += [f"node {node}: retained WAL is not known: {why}" for node, why in listing.answers.not_asked.items()]
     lines += [one.text for one in listing.open_operations]
+    if cut := [one.name for one in chosen if _first_shown(one, last) > 1]:
+        lines.append(f"all increments: snapshot list {cut[0] if len(cut) == 1 else 'NAME'} --all")
     # Any snapshot's name will do.
     name = next((entry.name for entry in reversed(listing.entries) if entry.chain), "NAME")
     lines += [
@@ -179,30 +232,41 @@ def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
     ]
     if not listing.entries:
         return ["the store has no snapshot; take one: snapshot create NAME", *lines]
-    remarks = [f"snapshot {one.name}: {one.remark}" for one in listing.entries if one.chain and one.remark]
-    return [_table(listing, now), *remarks, *lines]
+    remarks = [f"snapshot {one.name}: {one.remark}" for one in chosen if one.chain and one.remark]
+    return [_table(chosen, listing.checks, now, last), *remarks, *lines]
 
 
-def _table(listing: Listing, now: datetime) -> FittingTable:
+def _newest_cut(entry: Entry) -> datetime:
+    """When the newest cut was made; a snapshot that can't be read comes last."""
+    if entry.chain is None:
+        return datetime.min.replace(tzinfo=UTC)
+    return cut_time(entry.summaries[-1] if entry.summaries else entry.chain.full)
+
+
+def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: int | None) -> FittingTable:
     rows, levels = list[tuple[Cell, ...]](), stdout_levels()
-    for entry in listing.entries:
+    for entry in chosen:
         if entry.chain is None:
             state = Shorter(f"{entry.state}: {entry.problem}", entry.state, entry.problem or "")
             rows.append((entry.name, "", "", state, *[""] * (len(COLUMNS) - 4)))
             continue
-        for one in (summary_of(entry.chain.full), *entry.summaries):
-            made_at = cut_time(one)
+        first, newest = _first_shown(entry, last), entry.summaries[-1].increment if entry.summaries else 0
+        shown = [one for one in reversed(entry.summaries) if one.increment >= first]
+        for one in (*shown, summary_of(entry.chain.full)):
+            made_at, is_newest = cut_time(one), one.increment == newest
+            if one.increment == 0 and first > 1:
+                rows.append(("", "…", f"{count_text(first - 1)} more", *[""] * (len(COLUMNS) - 3)))
             rows.append(
                 (
-                    entry.name if one.increment == 0 else "",
+                    entry.name if is_newest else "",
                     str(one.increment) if one.increment else "only cut" if entry.chain.full.only_cut else "full",
                     Shorter(f"{moment_text(made_at)} ({age_text(made_at, now=now)})", minute_text(made_at)),
-                    _state(entry, one),
+                    ", ".join([entry.state] * is_newest + ["terminal"] * one.terminal),
                     count_text(one.changes),
                     count_text(one.transactions),
                     size_text(one.bytes),
-                    "" if one.increment else sparkline([increment.bytes for increment in entry.summaries], levels),
-                    "" if one.increment else _checked(listing.checks, entry, now),
+                    sparkline([increment.bytes for increment in entry.summaries], levels) if is_newest else "",
+                    _checked(checks, entry, now) if is_newest else "",
                     shortened(one.comment),
                 )
             )
@@ -223,7 +287,3 @@ def _result(check: EndedCheck | None, now: datetime, *, is_alone: bool) -> str:
         return ""
     age = age_text(check.moment, now=now)
     return age if is_alone and check.point.result == VALID else f"{check.point.result} {age}"
-
-
-def _state(entry: Entry, summary: CommitSummary) -> str:
-    return ", ".join([entry.state] * (summary.increment == 0) + ["terminal"] * summary.terminal)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from cutline.cli.commands.list import lines_of
+from cutline.cli.commands.list import entry_document, lines_of
 from cutline.cli.output.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
 from cutline.cli.output.results import emit_csv
 from cutline.cli.output.tables import FittingTable
@@ -20,6 +20,7 @@ from cutline.snapshots.listing.listing import Entry, Listing
 from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChecks
 from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.operation_records import CheckedPoint
+from cutline.snapshots.records.proven_chains import SnapshotMissingError
 from cutline.wal.slots.lags import RetainedAnswers
 from tests.chains.redefined_chain import STATES, build_chain
 from tests.unit.made_commits import full_commit, increment_commit, memory
@@ -178,3 +179,20 @@ def test_columns_of_the_text_stand_below_their_titles() -> None:
     at = title.index("cut made")
     assert [line[at : at + 20] for line in lines] == ["2026-11-20 10:00:00Z", "2026-11-20 10:01:00Z"]
     assert [line[: title.index("increment") + len("increment")].split()[-1] for line in lines] == ["0", "1"]
+
+
+def test_the_newest_increments_come_first_and_those_left_out_are_counted() -> None:
+    listing = listing_of(commented(*map(str, range(7))))
+    table, hint = lines_of(listing, NOW, None, 3)
+    assert isinstance(table, FittingTable)
+    assert [row[1] for row in table.rows] == ["6", "5", "4", "…", "full"]
+    assert [row[0] for row in table.rows] == ["daily", "", "", "", ""]
+    assert [row[2] for row in table.rows][3] == "3 more"
+    assert hint == "all increments: snapshot list daily --all"
+    (table,) = lines_of(listing, NOW, "daily", None)
+    assert isinstance(table, FittingTable)
+    assert [row[1] for row in table.rows] == ["6", "5", "4", "3", "2", "1", "full"]
+    document = entry_document(listing.entries[0], first=5)
+    assert ([one["number"] for one in document["increments"]], document["increments_left_out"]) == ([5, 6], 4)
+    with pytest.raises(SnapshotMissingError):
+        lines_of(listing, NOW, "other")

@@ -488,7 +488,7 @@ def check_watch(table: WatchTable | None) -> WatchTable | None:
 # One of a thousand nodes has 200 kB. A device, or the wrong file, may never end.
 FILE_BYTES_MAX = 16 << 20
 SET_VARIABLE = "set the variable, or name the right one"
-NO_FILE_HINT = "name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot demo up demo-fleet"
+NO_FILE_HINT = "name one with --fleet FILE or SNAPSHOT_FLEET, or write one to edit: snapshot init --example"
 LOOPBACK, PORTS = "127.0.0.1", 65536
 
 

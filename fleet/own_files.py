@@ -24,13 +24,23 @@ def private_folder(variable: str, default: str) -> Path | None:
 
     None if there can be none, or if others can change it.
     """
+    found = find_private_folder(variable, default)
+    return None if isinstance(found, str) else found
+
+
+def find_private_folder(variable: str, default: str) -> Path | str:
+    """As `private_folder`, and a text that names the folder and the reason in the place of None."""
+    path = os.environ.get(variable) or default
     try:
-        folder = Path(os.environ.get(variable) or default).expanduser().resolve() / NAME
+        folder = Path(path).expanduser().resolve() / NAME
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_safe = is_own_alone(folder) and not is_replaceable(folder)
-    except (OSError, RuntimeError):  # RuntimeError: a user without a home
-        return None
-    return folder if is_safe and os.access(folder, os.W_OK) else None
+        if not is_own_alone(folder) or is_replaceable(folder):
+            return f"other users can change {folder}, or a folder above it"
+    except OSError as error:
+        return f"folder {error.filename or path} can't be made or read: {error.strerror}"
+    except RuntimeError:
+        return f"there is no folder {path}: this user has no home"
+    return folder if os.access(folder, os.W_OK) else f"folder {folder} can't be written to"
 
 
 def cache_folder() -> Path | None:

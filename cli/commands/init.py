@@ -9,12 +9,14 @@ import typer
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import quantity_is
+from cutline.fleet.example import write_example
 from cutline.fleet.record import to_builtins
 from cutline.nodes.problems import actions_of, grants_of, optional_lines
 from cutline.snapshots.create.initialise import InitReport, initialise
 from cutline.spark.settings import check_protection
+from cutline.storage.errors import UsageError
 
-SCHEMA = "cutline/init/1"
+SCHEMA, EXAMPLE_SCHEMA = "cutline/init/1", "cutline/init-example/1"
 OWN_SLOTS_DROP = (
     "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
     " WHERE slot_name ^@ 'cutline_' AND database = current_database();"
@@ -31,9 +33,19 @@ def init(
             help="The fleet was made smaller, or its servers were replaced: count the majority among its primaries.",
         ),
     ] = False,
+    example: Annotated[
+        bool, typer.Option("--example", help="Only write a commented fleet.toml to edit; replaces no file.")
+    ] = False,
 ) -> None:
     """Check and prepare every node and the store. Safe to repeat."""
     options = command_context(context)
+    if example:
+        if forget_nodes:
+            raise UsageError("--example and --forget-nodes exclude each other", hint="leave out one of them")
+        write_example(options.fleet_path)
+        lines = [f"wrote {options.fleet_path}: name your store and your nodes there", "next: snapshot init"]
+        emit(context, {"schema": EXAMPLE_SCHEMA, "file": options.fleet_path}, lines)
+        return
     fleet = options.load_fleet()
     check_protection(fleet.spark_master, fleet.spark_settings)
     with progress(context) as shown:

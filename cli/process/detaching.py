@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TextIO
 
-from cutline.fleet.own_files import private_folder
+from cutline.fleet.own_files import find_private_folder
 from cutline.spark.session_folder import lasting_folder
 from cutline.storage.errors import RefusedError
 
@@ -204,11 +204,11 @@ def _await_operation(process: subprocess.Popen[bytes], answers: IO[bytes], relay
 
 def _new_files() -> OutputFiles:
     """Two empty files that only the user can read; those of long ago are deleted."""
-    folder = private_folder("XDG_STATE_HOME", "~/.local/state")
-    if folder is None:
+    folder = find_private_folder("XDG_STATE_HOME", "~/.local/state")
+    if isinstance(folder, str):
         raise NoStateFolderError(
-            "there is no folder for the output of a command in the background",
-            hint="set XDG_STATE_HOME to a folder of yours that nobody else can change, with free space",
+            f"the output of a command in the background has no place: {folder}",
+            hint="set XDG_STATE_HOME to a folder of yours that nobody else can change",
         )
     oldest = time.time() - KEPT_DAYS * 24 * 3600
     for file in (*folder.glob("*.out"), *folder.glob("*.log")):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cutline.fleet.config import FleetFile, load_fleet
+from cutline.fleet.example import EXAMPLE, HEAD, FleetFileExistsError, write_example
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [
@@ -61,9 +62,23 @@ def test_no_line_of_prose_is_longer_than_120_columns(page: Path) -> None:
     assert not long
 
 
+def test_the_example_that_init_writes_is_a_fleet_file_and_replaces_none(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    write_example(path)
+    assert [node.id for node in load_fleet(path).nodes] == ["s1", "s1-b1", "s2", "s2-b1"]
+    written = path.read_text()
+    assert set(tomllib.loads(written)) == {"name", "store", "node"}
+    lines = [line.removeprefix("# ") for line in written.removeprefix(HEAD).splitlines()]
+    assert tomllib.loads("\n".join(lines)) == tomllib.loads(EXAMPLE)
+    with pytest.raises(FleetFileExistsError):
+        write_example(path)
+    assert path.read_text() == written
+
+
 def test_the_complete_fleet_file_of_the_page_is_one(tmp_path: Path) -> None:
     """It has every table that a fleet.toml may have, but the folder of another PostgreSQL's programs."""
     (text,) = re.findall(r"(?ms)^```toml\n(.*?)^```$", (ROOT / "docs" / "fleet-file.md").read_text(encoding="utf-8"))
+    assert text == EXAMPLE, "docs/fleet-file.md and fleet/example.py have the same file"
     path = tmp_path / "fleet.toml"
     path.write_text(text)
     assert [node.id for node in load_fleet(path).nodes] == ["s1", "s1-b1", "s2", "s2-b1"]

@@ -1,0 +1,119 @@
+"""The example of a fleet.toml, which docs/fleet-file.md shows and `snapshot init --example` writes.
+
+Here every key shows its default or an example. The written file has only what is required: the rest is commented out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cutline.storage.errors import RefusedError, UsageError
+
+EXAMPLE = """\
+name = "shop"                        # must match the store's fleet.json
+store = "s3://backups/shop"          # a folder, or a URL that fsspec knows
+
+[[node]]
+id = "s1"
+dsn = "host=db1 dbname=shop user=cutline sslmode=verify-full"
+
+[[node]]
+id = "s1-b1"
+backup_of = "s1"                     # a physical standby of s1
+dsn = "host=db1-standby dbname=shop user=cutline sslmode=verify-full"
+
+[[node]]
+id = "s2"
+dsn = "host=db2 dbname=shop user=cutline sslmode=verify-full"
+max_retained_wal = "64GiB"           # this node's own limit
+connections_max = 20                 # this node's own limit
+
+[[node]]
+id = "s2-b1"
+backup_of = "s2"
+dsn = "host=db2-standby dbname=shop user=cutline sslmode=verify-full"
+
+[store_options]                      # passed to fsspec
+endpoint_url = "https://s3.internal:9000"
+ca_file = "/etc/ssl/internal-ca.pem"
+retry_for = "10min"
+
+[encryption]                         # without this table, Cutline encrypts nothing
+key_file = "/etc/cutline/shop.key"
+
+[cut]
+global_id = "exact"                  # how the parts of a global transaction are recognised
+
+[wal]
+max_retained_wal = "16GiB"           # WAL that a node may keep for a chain
+
+[groups]
+include = ["*"]
+exclude = ["scratch.*"]
+append_only = ["public.audit"]       # tables without a replica identity
+
+[globals]
+passwords = false                    # whether snapshots contain the verifiers of passwords
+
+[watch]                              # the schedule of `snapshot watch`
+every = "5min"
+full = "weekly"
+check = "daily"
+drill = "weekly"
+
+[notify]
+command = ["/usr/local/bin/page-me"]
+
+[retention]                          # the rules of `snapshot prune` and of `watch`
+keep_full = 8
+keep_increments = 2
+gc_grace = "24h"
+
+[metrics]
+file = "/var/lib/node_exporter/textfile_collector/cutline.prom"
+listen = "127.0.0.1:9957"
+
+[spark]
+master = "local[*]"
+"driver.memory" = "4g"
+
+[[drill.assertion]]                  # a question that each drill asks its restored database
+node = "s1"
+sql = "SELECT count(*) > 0 FROM public.orders"
+expected = true
+"""
+FIRST_OPTIONAL = "[store_options]"
+HEAD = """\
+# The fleet: replace the name, the store and the nodes, remove standbys that there are none of, then: snapshot init
+# What is commented out is optional, and shows its default or an example: docs/fleet-file.md describes every key.
+
+"""
+
+
+class FleetFileExistsError(RefusedError):
+    """An example was to be written to a file that is there already."""
+
+
+def example_text() -> str:
+    """The example with everything commented out that is not required."""
+    lines, is_optional = list[str](), False
+    for line in EXAMPLE.splitlines():
+        is_optional = is_optional or line.startswith(FIRST_OPTIONAL)
+        # Limits of one node.
+        is_comment = is_optional or "this node's own" in line
+        lines.append(f"# {line}" if is_comment and line else line)
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def write_example(path: Path) -> None:
+    """Write the example to a new file; raise FleetFileExistsError if it is there, UsageError if it can't be written."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(example_text())
+    except FileExistsError:
+        raise FleetFileExistsError(
+            f"{path} exists already", hint="nothing was changed; to write the example elsewhere: --fleet FILE"
+        ) from None
+    except OSError as error:
+        hint = "name another file: --fleet FILE"
+        raise UsageError(f"{path} can't be written: {error.strerror}", hint=hint) from error

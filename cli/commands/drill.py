@@ -58,7 +58,7 @@ def run_drill_command(
     with (
         reporting_errors(junit, DRILL),
         SparkOnDemand(source, f"drill {request.name}") as spark,
-        activity(context, source, "restore") as shown,
+        activity(context, source, "drill") as shown,
     ):
         noting, announced = Noting(shown), dict[str, Any]()
         report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced), own)

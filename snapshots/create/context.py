@@ -99,7 +99,7 @@ def begin_full(
     """
     with exclusive(sessions, store, "create", request.name) as lock:
         progress.reached(CrashPoint.LOCKED)
-        note_restores(settle_operations(store, sessions.fleet, progress), sessions, progress)
+        note_restores(store, settle_operations(store, sessions.fleet, progress), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         check_not_deleted(store, request.name)
         guard_nodes(store, sessions, progress)

@@ -151,7 +151,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         exclusive(sessions, store, "create", request.name) as lock,
     ):
         progress.reached(CrashPoint.LOCKED)
-        note_restores(settle_operations(store, fleet, progress), sessions, progress)
+        note_restores(store, settle_operations(store, fleet, progress), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         # Read again under the lock: from here on no other command adds an increment.
         chain = read_newest_part(store, request.name)

@@ -185,9 +185,9 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
             yield Cancelled(one, CancelResult.REFUSED, "; ".join(one.problems))
         elif one.intent is None:
             yield _hanging(store, fleet, one) or forget(store, one, progress)
-        elif one.kind == RESTORE:
+        elif one.intent.kind == RESTORE:
             yield Cancelled(one, CancelResult.REFUSED, f"{SILENT}; {one.remedy}")
-    under_lock = [one for one in dead if one.intent is not None and one.kind != RESTORE]
+    under_lock = [one for one in dead if one.intent is not None and one.intent.kind != RESTORE]
     if not under_lock:
         return
     problem: BusyError | RefusedError | UnreachableError | None = None

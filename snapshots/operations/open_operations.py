@@ -7,15 +7,21 @@ which. Only its commit counts; the next operation that holds the fleet's lock se
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UnsetType
+
 from cutline.fleet.messages import list_some, restore_command
+from cutline.fleet.own_process import Label, read_label
+from cutline.fleet.record import Time
 from cutline.snapshots.operations.committing import has_committed
+from cutline.snapshots.operations.signs import newest_sign, shows_life
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import FAILED, Intent, read_intent, read_outcome
+from cutline.snapshots.records.operation_records import DRILL, FAILED, Intent, SignOfLife, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label
+from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
 # No outcome is shorter, of whatever version.
@@ -143,35 +149,58 @@ SHOWN_MAX = 3
 class OpenOperation:
     """An operation without an outcome that can be read.
 
-    `problem` says which of its documents can't be read, and why; if that is the intent, `operation` is None.
+    `problem` says which of its documents can't be read, and why; if that is the intent, `operation` is None. `sign` is
+    the newest sign of life of its process; `is_running`: it showed one in time when the operation was read.
     """
 
     id: str
     operation: Intent | None
     committed: bool = False
     problem: str = ""
+    sign: SignOfLife | None = None
+    is_running: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Which command it is of, or "drill"; "" if its intent can't be read."""
+        if self.operation is None:
+            return ""
+        return DRILL if self.operation.is_drill else self.operation.kind
+
+    @property
+    def owner(self) -> Label | None:
+        """The process that works on it; None if that is not known."""
+        by = self.sign.by if self.sign else self.operation.by if self.operation else ""
+        return None if isinstance(by, UnsetType) else read_label(by)
+
+    @property
+    def seen_at(self) -> Time | None:
+        """When its process was last known to be alive."""
+        return self.sign.seen_at if self.sign else self.operation.began_at if self.operation else None
 
     @property
     def text(self) -> str:
-        """One line for people, with what to do next."""
+        """One line for people: where it is running, or what to do next."""
         one = self.operation
         if one is None:
             return f"operation {self.id} has no known result: {self.problem}"
         into = f" into {targets}" if (targets := name_targets(one)) else ""
-        what = f"operation {self.id} ({one.kind} {one.snapshot}{into}, begun {one.began_at}) has no"
+        what = f"operation {self.id} ({self.kind} {one.snapshot}{into}, begun {one.began_at})"
         if self.problem:
-            return f"{what} known result: {self.problem}"
-        what += " outcome"
-        if one.kind == CREATE and self.committed:
-            return f"{what} yet: its commit is in the store, so {increment_label(one.snapshot, one.increment)} exists"
-        if one.kind == CREATE:
-            return (
-                f"{what} yet: {increment_label(one.snapshot, one.increment)} is not committed by it; it is running, or"
-                f" {self.remedy}"
-            )
-        is_drill = one.kind == RESTORE and one.is_drill
-        state = "a drill that is running, or was killed" if is_drill else "running, or ended unfinished"
-        return f"{what}: it is {state}; {self.remedy}"
+            return f"{what} has no known result: {self.problem}"
+        made = increment_label(one.snapshot, one.increment) if one.kind == CREATE else ""
+        if made and self.committed:
+            return f"{what} has no outcome yet: its commit is in the store, so {made} exists"
+        if self.is_running:
+            return f"{what} is running{self._where}; to follow it: snapshot status"
+        lacks = f": {made} is not committed by it" if made else ""
+        return f"{what} shows no sign of life and has no outcome{lacks}; {self.remedy}"
+
+    @property
+    def _where(self) -> str:
+        by = self.owner
+        where = f" on {by.host}, started by {by.user} as process {by.process}" if by else ""
+        return f"{where}, last sign of life at {self.seen_at}" if self.sign else where
 
     @property
     def remedy(self) -> str:
@@ -199,13 +228,17 @@ class OpenOperation:
 
     def to_json(self) -> dict[str, Any]:
         """The operation as JSON output has it; unknown values are null."""
-        one = self.operation
+        one, owner = self.operation, self.owner
         return {
             "operation": self.id,
-            "kind": one.kind if one else None,
+            "kind": self.kind or None,
             "snapshot": one.snapshot if one else None,
             "increment": one.increment if one else None,
             "began_at": one.began_at if one else None,
+            "running": self.is_running,
+            "seen_at": self.seen_at,
+            "who": f"{owner.user}@{owner.host}" if owner else None,
+            "process": owner.process if owner else None,
             "databases": _databases_of(one) if one else [],
             "servers": _servers_of(one) if one else [],
             "terminal": one.is_terminal if one else None,
@@ -237,22 +270,32 @@ def read_open_operations(
 
     It takes one listing, if it is not given the `documents` of document_names, and a few reads per operation.
     """
-    operations = (read_open_operation(store, operation_id) for operation_id in open_operation_ids(store, documents))
+    listed = document_names(store) if documents is None else documents
+    operations = (read_open_operation(store, one, listed[one]) for one in open_operation_ids(store, listed))
     return tuple(one for one in operations if one is not None and (name is None or one.concerns(name)))
 
 
-def read_open_operation(store: ObjectStore, operation_id: str) -> OpenOperation | None:
-    """One operation that had no outcome when it was listed; None if its records are gone."""
+def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) -> OpenOperation | None:
+    """One operation that had no outcome when it and the `names` of its documents were listed.
+
+    None if its records are gone.
+    """
     operation: Intent | None = None
     try:
         operation = read_intent(store, operation_id)
         read_outcome(store, operation_id)
-        return OpenOperation(operation_id, operation, has_committed(store, operation))
+        committed = has_committed(store, operation)
     except ObjectMissingError:
         # A listing may be out of date.
         return None
     except ManifestError as error:
         return OpenOperation(operation_id, operation, problem=error.message)
+    sign = None
+    with suppress(ManifestError):
+        sign = newest_sign(store, operation_id, names)
+    # A create that has failed, and has left something on a node, has ended.
+    is_running = "failure.json" not in names and shows_life(operation, sign, utc_now())
+    return OpenOperation(operation_id, operation, committed, sign=sign, is_running=is_running)
 
 
 @contextmanager

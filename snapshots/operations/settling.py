@@ -10,7 +10,12 @@ from cutline.fleet.progress import News, Progress
 from cutline.nodes.read_only import undo_freeze
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.operations.committing import decide
-from cutline.snapshots.operations.open_operations import RESTORE, name_targets, open_operation_ids
+from cutline.snapshots.operations.open_operations import (
+    RESTORE,
+    name_targets,
+    open_operation_ids,
+    read_open_operation,
+)
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.operations.signs import clear_signs
 from cutline.snapshots.operations.slot_guard import is_foreign, read_slot_owners
@@ -88,15 +93,22 @@ def _cause(store: ObjectStore, operation: Intent) -> str:
     return f"{failure.reason}, settled later" if failure else "found without a commit"
 
 
-def note_restores(restores: Iterable[Intent], sessions: Sessions, progress: Progress) -> None:
+def note_restores(store: ObjectStore, restores: Iterable[Intent], sessions: Sessions, progress: Progress) -> None:
     """Note the open restores into the sessions' databases: what ends one may end the chains of these."""
     places = {f"{one.system_identifier}/{one.database}" for one in sessions.identities.values()}
     for intent in restores:
         if isinstance(intent.targets, tuple) and not places.isdisjoint(intent.targets):
+            names = set(store.list_children(f"operations/{intent.operation}"))
+            opened = read_open_operation(store, intent.operation, names)
+            if opened is None:
+                continue
+            what = f"restore {intent.operation} of {intent.snapshot} into {name_targets(intent)}"
+            if opened.is_running:
+                progress.note(f"{what} is running: it ends the chain of a database that it puts aside")
+                continue
             progress.note(
-                f"restore {intent.operation} of {intent.snapshot} into {name_targets(intent)} has no outcome: the chain"
-                " of a snapshot ends with the database that it was taken of, which may be put aside by --resume, or"
-                " dropped by --abandon; see: snapshot list"
+                f"{what} has no outcome: the chain of a snapshot ends with the database that it was taken of, which"
+                " may be put aside if the restore is resumed, or dropped if it is abandoned; see: snapshot list"
             )
 
 

@@ -10,9 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import datetime, timedelta
 
+from msgspec import UnsetType
+
+from cutline.fleet.own_process import is_gone
 from cutline.snapshots.records.operation_records import (
     CancelRequest,
+    Intent,
     SignOfLife,
     operation_key,
     read_cancel_request,
@@ -25,8 +30,21 @@ from cutline.storage.store import ObjectExistsError, ObjectStore
 SIGN, REQUEST = (re.compile(rf"{name}-([1-9]\d{{0,11}})\.json") for name in ("sign", "cancel"))
 # Nobody stores so many; a higher number is none of Cutline's.
 NUMBER_MAX = 10**9
+# How late a sign may be. A store that does not answer, and clocks that differ, take their time.
+DEAD_SECONDS = 60.0
 # How many numbers are tried after a newest sign that has been deleted since it was listed.
 TRIED_MAX = 5
+
+
+def shows_life(intent: Intent | None, sign: SignOfLife | None, now: datetime) -> bool:
+    """Whether the process of an operation is alive by its newest sign, or by its intent while it has no sign."""
+    about = sign or intent
+    if about is None or (not isinstance(about.process, UnsetType) and is_gone(about.process)):
+        return False
+    late_seconds = DEAD_SECONDS + (sign.next_seconds if sign else 0.0)
+    silent = now - datetime.fromisoformat(sign.seen_at if sign else about.began_at)
+    # Of a sign from the future nobody knows when it was stored.
+    return timedelta(seconds=-DEAD_SECONDS) < silent <= timedelta(seconds=late_seconds)
 
 
 def store_sign(store: ObjectStore, sign: SignOfLife, number: int) -> int:

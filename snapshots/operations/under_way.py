@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -20,14 +20,19 @@ from cutline.snapshots.operations.open_operations import (
     seems_open,
 )
 from cutline.snapshots.operations.operation import is_publishing
-from cutline.snapshots.operations.signs import newest_request, newest_sign, sign_numbers
+from cutline.snapshots.operations.signs import newest_request, newest_sign, shows_life, sign_numbers
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import CancelRequest, Failure, Intent, SignOfLife, read_failure
+from cutline.snapshots.records.operation_records import (
+    DRILL,
+    CancelRequest,
+    Failure,
+    Intent,
+    SignOfLife,
+    read_failure,
+)
 from cutline.storage.ids import OPERATION_ID
 from cutline.storage.store import ObjectStore
 
-# How late a sign may be. A store that does not answer, and clocks that differ, take their time.
-DEAD_SECONDS = 60.0
 WATCH = "watch"
 HANGING_WATCH = "if no other watch works, its process may hang and hold the watch lock (see: snapshot status --nodes)"
 Found = TypeVar("Found")
@@ -69,9 +74,10 @@ class UnderWay:
 
     @property
     def kind(self) -> str:
-        """Which command it is of; "" if that is not known."""
-        about = self.intent or self.sign
-        return about.kind if about else ""
+        """Which command it is of, or "drill"; "" if that is not known."""
+        if self.intent is not None:
+            return DRILL if self.intent.is_drill else self.intent.kind
+        return self.sign.kind if self.sign else ""
 
     @property
     def snapshot(self) -> str:
@@ -120,12 +126,7 @@ class UnderWay:
 
     def state(self, now: datetime) -> ActivityState:
         """Whether its process shows signs of life."""
-        if self.failure is not None or self.is_gone:
-            return ActivityState.DEAD
-        late_seconds = DEAD_SECONDS + (self.sign.next_seconds if self.sign else 0.0)
-        silent = now - datetime.fromisoformat(self.seen_at) if self.seen_at else timedelta.max
-        # Of a sign from the future nobody knows when it was stored.
-        if not timedelta(seconds=-DEAD_SECONDS) < silent <= timedelta(seconds=late_seconds):
+        if self.failure is not None or not shows_life(self.intent, self.sign, now):
             return ActivityState.DEAD
         return ActivityState.PUBLISHING if self.is_decided else ActivityState.RUNNING
 
@@ -196,7 +197,7 @@ def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | Non
     # A listing may be out of date.
     if not seems_one or not OPERATION_ID.fullmatch(operation) or not is_open(store, operation):
         return None
-    opened = read_open_operation(store, operation) if "intent.json" in names else None
+    opened = read_open_operation(store, operation, names) if "intent.json" in names else None
     problems = [opened.problem] if opened and opened.problem else []
 
     def read(one: Callable[[], Found], missing: Found) -> Found:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 import pytest
 
+import cutline.snapshots.operations.signs as signs
 import cutline.snapshots.operations.under_way as under_way
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
@@ -120,7 +121,7 @@ def test_a_create_that_was_killed_is_settled(runs: Runs, monkeypatch: pytest.Mon
         (shown_now,) = run_command(runs.fleet, "status")[1]["operations"]
         assert shown_now["state"] == "dead"
     store = runs.fleet.store.open()
-    monkeypatch.setattr(under_way, "DEAD_SECONDS", 0.0)
+    monkeypatch.setattr(signs, "DEAD_SECONDS", 0.0)
     # The session of the killed process ends within seconds.
     until(lambda: not [one for one in run_command(runs.fleet, "status", "--nodes")[1]["nodes"] if one["holder"]])
     # The next sign of the killed process would be due.

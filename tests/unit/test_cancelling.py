@@ -15,8 +15,8 @@ from cutline.snapshots.operations.activity import Command, Ending, record_withou
 from cutline.snapshots.operations.cancelling import CancelResult, cancel_operations
 from cutline.snapshots.operations.ended_operations import read_ended, read_history
 from cutline.snapshots.operations.operation import PUBLISH, Operation, begin, decide_restore, record_operation
-from cutline.snapshots.operations.signs import store_sign
-from cutline.snapshots.operations.under_way import DEAD_SECONDS, UnderWay, read_under_way
+from cutline.snapshots.operations.signs import DEAD_SECONDS, store_sign
+from cutline.snapshots.operations.under_way import UnderWay, read_under_way
 from cutline.snapshots.records.operation_records import operation_key, read_cancel_request
 from cutline.snapshots.records.store_identity import StoreOfAnotherFleetError, ensure_identity
 from cutline.storage.errors import StoppedError

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from cutline.fleet.record import Time
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.operations.open_operations import naming_open_operations, read_open_operations
 from cutline.snapshots.operations.operation import Operation, record_operation, record_outcome
 from cutline.snapshots.operations.settling import settle_operations
-from cutline.snapshots.records.operation_records import Intent, operation_key
+from cutline.snapshots.operations.signs import store_sign
+from cutline.snapshots.records.operation_records import Intent, SignOfLife, operation_key
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, read_chain
 from cutline.snapshots.records.tombstones import tombstone_key
+from cutline.storage.clock import utc_now
 from cutline.storage.errors import IndeterminateError
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore
@@ -37,13 +40,14 @@ def test_an_open_operation_without_a_commit_is_named_without_alarm() -> None:
     before = store.list("")
     (found,) = read_open_operations(store)
     assert found.text == (
-        f"operation {one.id} (create daily, begun 2026-11-20T11:00:00.000Z) has no outcome yet: increment 3 of daily is"
-        " not committed by it; it is running, or the next create, delete, prune or gc settles it"
+        f"operation {one.id} (create daily, begun 2026-11-20T11:00:00.000Z) shows no sign of life and has no outcome:"
+        " increment 3 of daily is not committed by it; the next create, delete, prune or gc settles it"
     )
     assert found.to_json() == {
         "operation": one.id, "kind": "create", "snapshot": "daily", "increment": 3,
         "began_at": "2026-11-20T11:00:00.000Z", "terminal": False, "committed": False, "problem": None,
-        "databases": [], "servers": [],
+        "databases": [], "servers": [], "running": False, "seen_at": "2026-11-20T11:00:00.000Z",
+        "who": None, "process": None,
     }  # fmt: skip
     assert store.list("") == before
 
@@ -54,11 +58,37 @@ def test_an_open_restore_is_named_with_the_databases_that_it_makes() -> None:
     with pytest.raises(IndeterminateError), record_operation(store, Operation(one)):
         raise IndeterminateError("it died")
     texts = [found.text for found in read_open_operations(store)]
-    began = "begun 2026-11-20T11:00:00.000Z) has no outcome: it is running, or ended unfinished; to end it: snapshot"
+    began = "begun 2026-11-20T11:00:00.000Z) shows no sign of life and has no outcome; to end it: snapshot"
     assert texts[0].startswith(f"operation op-daily-0-restore (restore daily, {began} restore daily --resume")
     assert texts[1].startswith(
         f"operation op-r (restore daily into database bank, till, {began} restore daily --resume"
     )
+
+
+@pytest.mark.parametrize("kind", ["restore", "drill", "create", "delete", "prune"])
+def test_a_running_operation_is_named_with_its_process_and_without_advice(kind: str) -> None:
+    store, by = memory(), f"cutline {kind} daily ops@db7:4711"
+    began = Time.of(utc_now())
+    one = structs.replace(
+        leave_open(store), operation="op-r", kind=kind.replace("drill", "restore"), by=by, began_at=began
+    )
+    with pytest.raises(IndeterminateError), record_operation(store, Operation(one)):
+        raise IndeterminateError("it died")
+    *_, found = read_open_operations(store)
+    what = f"operation op-r ({kind} daily, begun {began}) is running on db7, started by ops as process 4711"
+    assert found.text == f"{what}; to follow it: snapshot status"
+    sign = SignOfLife(
+        operation="op-r", kind=kind, snapshot="daily", increment=0, by=by, began_at=began, seen_at=began,
+        next_seconds=5.0, phase="load", done=0, total=None, unit="", rate=None, nodes=(), seconds_left=None,
+        is_rough=False,
+    )  # fmt: skip
+    store_sign(store, sign, 1)
+    *_, found = read_open_operations(store)
+    assert found.text == f"{what}, last sign of life at {began}; to follow it: snapshot status"
+    document = found.to_json()
+    assert {name: document[name] for name in ("kind", "running", "seen_at", "who", "process")} == {
+        "kind": kind, "running": True, "seen_at": began, "who": "ops@db7", "process": 4711,
+    }  # fmt: skip
 
 
 def test_an_open_restore_is_named_with_its_servers() -> None:

@@ -15,8 +15,8 @@ from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.operation import PUBLISH, decide_restore, record_outcome
-from cutline.snapshots.operations.signs import store_sign
-from cutline.snapshots.operations.under_way import DEAD_SECONDS, ActivityState, read_one, read_under_way
+from cutline.snapshots.operations.signs import DEAD_SECONDS, store_sign
+from cutline.snapshots.operations.under_way import ActivityState, read_one, read_under_way
 from cutline.snapshots.records.operation_records import Failure, NodeSign, operation_key, write_operation_record
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.storage.ids import new_operation_id

@@ -20,9 +20,8 @@ RANGED := tests/integration/test_main_job.py tests/integration/test_storage_s3.p
 RANGED_QUICK := tests/unit tests/fuzz/test_merging.py tests/fuzz/test_reduce.py tests/test_startup.py
 SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
-# What draws a part of its cases in short, and has all of them in the long form.
-SAMPLED := tests/integration $(addprefix tests/spark/,test_changed_definitions.py test_executors_volume.py test_folding.py \
-  test_killed_executors.py test_kubernetes_executors.py test_long_lines.py test_protection.py test_session.py test_session_files.py)
+# What has larger sizes, more versions or more combinations in the long form.
+SAMPLED := tests/integration $(addprefix tests/spark/,test_executors_volume.py test_foreign_variables.py test_protection.py test_session.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test all rest quick oldest newest servers stores soak watching fuzz lint format bench hot growth wheel release kept schemas lock clean
@@ -37,21 +36,27 @@ demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minu
 
 # Most containers set PYTHONDONTWRITEBYTECODE. Each of the tests' thousand short processes would then compile every module
 # that it imports.
-test rest quick oldest newest stores soak fuzz: export PYTHONDONTWRITEBYTECODE =
-test rest quick stores soak fuzz: export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/bytecode
+test all rest quick oldest newest stores soak fuzz: export PYTHONDONTWRITEBYTECODE =
+test all rest quick stores soak fuzz: export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/bytecode
 oldest: export PYTHONPYCACHEPREFIX = $(CURDIR)/.oldest-venv/bytecode
 newest: export PYTHONPYCACHEPREFIX = $(CURDIR)/.newest-venv/bytecode
 
 # Much of what tests do is waiting for servers, so there are more processes than processors. Each starts Spark and the
 # servers that all modules share once, and has a module to itself until it is done with it; the longest begin first.
-test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them, SNAPSHOT_TEST_S3=URL on your S3 server too
-	@$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),-n $(PROCESSES) $(SHARED))
+RUN := -o timeout=900 -n $(PROCESSES) $(SHARED)
+CHANGED = $(BIN)/python -m tests.run.changed
+test: $(INSTALLED)  ## run the fixed set; TESTS=tests/unit for all of a folder, TESTS=changed for what your changes concern
+ifeq ($(TESTS),changed)
+	@modules=$$($(CHANGED)) && if [ -n "$$modules" ]; then $(BIN)/python -m pytest --cases=test $(RUN) $$modules; fi
+else
+	@$(BIN)/python -m pytest $(or $(TESTS),--cases=test $(RUN))
+endif
 
-# Every test once, whatever `make test` draws: its own, then the others.
-all: test rest  ## run every test once, the same at every run: `make test`, then `make rest`
+all: $(INSTALLED)  ## run every test and case once, in about an hour and a half; before an issue is resolved
+	@$(BIN)/python -m pytest --cases=all $(RUN)
 
-rest: $(INSTALLED)  ## run the tests that `make test` leaves out, in about an hour
-	@$(BIN)/python -m pytest --drawn=rest -o timeout=900 -n $(PROCESSES) $(SHARED)
+rest: $(INSTALLED)  ## run what `make test` leaves out of `make all`
+	@$(BIN)/python -m pytest --cases=rest $(RUN)
 
 # These tests wait for nothing, so more processes than processors would not help.
 quick: $(INSTALLED)  ## run the tests that need neither servers nor Spark, in less than a minute
@@ -83,9 +88,9 @@ stores: $(INSTALLED)  ## install MinIO, fake-gcs-server and Azurite (needs Go an
 	@$(BIN)/python -m pytest -k 'minio or clouds or main_job' tests/integration/test_storage_s3.py \
 	  tests/integration/test_storage_clouds.py tests/integration/test_main_job.py
 
-# The simulations and the chains each for a share of the time; all that the short form draws from, once.
+# The simulations and the chains each for a share of the time; every larger size, version and combination once.
 soak: $(INSTALLED)  ## test for hours; SECONDS=3600 for how long about
-	@CUTLINE_SOAK=$$(( $(SECONDS) / 12 )) $(SOAK) tests/simulation
+	@CUTLINE_SOAK=$$(( $(SECONDS) / 12 )) $(SOAK) tests/simulation tests/unit/test_garbage_races.py
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 2 )) $(SOAK) tests/integration/test_causal_chains.py
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 12 )) $(SOAK) tests/integration/test_decoding.py
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 3 )) $(SOAK) tests/integration/test_fencing.py

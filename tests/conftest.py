@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytest_plugins = [
-    "tests.run.drawing",
+    "tests.run.selection",
     "tests.run.folding",
     "tests.run.interrupts",
     "tests.run.memory_folder",

@@ -1,10 +1,17 @@
-"""The cases of the fault walk: all faults at all points in the long form, else a sample that the seed draws."""
+"""The cases of the fault walk: all faults at all points in the long form.
+
+Else every point has a fault, by turns another one (`make all`). Of these and some more, `make test` has a sample with
+every fault and every kind of point.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import pytest
 
 from cutline.fleet.crash_points import (
     CUT_POINTS,
@@ -198,9 +205,23 @@ def is_representative(chosen: list[Case]) -> bool:
     )
 
 
-def cases() -> list[Case]:
+def one_of_each_step() -> list[Case]:
+    """A case for every step: by turns of another fault, or of the next one that is possible there."""
+    possible = {str(case): case for case in all_cases()}
+    found = []
+    for number, step in enumerate(all_steps()):
+        turn = number % len(FAULTS)
+        names = (str(Case(step, fault)) for fault in (*FAULTS[turn:], *FAULTS[:turn]))
+        found.append(next(possible[name] for name in names if name in possible))
+    return found
+
+
+def cases() -> list[Any]:
     """The cases of a run: in the order of their steps, which is that of a walk; in the long form in random order."""
     if SOAK_SECONDS:
         return random.Random(SEED).sample(all_cases(), len(all_cases()))
+    in_test = {str(case): case for case in sample(random.Random(SEED))}
+    every = {str(case): case for case in one_of_each_step()} | in_test
     order = [str(step) for step in all_steps()]
-    return sorted(sample(random.Random(SEED)), key=lambda case: order.index(str(case.step)))
+    walked = sorted(every.values(), key=lambda case: order.index(str(case.step)))
+    return [pytest.param(case, marks=() if str(case) in in_test else pytest.mark.rest) for case in walked]

@@ -1,6 +1,6 @@
 """Wherever a command waits, a cancel ends it within seconds: on a server, on the store, on a process of PostgreSQL.
 
-What waits here would wait for minutes, or for ever. The short form draws some of the places; with CUTLINE_SOAK all are
+What waits here would wait for minutes, or for ever. `make test` has some of the places; with `make all` all are
 tried. Restores are in restoring/test_cancelled_restores.py, a wait for a slot in test_cancel.py.
 """
 
@@ -23,7 +23,7 @@ from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_
 from tests.faults.awaited import await_none
 from tests.faults.cancelled_command import cancel_when
 from tests.integration.refusing import execute
-from tests.run.soak import draw
+from tests.run.soak import first
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", draw(PLACES))
+@pytest.mark.parametrize("place", first(PLACES))
 def test_a_create_that_waits_for_a_server_ends_within_seconds(runs: Runs, place: str) -> None:
     with stopped(runs.fleet, PLACES[place]) as is_there:
         run = cancel_when(runs.fleet, is_there, "create", place, spark=runs.spark.running)
@@ -102,7 +102,7 @@ def test_a_create_that_waits_for_a_server_ends_within_seconds(runs: Runs, place:
 
 
 # Objects of base copies are stored by executors, DDL and the commit by the driver.
-@pytest.mark.parametrize("key", draw(["/base/", "/schema/", "/wal/"]))
+@pytest.mark.parametrize("key", first(["/base/", "/schema/", "/wal/"]))
 def test_a_create_whose_store_does_not_answer_ends_within_seconds(
     shared_fleet: EmbeddedFleet, s3: S3Server, spark: SparkSession, tmp_path: Path, key: str
 ) -> None:

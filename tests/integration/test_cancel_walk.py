@@ -1,6 +1,6 @@
 """The walk with cancels of checks, removals and gc: stopped at any of their steps, and what `cancel` says of each.
 
-The requests are real ones, in the store. The short form draws a step of each command; with CUTLINE_SOAK all are walked.
+The requests are real ones, in the store. `make test` has one step of each command, `make all` every step.
 Those of creates are in test_fault_walk.py, those of restores in restoring/test_cancelled_restores.py.
 """
 
@@ -20,7 +20,7 @@ from cutline.wal.slots.slots import slot_name
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on, slots_of
 from tests.faults.cancelled_command import BEGUN, STEP, cancel_at
-from tests.run.soak import draw
+from tests.run.soak import first
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +49,7 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pyt
         yield found
 
 
-@pytest.mark.parametrize("step", draw(CHECK_STEPS))
+@pytest.mark.parametrize("step", first(CHECK_STEPS))
 def test_a_check_stops_in_any_step_and_the_next_one_is_whole(runs: Runs, step: str) -> None:
     run = cancel_at(runs.fleet, (f"{STEP}{step}", 1), "check", "daily", spark=runs.spark.running)
     assert (run.code, run.document["error"], run.results) == (8, "cancelled", ["cancelled"]), run.document
@@ -58,7 +58,7 @@ def test_a_check_stops_in_any_step_and_the_next_one_is_whole(runs: Runs, step: s
     assert run_here(runs.fleet, "check", "daily", spark=runs.spark.running)[0] == 0
 
 
-@pytest.mark.parametrize("step", draw(GC_STEPS))
+@pytest.mark.parametrize("step", first(GC_STEPS))
 def test_a_gc_stops_in_any_step_and_removes_only_garbage(runs: Runs, step: str) -> None:
     store = runs.fleet.store.open()
     # Of a create that was stopped, the objects stay until a gc.
@@ -106,7 +106,7 @@ def removing(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -
             assert {*slots_of(node.dsn)} & {*slots} == {slots[1]}
 
 
-@pytest.mark.parametrize("command", draw(REMOVALS))
+@pytest.mark.parametrize("command", first(REMOVALS))
 def test_a_removal_that_has_not_begun_to_remove_leaves_the_snapshot(removing: Runs, command: str) -> None:
     run = cancel_at(removing.fleet, (BEGUN, 1), *command.split())
     assert (run.code, run.results) == (8, ["cancelled"]), run.document
@@ -114,8 +114,8 @@ def test_a_removal_that_has_not_begun_to_remove_leaves_the_snapshot(removing: Ru
     assert_removed_by(removing, command)
 
 
-@pytest.mark.parametrize("command", draw(REMOVALS))
-@pytest.mark.parametrize("step", draw(["drop slots", "delete objects"]))
+@pytest.mark.parametrize("command", first(REMOVALS))
+@pytest.mark.parametrize("step", first(["drop slots", "delete objects"]))
 def test_a_removal_that_removes_stops_and_the_next_one_ends_it(removing: Runs, command: str, step: str) -> None:
     run = cancel_at(removing.fleet, (f"{STEP}{step}", 1), *command.split())
     assert (run.code, run.results) == (8, ["unfinished"]), run.document

@@ -19,7 +19,7 @@ from cutline.snapshots.create.initialise import initialise
 from cutline.wal.drain.peek import open_reader
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
-from tests.run.soak import draw
+from tests.run.soak import first
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import MAJORS, require_server
 
@@ -71,7 +71,7 @@ def test_it_is_said_once_in_our_own_words_and_never_by_libpq(
     assert "WARNING" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("major", draw(MAJORS))
+@pytest.mark.parametrize("major", first(MAJORS))
 def test_what_it_says_can_be_typed_and_ends_it(tmp_path: Path, major: int) -> None:
     """Also where the data directory came from a library without versions, or has come to one."""
     cases = (

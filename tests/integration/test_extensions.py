@@ -24,7 +24,7 @@ from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.state import state_of
 from tests.integration.refusing import NoSpark, execute
-from tests.run.soak import draw
+from tests.run.soak import first
 from tests.servers.extensions import OF_DEBIAN, PGVECTOR, environment
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import MAJORS, MORE_FOLDERS, Server, ask, require_server
@@ -237,7 +237,7 @@ VECTOR_CHANGES = (
 )
 
 
-@pytest.mark.parametrize("major", draw(PGVECTOR))
+@pytest.mark.parametrize("major", first(PGVECTOR))
 def test_vectors_come_back_with_their_dimensions_and_indexes(tmp_path: Path, spark: SparkSession, major: int) -> None:
     server = Server(str(major), PGVECTOR[major].programs(), frozenset(), frozenset())
     come_back(tmp_path, spark, server, [VECTORS], VECTOR_CHANGES)
@@ -360,7 +360,7 @@ def contrib_script(extensions: frozenset[str]) -> list[str]:
     return script + [statement for name, statement in ON_PLAIN.items() if name in extensions]
 
 
-@pytest.mark.parametrize("build", draw([f"{major}{kind}" for major in MAJORS for kind in ("", "-icu")]))
+@pytest.mark.parametrize("build", first([f"{major}{kind}" for major in MAJORS for kind in ("", "-icu")]))
 def test_every_extension_of_a_build_comes_back(tmp_path: Path, spark: SparkSession, build: str) -> None:
     major, _, icu = build.partition("-")
     server = require_server(int(major), icu=bool(icu))

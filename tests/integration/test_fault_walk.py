@@ -1,8 +1,8 @@
 """The walk: cause faults at the crash points of create; after each, the fleet is whole and the next command succeeds.
 
-The short form causes every fault once, and the kill several times, at points that the seed draws, at least one of every
-kind (tests/faults/cases.py). With CUTLINE_SOAK=SECONDS, all faults are caused at all points, in random order, for about
-that time.
+`make test` causes every fault once, and the kill several times, at points of every kind, and `make all` a fault at
+every point (tests/faults/cases.py). With CUTLINE_SOAK=SECONDS, all faults are caused at all points, in random order,
+for about that time.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from tests.faults.injection import FaultTargets
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.faults.world import World
 from tests.faults.writers import journal_tables
-from tests.run.soak import SEED, SOAK_SECONDS
+from tests.run.soak import SEED, SOAK_SECONDS, first
 from tests.s3.proxy import S3Proxy
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def shuffled_contests() -> list[Contest]:
     return random.Random(SEED).sample(all_contests(), len(all_contests()))
 
 
-HARDEST = hardest_contests() if SOAK_SECONDS else hardest_contests()[:1]
+HARDEST = hardest_contests()
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def world(
         yield world
 
 
-@pytest.mark.parametrize(("number", "contest"), list(enumerate(HARDEST)), ids=map(str, HARDEST))
+@pytest.mark.parametrize(("number", "contest"), first(enumerate(HARDEST)), ids=map(str, HARDEST))
 def test_both_of_two_competing_creates_report_the_truth(world: World, number: int, contest: Contest) -> None:
     run_contest(world, number, contest)
 

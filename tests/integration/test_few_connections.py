@@ -22,7 +22,7 @@ from cutline.nodes.connections import connect
 from cutline.nodes.free_connections import TooFewConnectionsError, check_free_connections, task_sessions
 from tests.commands.snapshot_runs import configure_fleet
 from tests.run.quick_spark import QUICK
-from tests.run.soak import draw
+from tests.run.soak import first
 
 if TYPE_CHECKING:
     from cutline.embedded.fleet import EmbeddedFleet
@@ -103,7 +103,7 @@ def few(fleet_factory: FleetFactory, folder: Path, limit: int | None = None) -> 
     return servers
 
 
-@pytest.mark.parametrize("limit", draw([None, CONNECTIONS_MAX]))
+@pytest.mark.parametrize("limit", first([None, CONNECTIONS_MAX]))
 def test_all_cores_work_on_one_node_with_few_connections(
     fleet_factory: FleetFactory, tmp_path: Path, limit: int | None
 ) -> None:

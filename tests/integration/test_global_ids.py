@@ -8,7 +8,6 @@ seed draws, and the regular expression, which the tagged commits need; the long 
 from __future__ import annotations
 
 import base64
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from cutline.wal.cut.cut_values import NodeCut
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.refusing import execute
 from tests.integration.wal_place import Place, await_database, create_one_table, place
-from tests.run.soak import SEED, SOAK_SECONDS
+from tests.run.soak import first
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +68,6 @@ FORMS: dict[str, tuple[str, Gids]] = {
     "citus": ("citus", citus),
     "regex": (r"^(?P<global>order-\d+)/", regex),
 }
-DRAWN = list(FORMS) if SOAK_SECONDS else [random.Random(SEED).choice(["exact", "xa", "citus"])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ def drop_databases(node: EmbeddedNode) -> None:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-@pytest.mark.parametrize("form", DRAWN)
+@pytest.mark.parametrize("form", first(FORMS))
 def test_a_transaction_committed_on_one_shard_only_is_included_on_both(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, form: str
 ) -> None:

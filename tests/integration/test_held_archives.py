@@ -24,7 +24,7 @@ from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.local import LocalStore
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.run.quick_spark import LINES
-from tests.run.soak import draw
+from tests.run.soak import first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ INCREMENTS = 3
 ENCRYPTION = f'[spark]\n{LINES}[encryption]\nkey_file = "{{key}}"\n'
 
 
-@pytest.fixture(scope="module", params=draw(["plain", "encrypted"]))
+@pytest.fixture(scope="module", params=first(["plain", "encrypted"]))
 def runs(
     request: pytest.FixtureRequest,
     shared_fleet: EmbeddedFleet,

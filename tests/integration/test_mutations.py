@@ -26,7 +26,7 @@ from tests.mutations.table import Trial
 from tests.mutations.trial import ACCEPTED, COMMANDS, REFUSED, run_command
 from tests.mutations.values import TWICE
 from tests.mutations.world import NAME, copies_of, made_world
-from tests.run.soak import SEED, SOAK_SECONDS, draw
+from tests.run.soak import SEED, SOAK_SECONDS, first
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,7 +143,7 @@ ATTACKS_FOUND: dict[str, tuple[str, Callable[[Document], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", draw(ATTACKS_FOUND))
+@pytest.mark.parametrize("name", first(ATTACKS_FOUND))
 def test_what_only_the_objects_contradict_is_found_by_a_check(trial: Trial, name: str) -> None:
     key, change, kind = ATTACKS_FOUND[name]
     with changed(trial, key, change):
@@ -195,7 +195,7 @@ def with_sequences(*named: tuple[str, str]) -> Callable[[Document], object]:
 
 @pytest.mark.parametrize(
     "change",
-    draw([
+    first([
         with_impossible_value, with_sequences(("public", "wide")), with_sequences(("nowhere", "s")),
         with_sequences(("public", "a.b.c.d")),
     ]),

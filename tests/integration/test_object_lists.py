@@ -29,7 +29,7 @@ from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, sorted
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
 from tests.integration.test_gc import DiedError, die_at
-from tests.run.soak import draw
+from tests.run.soak import first
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +80,7 @@ def list_in_executors(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "CopyDestination", partial(CopyDestination, reported_max=0))
 
 
-@pytest.mark.parametrize("list_all", draw([list_in_driver, list_in_executors]))
+@pytest.mark.parametrize("list_all", first([list_in_driver, list_in_executors]))
 def test_every_command_works_with_lists(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, list_all: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
@@ -153,7 +153,7 @@ def test_what_an_executor_lists_and_the_store_lacks_is_not_committed(
     assert names_of_snapshots(runs.fleet) == []
 
 
-@pytest.mark.parametrize("list_all", draw([list_in_driver, None]))
+@pytest.mark.parametrize("list_all", first([list_in_driver, None]))
 def test_pruned_increments_leave_nothing_of_theirs(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, list_all: Callable[[pytest.MonkeyPatch], None] | None
 ) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.commands.snapshot_runs import Ready, Runs, command_line, configure_fleet, dropping_slots
-from tests.run.soak import draw
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from cutline.fleet.config import Fleet
 
 SECONDS_MAX = 60
-LIMITS = range(18, 60, 2)
+LIMITS = (20, 36, 52)
 
 
 def run_limited(fleet: Fleet, limit: str, *words: str) -> tuple[int, dict[str, object]]:
@@ -45,7 +44,7 @@ def test_a_command_that_can_open_no_more_files_names_the_limit_and_the_next_one_
         runs.init()
         runs.full("few")
         number = 0
-        for limit in draw(LIMITS, 3):
+        for limit in LIMITS:
             for words in (("create", "few", "--incremental"), ("init",)):
                 code, found = run_limited(runs.fleet, f"-n {limit}", *words)
                 if code != 0:

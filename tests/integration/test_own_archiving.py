@@ -22,7 +22,7 @@ from cutline.snapshots.create.increment import create_increment
 from tests.commands.snapshot_runs import Runs, run_command, runs_on
 from tests.integration.refusing import NoSpark, execute
 from tests.run.archiving import archiving_by_spark
-from tests.run.soak import draw
+from tests.run.soak import first
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,7 +128,7 @@ def await_query(runs: Runs, node: str, pattern: str) -> None:
 
 @pytest.mark.parametrize(
     ("program", "node", "pattern"),
-    draw(
+    first(
         [
             pytest.param(DECODING, "s1", "%pg_sleep(600)%", id="decoding"),
             pytest.param(COMMAND, STANDBY, "%pg_last_wal_replay_lsn()::text%", id="replay"),

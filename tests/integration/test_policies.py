@@ -42,7 +42,7 @@ from tests.commands.snapshot_runs import (
     sorted_copies,
 )
 from tests.commands.watching import Watching
-from tests.run.soak import SOAK_SECONDS
+from tests.run.soak import first
 from tests.s3.kinds import ONE_KIND
 from tests.s3.policies import ROLES, bucket_policy, forbidden_operations, unwritable_keys
 from tests.s3.proxy import s3_proxy
@@ -106,7 +106,7 @@ def enforce_with_proxies(server: S3Server, _: str, stack: ExitStack) -> dict[str
 
 ENFORCE = {"s3": enforce_with_proxies, "versitygw": enforce_with_users}
 # The servers for the whole chain: in a short run only one, the real one if it can be built.
-OF_CHAIN = [*ENFORCE] if SOAK_SECONDS else [ONE_KIND]
+OF_CHAIN = first([ONE_KIND, *(kind for kind in ENFORCE if kind != ONE_KIND)])
 RETENTION = {"s3": "COMPLIANCE", "versitygw": "GOVERNANCE"}
 NewFolder: TypeAlias = Callable[[str], BucketFolder]
 

@@ -34,7 +34,7 @@ from cutline.wal.drain.prepare_record import changes_catalogs
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import roll_back_prepared
 from tests.integration.refusing import execute
-from tests.run.soak import draw
+from tests.run.soak import first
 from tests.servers.installed import MAJORS
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def test_without_the_record_of_the_prepare_its_locks_count(pair: Pair, monkeypat
     assert f"'{rows}'" not in errors[0].message
 
 
-@pytest.mark.parametrize("doubtful", draw([0, 1]), ids=lambda place: str(MAJORS[-place]))
+@pytest.mark.parametrize("doubtful", first([0, 1]), ids=lambda place: str(MAJORS[-place]))
 def test_a_cut_includes_all_ddl_of_a_transaction_or_names_what_is_to_be_committed(pair: Pair, doubtful: int) -> None:
     node = pair.runs.fleet.nodes[doubtful].id
     for number, (name, statements) in enumerate(DDL.items()):

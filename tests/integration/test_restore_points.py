@@ -31,7 +31,7 @@ from cutline.snapshots.removal.pruning import preview_prune
 from cutline.wal.slots.waiting import SlotWaitError
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots, removing_new_transfers, run_command, slots_of
 from tests.integration.refusing import execute, take_increment
-from tests.run.soak import draw
+from tests.run.soak import first
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,7 +143,7 @@ def test_it_waits_for_older_prepared_transactions_and_names_them(fleet: Fleet) -
     take(fleet, "point")
 
 
-@pytest.mark.parametrize("point", draw([CrashPoint.SLOT_MADE, CrashPoint.RESOLVED, CrashPoint.COPY_SLOTS_DROPPED]))
+@pytest.mark.parametrize("point", first([CrashPoint.SLOT_MADE, CrashPoint.RESOLVED, CrashPoint.COPY_SLOTS_DROPPED]))
 def test_one_that_is_killed_leaves_nothing_after_the_next(fleet: Fleet, point: CrashPoint) -> None:
     words = ["--fleet", str(fleet.path), "create", "point", "--only-cut"]
     program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", str(point), "1", "--", *words]

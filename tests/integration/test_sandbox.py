@@ -27,7 +27,7 @@ from cutline.nodes.programs import SERVER_PROGRAMS, shared_temporary_directory
 from cutline.restore.drill.servers import check_confinement
 from tests.integration.sandbox_look import SECRET, SHOWN
 from tests.other_user import needs_root
-from tests.run.soak import draw
+from tests.run.soak import first
 from tests.servers.installed import MAJORS, REQUIRED, SERVERS, require_server
 
 ROOT, SECONDS_MAX = Path(__file__).parents[2], 120
@@ -102,7 +102,7 @@ def assert_sees_nothing(found: dict[str, Any]) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("major", draw([None, *sorted(SERVERS)], 2))
+@pytest.mark.parametrize("major", first([None, *sorted(SERVERS)], 2))
 def test_a_server_of_root_is_a_user_of_its_own_and_sees_nothing(tmp_path: Path, major: int | None) -> None:
     found = look_as((), tmp_path, SERVERS[major].programs if major else None)
     assert_sees_nothing(found)
@@ -111,7 +111,7 @@ def test_a_server_of_root_is_a_user_of_its_own_and_sees_nothing(tmp_path: Path, 
         pwd.getpwuid(found["user"])
 
 
-@pytest.mark.parametrize("major", draw(MAJORS))
+@pytest.mark.parametrize("major", first(MAJORS))
 def test_a_build_may_be_moved_and_linked_together_and_what_is_beside_it_is_not_seen(major: int) -> None:
     """Links to programs in `bin`, which lead to a build that has its libraries and shared files elsewhere."""
     build = require_server(major, icu=True).programs.parent

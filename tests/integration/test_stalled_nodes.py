@@ -1,11 +1,10 @@
 """If a node stops answering at any step, the command ends in time and names it, and the next command succeeds.
 
-The short form has one step of every kind, drawn by the seed; the long one (CUTLINE_SOAK) has all of them.
+`make test` has the first step of every kind, `make all` every step.
 """
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import sys
@@ -44,7 +43,7 @@ from tests.commands.snapshot_runs import (
 )
 from tests.faults.pg_proxy import Mode, PgProxy, pg_proxy, route_through
 from tests.run.archiving import archiving_by_spark
-from tests.run.soak import SEED, SOAK_SECONDS
+from tests.run.soak import first
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,10 +120,9 @@ Kind = tuple[tuple[str, str, bytes], ...]
 
 
 def choose_steps(kinds: tuple[Kind, ...]) -> list[Any]:
-    """Return node and statement of the chosen steps, at least one of every kind."""
-    chance = random.Random(SEED)
-    chosen = [one for kind in kinds for one in (kind if SOAK_SECONDS else [chance.choice(kind)])]
-    return [pytest.param(node, trigger, id=name) for name, node, trigger in chosen]
+    """Return node and statement of all steps, of which `make test` has the first of every kind."""
+    params = [[pytest.param(node, trigger, id=name) for name, node, trigger in kind] for kind in kinds]
+    return [case for kind in params for case in first(kind)]
 
 
 def assert_ends_in_time(network: Network, node: str, trigger: bytes, command: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from cutline.storage.open import open_store
 from cutline.storage.s3 import S3Store
 from cutline.storage.store import AnswerLostError, CredentialsExpiredError, ObjectStore, StoreUnreachableError
-from tests.s3.kinds import DRAWN_KINDS, S3Place
+from tests.s3.kinds import PROXIED_KINDS, S3Place
 from tests.s3.proxy import ANSWER_LOST, Fault, S3Proxy, s3_proxy
 from tests.s3.server import in_folder
 
@@ -47,7 +47,7 @@ class Profile(Protocol):
     def __call__(self, *, renewed: bool) -> dict[str, object]: ...
 
 
-@pytest.fixture(scope="module", params=DRAWN_KINDS)
+@pytest.fixture(scope="module", params=PROXIED_KINDS)
 def server(request: pytest.FixtureRequest) -> S3Place:
     place: S3Place = request.getfixturevalue(request.param)
     if not place.endpoint_url or "key" not in place.options:

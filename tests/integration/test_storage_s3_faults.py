@@ -23,8 +23,8 @@ from cutline.storage.store import (
     StoreUnreachableError,
 )
 from cutline.storage.storing import create_or_find
-from tests.run.soak import draw
-from tests.s3.kinds import DRAWN_KINDS, S3Place
+from tests.run.soak import first
+from tests.s3.kinds import KINDS, PROXIED_KINDS, S3Place
 from tests.s3.minio import minio_server
 from tests.s3.proxy import ANSWER_LOST, REQUEST_LOST, Fault, S3Proxy, s3_proxy
 from tests.s3.server import ACCESS_KEY, SECRET_KEY, S3Server, in_folder, s3_server
@@ -48,10 +48,10 @@ BROKEN_AFTER = Fault(arrives=True, status=500, code="InternalError")
 OwnServer: TypeAlias = Callable[[], AbstractContextManager[S3Server]]
 # The servers that a test may stop and kill.
 PROGRAMS = {"s3": s3_server, "minio": minio_server, "versitygw": versitygw_server}
-OWN_SERVERS = [PROGRAMS[kind] for kind in DRAWN_KINDS if kind != "named_s3"]
+OWN_SERVERS = [PROGRAMS[kind] for kind in KINDS if kind != "named_s3"]
 
 
-@pytest.fixture(scope="module", params=DRAWN_KINDS)
+@pytest.fixture(scope="module", params=PROXIED_KINDS)
 def server(request: pytest.FixtureRequest) -> S3Place:
     place: S3Place = request.getfixturevalue(request.param)
     return place
@@ -127,7 +127,7 @@ def test_a_put_refused_after_a_lost_answer_is_indeterminate(link: Link) -> None:
     assert link.direct.read("object") == b"ours"
 
 
-@pytest.mark.parametrize("fault", draw([SLOW_DOWN_AFTER, TOO_MANY_AFTER, BROKEN_AFTER]))
+@pytest.mark.parametrize("fault", first([SLOW_DOWN_AFTER, TOO_MANY_AFTER, BROKEN_AFTER]))
 def test_a_put_that_was_refused_after_it_took_effect_is_read_back(link: Link, fault: Fault) -> None:
     # Whoever refuses may stand before the store.
     link.proxy.faults += [fault, *[SLOW_DOWN] * (ATTEMPTS_MAX - 1)]

@@ -27,7 +27,7 @@ from cutline.storage.store import (
     StoreUnreachableError,
     Unfinished,
 )
-from tests.s3.kinds import DRAWN_KINDS, S3Place
+from tests.s3.kinds import PROXIED_KINDS, S3Place
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 
 WAIT_SECONDS_MAX = 30
@@ -53,7 +53,7 @@ class Link:
     direct: S3Store
 
 
-@pytest.fixture(scope="module", params=DRAWN_KINDS)
+@pytest.fixture(scope="module", params=PROXIED_KINDS)
 def server(request: pytest.FixtureRequest) -> S3Place:
     place: S3Place = request.getfixturevalue(request.param)
     return place

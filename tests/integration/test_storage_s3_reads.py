@@ -24,7 +24,7 @@ from cutline.storage.store import (
     StoreUnreachableError,
     stoppable_requests,
 )
-from tests.s3.kinds import DRAWN_KINDS, S3Place
+from tests.s3.kinds import PROXIED_KINDS, S3Place
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 from tests.s3.server import ACCESS_KEY, in_folder
 
@@ -50,7 +50,7 @@ class Link:
     store: ObjectStore
 
 
-@pytest.fixture(scope="module", params=DRAWN_KINDS)
+@pytest.fixture(scope="module", params=PROXIED_KINDS)
 def opened(request: pytest.FixtureRequest) -> Iterator[Link]:
     server: S3Place = request.getfixturevalue(request.param)
     if not server.endpoint_url:

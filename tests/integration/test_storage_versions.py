@@ -1,6 +1,6 @@
 """Buckets with versioning or Object Lock: a delete frees the bytes, or says what keeps them.
 
-The short form runs on one server, drawn by the seed; the long one (CUTLINE_SOAK) on each.
+`make test` runs them on one server, `make all` on each.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from cutline.storage.open import open_store
 from cutline.storage.probe import probe_store
 from cutline.storage.s3 import S3Store
 from cutline.storage.store import DeletionRefusedError, ObjectExistsError, ObjectStore, is_key
-from tests.run.soak import SEED, SOAK_SECONDS
+from tests.run.soak import first
 from tests.s3.proxy import s3_proxy
 from tests.s3.server import S3Server, in_folder
 from tests.stores.contract import ObjectStoreContract
 
-KINDS = ["s3", "versitygw"]
-DRAWN_KINDS = KINDS if SOAK_SECONDS else [KINDS[SEED % len(KINDS)]]
+KINDS = ["versitygw", "s3"]
 LOCK_SECONDS = 5
 KEY = "a/object"
 
 
-@pytest.fixture(scope="module", params=DRAWN_KINDS)
+@pytest.fixture(scope="module", params=first(KINDS))
 def server(request: pytest.FixtureRequest) -> S3Server:
     found: S3Server = request.getfixturevalue(request.param)
     return found

@@ -39,8 +39,8 @@ from tests.commands.snapshot_runs import (
     run_command,
 )
 from tests.faults.contest import commits_in
-from tests.run.soak import SOAK_SECONDS, draw
-from tests.s3.kinds import DRAWN_KINDS, S3Place
+from tests.run.soak import SOAK_SECONDS, first
+from tests.s3.kinds import PROXIED_KINDS, S3Place
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Place:
         self.proxy.faults.append(replace(fault, of="PutObject", key=key, ends_early=False, then=begin))
 
 
-@pytest.fixture(scope="module", params=DRAWN_KINDS)
+@pytest.fixture(scope="module", params=PROXIED_KINDS)
 def place(
     request: pytest.FixtureRequest,
     shared_fleet: EmbeddedFleet,
@@ -138,7 +138,7 @@ def assert_told(notes: list[str], fault: Fault) -> None:
         assert any(f"{fault.status} {fault.code}" in note for note in store), notes
 
 
-@pytest.mark.parametrize("kind", draw(KINDS))
+@pytest.mark.parametrize("kind", first(KINDS))
 @pytest.mark.timeout(600 + 10 * OUTAGE_SECONDS)
 def test_commands_wait_for_the_store_and_store_nothing_twice(place: Place, kind: str) -> None:
     fault, name = KINDS[kind], kind

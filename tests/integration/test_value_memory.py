@@ -31,7 +31,7 @@ from cutline.snapshots.fold.sources import BaseSource, SegmentSource, Source
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.drain import drain
 from tests.integration.wal_place import Place, groups_of, place
-from tests.run.soak import SOAK_SECONDS, draw
+from tests.run.soak import SOAK_SECONDS, first
 
 __all__ = ["place"]  # the fixture
 
@@ -106,7 +106,7 @@ def values_of(kind: str) -> Iterator[bytes | str]:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(sys.platform != "linux", reason="high-water marks can be reset on Linux alone")
-@pytest.mark.parametrize("kind", draw(["bytea", "text"]))
+@pytest.mark.parametrize("kind", first(["bytea", "text"]))
 def test_a_large_value_takes_a_few_times_its_row_through_every_task(place: Place, kind: str) -> None:
     place.connection.execute(f"CREATE TABLE small (id int PRIMARY KEY, v {kind}); CREATE TABLE large (LIKE small)")
     place.connection.execute("ALTER TABLE large ADD PRIMARY KEY (id), ALTER v SET STORAGE EXTERNAL")

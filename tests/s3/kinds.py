@@ -21,18 +21,20 @@ from urllib.parse import urlsplit
 
 from cutline.storage.errors import SnapshotError
 from cutline.storage.open import open_store
-from tests.run.soak import SEED, SOAK_SECONDS
+from tests.run.soak import first
 
 NAMED_URL = os.environ.get("SNAPSHOT_TEST_S3", "")
 NAMED_OPTIONS = os.environ.get("SNAPSHOT_TEST_S3_OPTIONS", "{}")
 # Each is the name of a fixture of tests/integration. Only named_s3 is a server that the tests don't start.
 REAL_KINDS = ["versitygw", "named_s3"] if NAMED_URL else ["versitygw"]
 KINDS = ["s3", "minio", *REAL_KINDS]
-# The servers behind a proxy that loses requests. Its faults are the same for each, so the short form draws one.
 _OWN = ["s3", *["versitygw"] * bool(shutil.which("go"))]
 # The server for whole chains: the one that is not a test double, if it can be built.
 ONE_KIND = _OWN[-1]
-DRAWN_KINDS = KINDS if SOAK_SECONDS else [_OWN[SEED % len(_OWN)], *REAL_KINDS[1:]]
+# The servers behind a proxy that loses requests. Its faults are the same for each, so `make test` has one of them, and
+# the one that the user names.
+_FIRST = [ONE_KIND, *REAL_KINDS[1:]]
+PROXIED_KINDS = first([*_FIRST, *(kind for kind in KINDS if kind not in _FIRST)], len(_FIRST))
 
 
 class S3Place(Protocol):

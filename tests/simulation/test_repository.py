@@ -1,8 +1,8 @@
 """The repository keeps the promises of docs/store-format.md despite lost answers, crashes and stale listings.
 
-The short form runs a thousand random histories, and injects every fault at every call of some commands
-(tests/run/drawn.py draws them); the long form (`make soak`) runs random histories for CUTLINE_SOAK=SECONDS, and injects
-the faults into all commands.
+The short form runs a thousand random histories, and injects every fault at every call of every command; the long form
+(`make soak`) runs random histories for CUTLINE_SOAK=SECONDS. `make test` suspends every command once, and runs every
+command once while another is suspended; `make all` tries all pairs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from tests.run.soak import SEED, SOAK_SECONDS
+from tests.run.soak import SEED, SOAK_SECONDS, first_of_each
 from tests.simulation.repository_history import run_repositories, run_repository
 from tests.simulation.repository_walk import (
     CHANGING_COMMANDS,
@@ -88,7 +88,7 @@ def test_after_any_two_faults_around_a_commit_every_promise_is_kept(command: str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("command", "rival"), list(product(CHANGING_COMMANDS, COMMANDS)))
+@pytest.mark.parametrize(("command", "rival"), first_of_each(product(CHANGING_COMMANDS, COMMANDS)))
 def test_a_command_suspended_at_any_call_while_another_runs_keeps_every_promise(command: str, rival: str) -> None:
     assert walk_rivals(command, rival)["histories"] > 10
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cutline.storage.errors import SnapshotError
 from cutline.wal.segments.segments import MARKER
-from tests.run.soak import SOAK_SECONDS
+from tests.run.soak import first
 from tests.simulation.fleet_model import World
 from tests.simulation.mutants import MUTANTS, Mutant, finish_before_all_starts, no_raising
 from tests.simulation.promises import check_histories
@@ -24,7 +24,7 @@ EXAMPLES_MAX = 5000
 # Without markers: a global transaction on two nodes and what tears it. Shrinking is not perfect.
 RECORDS_MAX = 8
 # A search takes ten times as long as a history drawn from a seed; test_mutants.py runs all mutants every time.
-SHRUNK = [finish_before_all_starts, no_raising] if SOAK_SECONDS else [finish_before_all_starts]
+SHRUNK = first([finish_before_all_starts, no_raising])
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 

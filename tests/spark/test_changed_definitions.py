@@ -22,7 +22,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
 from tests.chains.redefined_chain import NODES, STATES, AlterChanges, Change, build_chain
-from tests.run.soak import SEED, SOAK_SECONDS
+from tests.run.soak import first
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +53,7 @@ def read_states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[s
     return {node: {name: sorted(lines) for name, lines in tables.items()} for node, tables in found.items()}
 
 
-@pytest.mark.parametrize("increment", [0, 1, 2] if SOAK_SECONDS else [SEED % 2, 2])
+@pytest.mark.parametrize("increment", first([1, 2, 0], 2))
 def test_a_state_has_the_rows_and_the_columns_of_its_cut(spark: SparkSession, tmp_path: Path, increment: int) -> None:
     url = f"file://{tmp_path}"
     chain = build_chain(open_store(url, {})).up_to(increment)

@@ -20,7 +20,7 @@ import pytest
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from tests.commands.snapshot_runs import configure_fleet
 from tests.run.quick_spark import QUICK
-from tests.run.soak import SOAK_SECONDS, draw
+from tests.run.soak import SOAK_SECONDS, first
 from tests.servers.dealt import start_fleet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,13 +158,16 @@ def embedded(tmp_path: Path) -> Iterator[EmbeddedFleet]:
 
 
 @pytest.mark.timeout(SECONDS_MAX + 60)
-def test_many_changed_rows_are_checked_and_restored_by_executors(embedded: EmbeddedFleet, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", first([["by segment"], [way for way in WAYS if way != "by segment"]]), ids=" ".join)
+def test_many_changed_rows_are_checked_and_restored_by_executors(
+    embedded: EmbeddedFleet, tmp_path: Path, chosen: list[str]
+) -> None:
     source = configure_fleet(embedded, tmp_path / "source.toml", f"file://{tmp_path}/store", more=SPARK)
     double = source.path.read_text().replace("/bank", "/bank_again")
     (tmp_path / "double.toml").write_text(double)
     head, first, *_ = double.split("[[node]]")
     (tmp_path / "single.toml").write_text(f"{head}[[node]]{first}")
-    ways = {way: WAYS[way] for way in draw(WAYS)}
+    ways = {way: WAYS[way] for way in chosen}
     done = subprocess.run(
         [sys.executable, "-c", JOB, *(str(tmp_path / f"{name}.toml") for name in ("source", "single", "double"))],
         input=json.dumps([ways, CHANGED.replace("ROWS", str(ROWS))]),

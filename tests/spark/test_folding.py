@@ -25,7 +25,7 @@ from cutline.storage.digest import digest
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
 from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment, parquet_options
-from tests.run.soak import draw
+from tests.run.soak import first
 from tests.stores.damage import flip_byte
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_a_base_object_that_cant_be_read_is_a_problem(spark: SparkSession, tmp_p
     folded.release()
 
 
-@pytest.mark.parametrize("key", draw(["base/1", "wal/00000000000000000001.parquet"]))
+@pytest.mark.parametrize("key", first(["base/1", "wal/00000000000000000001.parquet"]))
 def test_an_object_damaged_after_its_first_read_ends_the_load(spark: SparkSession, tmp_path: Path, key: str) -> None:
     sources, location = store_multiset(tmp_path), StoreLocation(f"file://{tmp_path}")
     folded = fold(spark, sources, location)

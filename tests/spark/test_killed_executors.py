@@ -21,20 +21,17 @@ from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import load_fleet
 from tests.commands.snapshot_runs import configure_fleet, sorted_copies
 from tests.run.quick_spark import LINES
-from tests.run.soak import draw
 from tests.servers.dealt import start_fleet
 
 MASTER = "local-cluster[2,1,1024]"
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 600
 CHANGED = 7_000
-# Of a restore, what is killed while it loads rows and what once it has loaded them, and whether that is an executor. In
-# the short form there is one restore.
-KILLED_OF = {
+# Of a restore, what is killed while it loads rows and what once it has loaded them, and whether that is an executor.
+RESTORES = {
     "(executor_of, itself)": [("load", True), ("loaded", False)],
     "(itself, executor_of)": [("load", False), ("loaded", True)],
 }
-RESTORES = draw(KILLED_OF)
 
 # Run by every Python process of the cluster: files in {folder} say which kinds of task are to pause, and which do.
 PAUSE_TASKS = """
@@ -205,7 +202,7 @@ def test_a_task_whose_executor_is_killed_is_repeated_and_nothing_is_duplicated(
     killed = [(what, name.startswith("java")) for what, name in report["killed"]]
     assert killed[:4] == [("copy", True), ("drain", False), ("drain", True), ("copy", False)]
     checked = 4 + 2 * len(RESTORES)
-    of_restores = [one for how in RESTORES for one in KILLED_OF[how]]
+    of_restores = [one for how in RESTORES for one in RESTORES[how]]
     assert sorted(killed[4:checked]) == sorted(of_restores)
     assert sorted(killed[checked:]) == [("hash WAL", True), ("hash base", False)]
     assert report["restored"] == [rows] * len(RESTORES)

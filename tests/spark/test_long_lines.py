@@ -42,7 +42,7 @@ from cutline.wal.segments.segments import (
     create_segment,
     parquet_options,
 )
-from tests.run.soak import draw
+from tests.run.soak import first
 from tests.stores.damage import flip_byte
 from tests.unit.made_commits import commit, counted
 
@@ -119,7 +119,7 @@ def long_rows(folded: Fold, sources: Sources, location: StoreLocation) -> list[d
     return [row for batch in read for row in batch.to_pylist()]
 
 
-@pytest.mark.parametrize("more_than_the_driver_holds", draw([False, True]))
+@pytest.mark.parametrize("more_than_the_driver_holds", first([False, True]))
 def test_long_lines_stay_in_the_store_and_are_read_from_there(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, more_than_the_driver_holds: bool
 ) -> None:
@@ -163,7 +163,7 @@ def assert_hashes(folded: Fold, sources: Sources, location: StoreLocation, rows:
     assert hashed["entry"].to_pylist() == expected
 
 
-@pytest.mark.parametrize("key", draw(["base/1", "wal/00000000000000000002.parquet"]))
+@pytest.mark.parametrize("key", first(["base/1", "wal/00000000000000000002.parquet"]))
 def test_a_long_line_damaged_after_its_first_read_is_a_problem(spark: SparkSession, tmp_path: Path, key: str) -> None:
     sources, location = store_chain(tmp_path), StoreLocation(f"file://{tmp_path}")
     folded = fold(spark, sources, location)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.run.quick_spark import SETTINGS
-from tests.run.soak import SOAK_SECONDS, draw
+from tests.run.soak import SOAK_SECONDS, first
 from tests.spark.session_processes import END_SECONDS_MAX, assert_gone
 from tests.test_tidy import PACKAGES
 
@@ -157,7 +157,7 @@ def test_without_java_on_the_machine_the_one_from_pip_runs_the_job_and_its_error
     assert not temporary.exists()
 
 
-@pytest.mark.parametrize("number", [*draw(INTERRUPTS), signal.SIGKILL])
+@pytest.mark.parametrize("number", [*first(INTERRUPTS), signal.SIGKILL])
 def test_no_process_survives_its_command(number: signal.Signals, tmp_path: Path) -> None:
     program = f"import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n{JOB}"
     with subprocess.Popen(
@@ -201,7 +201,7 @@ def test_a_jvm_that_can_not_be_reached_yet_ends_with_its_command() -> None:
     assert (Path(temporary).exists(), done.stderr) == (False, "")
 
 
-@pytest.mark.parametrize(("master", "reason"), draw(MASTERS))
+@pytest.mark.parametrize(("master", "reason"), first(MASTERS))
 def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, reason: str) -> None:
     program = (
         "from cutline.spark.start import start_spark_at, SparkStartError\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.quick_spark import SETTINGS
-from tests.run.soak import draw
+from tests.run.soak import first
 from tests.spark.session_processes import END_SECONDS_MAX, assert_gone, list_processes
 
 pytestmark = pytest.mark.usefixtures("temporary_files_of_subprocesses")
@@ -48,7 +48,7 @@ def open_files(session: int) -> set[Path]:
     return found
 
 
-@pytest.mark.parametrize("master", draw(["local[2]", "local-cluster[1,2,1024]"]))
+@pytest.mark.parametrize("master", first(["local[2]", "local-cluster[1,2,1024]"]))
 def test_every_file_is_in_the_session_folder_which_the_next_command_deletes_after_a_kill(master: str) -> None:
     temporary = Path(os.environ["TMPDIR"])
     # Without a cache the JVM writes no class archive when it ends, which takes longer than all the rest.

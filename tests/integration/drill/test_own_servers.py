@@ -41,7 +41,7 @@ from tests.commands.snapshot_runs import Ready
 from tests.integration.drill.drilled import HOLDING, NAME, Drilled, write_fleet
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import NoSpark, execute
-from tests.run.soak import draw
+from tests.run.soak import first
 
 ROOT, SECONDS_MAX = Path(__file__).parents[3], 120
 ROLE = "driller"
@@ -258,7 +258,7 @@ def test_a_drill_shows_that_it_lives_by_sessions_that_are_renewed(shared_fleet: 
             other.execute("SELECT pg_terminate_backend(%s, 5000)", found[0])
 
 
-@pytest.mark.parametrize("on_own_servers", draw([False, True]))
+@pytest.mark.parametrize("on_own_servers", first([False, True]))
 def test_a_drill_that_the_store_ends_advises_nothing_and_leaves_nothing(
     drilled: Drilled,
     shared_fleet: EmbeddedFleet,
@@ -280,7 +280,7 @@ def test_a_drill_that_the_store_ends_advises_nothing_and_leaves_nothing(
     assert left_on(shared_fleet) == before
 
 
-@pytest.mark.parametrize("signal_name", draw(["SIGINT", "SIGKILL"]))
+@pytest.mark.parametrize("signal_name", first(["SIGINT", "SIGKILL"]))
 def test_an_interrupted_drill_drops_what_it_has_made_and_the_next_one_what_a_killed_one_has_left(
     drilled: Drilled, shared_fleet: EmbeddedFleet, tmp_path: Path, signal_name: str
 ) -> None:

@@ -14,7 +14,7 @@ from cutline.restore.drill.servers import DrillUnfitError
 from cutline.restore.plan.request import RestoreRequest
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import NoSpark, execute
-from tests.run.soak import draw
+from tests.run.soak import first
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import MAJORS, require_server
 
@@ -44,7 +44,7 @@ QUERIES = (
 )
 
 
-@pytest.mark.parametrize("major", draw(MAJORS))
+@pytest.mark.parametrize("major", first(MAJORS))
 def test_the_servers_have_the_extensions_of_the_programs(tmp_path: Path, spark: SparkSession, major: int) -> None:
     server = require_server(major)
     with fleet_of(tmp_path / "fleet", [server]) as servers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 
@@ -40,10 +39,8 @@ from tests.integration.restoring.target_place import (
     plain_restore,
     restore_killed,
 )
-from tests.run.soak import SEED, SOAK_SECONDS, draw
+from tests.run.soak import first
 
-# In the short form a killed process is ended in one way, and one that lost a node in the other.
-ENDS = random.Random(SEED).sample(["--resume", "--abandon"], 2)
 # Before the decision and after it.
 POINTS = [
     (RestoreCrashPoint.LOADING, 2),
@@ -59,11 +56,12 @@ LATE = [
 ]
 
 
-KILLS = [(*point, end) for point in POINTS for end in ENDS[: 2 if SOAK_SECONDS else 1]]
-LOSSES = [(*point, end) for point in POINTS for end in ENDS[0 if SOAK_SECONDS else 1 :]]
+# In `make test` a killed process is resumed, and one that lost a node undone.
+KILLS = first([(*point, end) for end in ("--resume", "--abandon") for point in POINTS])
+LOSSES = first([(*point, end) for end in ("--abandon", "--resume") for point in POINTS])
 
 
-@pytest.mark.parametrize(("point", "count", "end"), draw(KILLS))
+@pytest.mark.parametrize(("point", "count", "end"), KILLS)
 def test_a_killed_one_is_named_and_goes_on_or_is_undone(
     place: Place, point: RestoreCrashPoint, count: int, end: str
 ) -> None:
@@ -91,7 +89,7 @@ def test_a_killed_one_is_named_and_goes_on_or_is_undone(
             assert_empty(place)
 
 
-@pytest.mark.parametrize(("point", "count", "end"), draw(LOSSES))
+@pytest.mark.parametrize(("point", "count", "end"), LOSSES)
 def test_before_the_decision_it_ends_either_way(
     place: Place, point: RestoreCrashPoint, count: int, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +105,7 @@ def test_before_the_decision_it_ends_either_way(
                 abandon_restore(place.fleet, place.target, NAME, print, Silent())
         else:
             # What is in the ledger is not loaded again, and another version loads all again.
-            if point == RestoreCrashPoint.ROWS_LOADED and draw([True, False])[0]:
+            if point == RestoreCrashPoint.ROWS_LOADED:
                 monkeypatch.setattr("cutline.restore.run.run.version", lambda _package: "another")
             resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
             assert_filled(place)
@@ -195,7 +193,7 @@ def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeyp
         assert_filled(place)
 
 
-@pytest.mark.parametrize(("point", "count"), draw(LATE))
+@pytest.mark.parametrize(("point", "count"), first(LATE))
 def test_after_the_decision_it_only_goes_forward(place: Place, point: RestoreCrashPoint, count: int) -> None:
     with tables_to_fill(place):
         error = leave(place, point, count)

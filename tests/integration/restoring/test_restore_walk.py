@@ -1,13 +1,12 @@
 """The walk: kill a restore at its crash points; then all shards are old, or all new, or the next command says so.
 
 Each case kills a restore over existing databases on three shards. Users ask every database all the time: they meet the
-old one, none, or the new one. Then the restore is resumed, or undone. The short form draws some points; with
-CUTLINE_SOAK every point is walked, in both directions.
+old one, none, or the new one. Then the restore is resumed, or undone: at every point in both ways by `make all`, in one
+of them by `make test`.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +34,7 @@ from tests.integration.restoring.target_place import (
     restore_killed,
     state_of,
 )
-from tests.run.soak import SEED, SOAK_SECONDS, draw
+from tests.run.soak import first_of_each
 
 POINTS = [
     (point, count)
@@ -43,7 +42,12 @@ POINTS = [
     if point != RestoreCrashPoint.ABANDONED
     for count in ((1, 2, SHARDS) if point in PER_NODE else (1,))
 ]
-ENDS = ["--resume", "--abandon"]
+# By turns the one way or the other comes first.
+CASES = [
+    (*point, end)
+    for number, point in enumerate(POINTS)
+    for end in (("--resume", "--abandon") if number % 2 else ("--abandon", "--resume"))
+]
 
 
 @contextmanager
@@ -70,20 +74,13 @@ def asking_users(place: Place) -> Iterator[set[str]]:
         assert not failed, failed
 
 
-def choose_cases() -> list[tuple[RestoreCrashPoint, int, str]]:
-    """In the short form a kill before the decision and one after it, one ended in each way."""
-    if SOAK_SECONDS:
-        return [(*point, end) for point in POINTS for end in ENDS]
-    before, after = ([one for one in POINTS if is_decided(one[0]) == is_late] for is_late in (False, True))
-    ends = random.Random(SEED).sample(ENDS, 2)
-    return [(*point, end) for point, end in zip([*draw(before), *draw(after)], ends, strict=True)]
-
-
 def is_decided(point: RestoreCrashPoint) -> bool:
     return [*RestoreCrashPoint].index(point) >= [*RestoreCrashPoint].index(RestoreCrashPoint.DECIDED)
 
 
-@pytest.mark.parametrize(("point", "count", "ends"), choose_cases(), ids=lambda value: str(value).replace(" ", "-"))
+@pytest.mark.parametrize(
+    ("point", "count", "ends"), first_of_each(CASES), ids=lambda value: str(value).replace(" ", "-")
+)
 def test_a_killed_restore_ends_whole(place: Place, point: RestoreCrashPoint, count: int, ends: str) -> None:
     with old_databases(place):
         with asking_users(place) as seen:

@@ -34,7 +34,7 @@ from tests.integration.restoring.target_place import (
     maintenance_of,
     old_databases,
 )
-from tests.run.soak import draw
+from tests.run.soak import first
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def test_a_session_that_does_not_end_is_named_before_anything_is_decided(
     ],
     ids=["discard", "abandon"],
 )
-@pytest.mark.parametrize("how", draw([SilentNodeError, KeyboardInterrupt]))
+@pytest.mark.parametrize("how", first([SilentNodeError, KeyboardInterrupt]))
 def test_an_end_does_not_wait_for_a_silent_node_without_end(
     place: Place,
     monkeypatch: pytest.MonkeyPatch,

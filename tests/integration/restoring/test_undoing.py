@@ -50,7 +50,7 @@ from tests.integration.restoring.target_place import (
     open_restores,
     plain_restore,
 )
-from tests.run.soak import draw
+from tests.run.soak import first
 
 
 def test_nothing_is_undone_unless_all_old_databases_can_be_put_back(place: Place) -> None:
@@ -134,7 +134,7 @@ def test_an_undo_ends_the_chain_of_a_snapshot_of_what_was_published(place: Place
     assert is_lost(store, "meanwhile", chain)
 
 
-@pytest.mark.parametrize("end", draw(["--resume", "--abandon"]))
+@pytest.mark.parametrize("end", first(["--resume", "--abandon"]))
 def test_a_restore_ends_as_a_whole(place: Place, tmp_path: Path, end: str) -> None:
     some = tmp_path / "some.toml"
     before, _, _ = place.target.path.read_text().rpartition("[[node]]")

@@ -30,7 +30,7 @@ from tests.integration.routing.routed_place import (
     RoutedPlace,
     with_database_name,
 )
-from tests.run.soak import SOAK_SECONDS, draw
+from tests.run.soak import SOAK_SECONDS, first
 
 KILL_SECONDS_MAX = 240
 ROOT = Path(__file__).parents[3]
@@ -110,7 +110,7 @@ def check_names(place: RoutedPlace) -> None:
         assert place.rows(number)["account"] == wanted
 
 
-@pytest.mark.parametrize("check", draw([check_ranges_and_nodes, check_names]))
+@pytest.mark.parametrize("check", first([check_ranges_and_nodes, check_names]))
 def test_rows_go_where_a_column_says(place: RoutedPlace, check: Callable[[RoutedPlace], None]) -> None:
     check(place)
 

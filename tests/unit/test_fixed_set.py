@@ -1,0 +1,119 @@
+"""`make test` has a test of every module and a case of every kind of fault; with `make rest` it has every test once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cutline.restore.targets.crash_points import RestoreCrashPoint
+from tests.faults.cases import FAULTS, KINDS, Case, all_steps
+from tests.run.selection import FIXED, read_fixed_set
+from tests.run.soak import covering, first, first_of_each
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(path for path in (ROOT / "tests").rglob("test_*.py"))
+LONG_FORMS = re.findall(r"(?m)^(?:SAMPLED :=|soak:|fuzz:).*\n(?:[ \t].*\n)*", (ROOT / "Makefile").read_text())
+COLLECT_SECONDS_MAX = 280
+FAULT_WALK = "tests/integration/test_fault_walk.py::test_after_a_fault_the_next_command_continues"
+RESTORE_WALK = "tests/integration/restoring/test_restore_walk.py::test_a_killed_restore_ends_whole"
+# Each has one test, of more than two minutes.
+LEFT_TO_REST = {"tests/integration/test_speculation.py", "tests/spark/test_killed_executors.py"}
+
+
+def named(module: Path) -> str:
+    return module.relative_to(ROOT).as_posix()
+
+
+@cache
+def collected(cases: str) -> frozenset[str]:
+    """The tests of a whole run."""
+    options = ["--collect-only", "-q", "--cases", cases, "-p", "no:cacheprovider", "-o", "addopts="]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--import-mode=importlib", *options], cwd=ROOT, capture_output=True, text=True,
+        timeout=COLLECT_SECONDS_MAX, check=True,
+    )  # fmt: skip
+    return frozenset(line for line in done.stdout.splitlines() if "::" in line)
+
+
+@pytest.fixture(scope="module")
+def in_test() -> frozenset[str]:
+    return collected("test")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(COLLECT_SECONDS_MAX * 2)
+def test_the_fixed_set_and_the_rest_are_every_test_once(in_test: frozenset[str]) -> None:
+    rest, every = collected("rest"), collected("all")
+    assert in_test | rest == every
+    assert not in_test & rest
+
+
+@pytest.mark.long
+def test_every_module_has_a_test_in_it(in_test: frozenset[str]) -> None:
+    modules = {test.partition("::")[0] for test in in_test}
+    assert {named(module) for module in MODULES} - modules == LEFT_TO_REST
+
+
+@pytest.mark.long
+def test_every_name_of_the_table_is_a_test_of_it(in_test: frozenset[str]) -> None:
+    known = {*in_test, *(test.partition("[")[0] for test in in_test)}
+    assert {f"{module}::{name}" for module, names in FIXED.items() for name in names} - known == set()
+
+
+@pytest.mark.long
+def test_every_fault_and_every_kind_of_crash_point_is_in_it(in_test: frozenset[str]) -> None:
+    walked = {test.removeprefix(f"{FAULT_WALK}[").removesuffix("]") for test in in_test if test.startswith(FAULT_WALK)}
+    assert {case.partition("-")[0] for case in walked} >= {
+        Case(all_steps()[0], fault).name.partition("-")[0] for fault in FAULTS
+    }
+    for kind, points in KINDS.items():
+        assert any(point.replace(" ", "_") in case for point in points for case in walked), kind
+    killed = {test.removeprefix(f"{RESTORE_WALK}[") for test in in_test if test.startswith(RESTORE_WALK)}
+    for point in RestoreCrashPoint:
+        found = any(case.startswith(f"{point.replace(' ', '-')}-") for case in killed)
+        assert found or point == RestoreCrashPoint.ABANDONED, point
+
+
+@pytest.mark.long
+def test_every_crash_point_has_a_fault_in_one_of_both() -> None:
+    for step in all_steps():
+        assert any(test.startswith(FAULT_WALK) and test.endswith(f"-{step}]") for test in collected("all")), step
+
+
+def test_a_table_has_its_modules_and_their_tests() -> None:
+    assert read_fixed_set("# why\n\na.py\n    test_one\n    test_two[x y]\n\nb.py\n") == {
+        "a.py": {"test_one", "test_two[x y]"},
+        "b.py": set(),
+    }
+
+
+def test_the_first_cases_have_no_mark() -> None:
+    cases = first(["a", ("b", 1), pytest.param("c", id="other")], 2)
+    assert [(case.values, case.id, [mark.name for mark in case.marks]) for case in cases] == [
+        (("a",), None, []),
+        (("b", 1), None, []),
+        (("c",), "other", ["rest"]),
+    ]
+
+
+def test_of_a_product_the_diagonal_has_every_value() -> None:
+    pairs = [(number, letter) for number in range(3) for letter in "abcde"]
+    assert [pairs[number] for number in sorted(covering(pairs))] == [(0, "a"), (0, "d"), (0, "e"), (1, "b"), (2, "c")]
+    assert [case.values for case in first_of_each(pairs) if not case.marks] == [
+        pairs[number] for number in sorted(covering(pairs))
+    ]
+
+
+def test_what_has_a_long_form_is_in_one() -> None:
+    words = set(re.split(r"[\s,)]+", "".join(LONG_FORMS)))
+    folders = {word for word in words if word.startswith("tests/")}
+    for module in MODULES:
+        if re.search(r"from tests\.run\.soak import .*\bSOAK_SECONDS\b", module.read_text()):
+            assert {named(one) for one in (module, *module.parents[:-1]) if one.is_relative_to(ROOT)} & folders or (
+                module.name in words
+            ), module
